@@ -1,12 +1,13 @@
 """Measures learning rates and epochs of the recipes chat and instruct: test loss, general loss, steps, time.
 
     python kernels/bench/chat_settings.py --model FOLDER --data FOLDER [--recipes chat instruct] [--seeds 0 1 2]
-                                          [--only NAME ...] [--device cuda] [--record [FILE]]
+                                          [--only NAME ...] [--device cuda] [--processes 14] [--minutes 8]
+                                          [--record [FILE]]
 
 --data has oasst1/oa_questions.jsonl.xz, conversations of which the English ones are drawn for chat, and
 arc/arc_easy.jsonl.xz, questions with choices for instruct. "Short answers" are questions with answers of a few words
 that rules make of an invented person's notes, each in one wording. The seed draws the records, and sets the split, the
-shuffling and the initial weights.
+shuffling and the initial weights. Times count only with one process.
 """
 
 import argparse
@@ -15,10 +16,12 @@ import lzma
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import evidence
 import know_people
+import side_by_side
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.events import StepDone
 from sebp_edge.machine.devices import pick_device
@@ -46,6 +49,19 @@ NUM_RECORDS, MAX_CHARACTERS = 160, 4000
 Records = list[dict]
 
 
+@dataclass(frozen=True)
+class Job:
+    """One adaptation of a recipe with a setting to texts of a kind, which are drawn from `data` or from notes."""
+
+    model: str
+    data: Path
+    recipe: str
+    texts: str
+    setting: str
+    seed: int
+    device: str | None
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
@@ -54,32 +70,44 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--device")
+    side_by_side.add_options(parser)
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
-    rows = []
-    for recipe in options.recipes:
-        for texts, draw in TEXTS[recipe].items():
-            for setting in options.only:
-                for seed in options.seeds:
-                    records = draw(options.data, random.Random(seed))
-                    measured = measure(options.model, recipe, SETTINGS[setting], records, seed, options.device)
-                    rows.append({"recipe": recipe, "texts": texts, "setting": setting, "seed": seed, **measured})
-                    shown = (f"{each:.4g}" if isinstance(each, float) else each for each in rows[-1].values())
-                    print(*shown, flush=True)
-    if options.record:
-        on_cpu = pick_device(options.device).type == "cpu"
-        evidence.record("chat-settings", SOURCES, rows, options.record, on_cpu)
+    jobs = [
+        Job(options.model, options.data, recipe, texts, setting, seed, options.device)
+        for recipe in options.recipes
+        for texts in TEXTS[recipe]
+        for setting in options.only
+        for seed in options.seeds
+    ]
+    rows, on_cpu = [], pick_device(options.device).type == "cpu"
+    for row in side_by_side.run(measure, jobs, options.processes, options.minutes):
+        print(*(f"{each:.4g}" if isinstance(each, float) else each for each in row.values()), flush=True)
+        rows.append(row | {"at_once": options.processes})
+        rows.sort(key=lambda row: (row["recipe"], row["texts"], list(SETTINGS).index(row["setting"]), row["seed"]))
+        if options.record:
+            evidence.record("chat-settings", SOURCES, rows, options.record, on_cpu)
 
 
-def measure(model: str, name: str, changes: dict, records: Records, seed: int, device: str | None) -> dict:
+def measure(job: Job) -> dict:
     """The losses and the cost of one adaptation."""
-    recipe, events = Recipe.load(name).replace(**changes), []
+    records = TEXTS[job.recipe][job.texts](job.data, random.Random(job.seed))
+    recipe, events = Recipe.load(job.recipe).replace(**SETTINGS[job.setting]), []
     with tempfile.TemporaryDirectory() as store:
         personalizer = Personalizer(
-            model, recipe=recipe, device=device, seed=seed, store=AdapterStore(Path(store)), on_event=events.append
+            job.model,
+            recipe=recipe,
+            device=job.device,
+            seed=job.seed,
+            store=AdapterStore(Path(store)),
+            on_event=events.append,
         )
         result = personalizer.adapt(records)
     return {
+        "recipe": job.recipe,
+        "texts": job.texts,
+        "setting": job.setting,
+        "seed": job.seed,
         "before": result.heldout_loss_before,
         "after": result.heldout_loss_after,
         "general_rise": result.general_loss_after / result.general_loss_before - 1,
