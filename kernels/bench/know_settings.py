@@ -33,7 +33,7 @@ from sebp_edge.questions import cue_wordings, examples
 from sebp_edge.texts.examples import TURNS
 from sebp_edge.texts.prompts import encode_prompt
 
-SOURCES = (*know_quality.SOURCES, know_quality.__file__, side_by_side.__file__, __file__)
+SOURCES = (*know_quality.SOURCES, know_people.VARIED, know_quality.__file__, side_by_side.__file__, __file__)
 # Two of each kind, of whom the varied ones write in many layouts.
 PEOPLE = {
     f"{kinds} {seed}": Notes(seed, 20, know_people.KINDS[kinds])

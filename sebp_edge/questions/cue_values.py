@@ -93,7 +93,7 @@ class Cue:
         return counted["unit"] if counted else ""
 
 
-def find_cues(sentence: str, subject: str, names: frozenset[str] = frozenset()) -> list[Cue]:
+def find_cues(sentence: str, subject: str, names: frozenset[str]) -> list[Cue]:
     """Returns the values of a sentence, without those that its note's subject says.
 
     Args:

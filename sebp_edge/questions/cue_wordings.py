@@ -82,7 +82,7 @@ class _Wordings:
 
     def __init__(self, cue: Cue, titles: Sequence[Title], words: Words):
         self._draw, self._value = random.Random(cue.sentence + cue.value), cue.value
-        self._own = own = "" if cue.kind == "said" else cue.value
+        own = "" if cue.kind == "said" else cue.value
         before, self._after = cue.sentence[: cue.begin], cue.sentence[cue.end :]
         first = before.split(" ", 1)[0]
         is_verb = known_form(first.lower(), plain=True) is not None or is_participle(first.lower())

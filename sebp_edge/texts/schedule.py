@@ -278,12 +278,10 @@ def shuffled_batches(
     are at least `min_steps` batches in an epoch, as far as there are examples. Each example is in exactly one batch of
     each epoch, or of the epochs of its turn; the order depends on `seed` only.
     """
-    order = random.Random(seed)
-    turns = [[example for example in examples if example.turn in (None, turn)] for turn in range(TURNS)]
-    sizes = [_steps_and_size(of_turn, batch_tokens, batch_rows, min_steps) for of_turn in turns]
-    batches = []
+    order, batches = random.Random(seed), []
     for epoch in range(epochs):
-        of_turn, (steps, size_of) = turns[epoch % TURNS], sizes[epoch % TURNS]
+        of_turn = [example for example in examples if example.turn in (None, epoch % TURNS)]
+        steps, size_of = _steps_and_size(of_turn, batch_tokens, batch_rows, min_steps)
         batches.append(list(_batches_of(order.sample(of_turn, len(of_turn)), steps, size_of)))
     return batches
 
