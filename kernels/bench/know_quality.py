@@ -153,7 +153,9 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     print(f"{'person':>12}{'arm':>14}{'seed':>6}", *(f"{name:>15}" for name in COLUMNS), "verdict")
     rows, device = [], pick_device(options.device).type
+    # Runs whose times count are a result of their own.
     result = f"know-{'arms' if len(options.arms) > 1 else 'quality'}-{'cpu' if device == 'cpu' else 'gpu'}"
+    result += "-together" * (options.processes > 1)
     for row in side_by_side.run(measure, jobs, options.processes, options.minutes):
         figures = (f"{row[column]:>15{form}}" for column, form in COLUMNS.items())
         print(f"{row['person']:>12}{row['arm']:>14}{row['seed']:>6}", *figures, row["verdict"], flush=True)

@@ -11,6 +11,8 @@ HEAD = ("right answers", "with the note in the prompt", "general loss", "own qui
 
 def settings() -> str:
     """What each value of the recipe know gains and costs, as means over people."""
+    if "know-settings" not in index():
+        return NOT_RECORDED
     of_setting = defaultdict(list)
     for row in rows("know-settings"):
         of_setting[row["setting"]].append(row)
@@ -20,13 +22,15 @@ def settings() -> str:
             f"{mean(row['notes'] for row in own):.0f}",
             f"{len(own)}",
             _arrow(own, "base_closed", "closed"),
+            f"{mean(row['answer_loss'] for row in own):.2f}",
             _arrow(own, "base_with_note", "with_note"),
             f"{100 * mean(row['general_rise'] for row in own):+.1f} %",
             f"{100 * mean(row['own_right'] / row['own_questions'] for row in own):.0f} %",
         ]
         for setting, own in of_setting.items()
     ]
-    return f"{markdown(('setting', 'notes', 'people', *HEAD), body)}\n\n{recorded('know-settings')}"
+    columns = ("setting", "notes", "people", HEAD[0], "answer loss", *HEAD[1:])
+    return f"{markdown(columns, body)}\n\n{recorded('know-settings')}"
 
 
 def _arrow(own: list[dict], before: str, after: str) -> str:
@@ -61,7 +65,7 @@ def _quality(what: str, head: tuple[str, str], key: Callable[[dict], tuple[str, 
             _arrow(own, "base_with_note", "with_note"),
             f"{100 * mean(row['general_rise'] for row in own):+.1f} %",
             _seconds(own),
-            "CPU" if result.endswith("-cpu") else "GPU",
+            "CPU" if "-cpu" in result else "GPU",
         ]
         for (result, name, notes), own in found.items()
     ]
