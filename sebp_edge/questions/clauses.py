@@ -400,8 +400,10 @@ def _is_plural_noun(word: str) -> bool:
 
 def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Before) -> tuple[str, bool] | None:
     """Returns the subject as it stands within a sentence, and whether it is a person; None if it is not clear."""
-    text = " ".join(tokens).strip('"“”,')
+    text = " ".join(tokens).strip('"“”, ')
     low = text.lower()
+    if not text:
+        return None
     if low in _FIRST_PERSONS:
         return ("I" if low == "i" else low), True
     if low == "there":
@@ -461,11 +463,10 @@ def _chunks(tokens: list[str], base: str, words: Words) -> tuple[Chunk, ...]:
             return ()
         if word == "because" and tokens[index + 1 : index + 2] != ["of"]:
             groups.append(current)
-            reason = " ".join(tokens[index + 1 :]).strip(" ,.;")
-            made = _grouped(groups, base, words)
-            return (*made, Chunk(f"because {reason}", "reason", "because", reason)) if made is not None else ()
-        if word == "that" and base in _SPEAKERS and index <= 1:
-            content = " ".join(tokens[index + 1 :]).strip(" ,.;")
+            reason, made = _rest(tokens, index), _grouped(groups, base, words)
+            known = reason and made is not None
+            return (*made, Chunk(f"because {reason}", "reason", "because", reason)) if known else ()
+        if word == "that" and base in _SPEAKERS and index <= 1 and (content := _rest(tokens, index)):
             return (Chunk(f"that {content}", "content", "that", content),)
         if (
             word in _CUTS
@@ -496,6 +497,11 @@ def _chunks(tokens: list[str], base: str, words: Words) -> tuple[Chunk, ...]:
         current.append(token)
     groups.append(current)
     return _grouped(groups, base, words) or ()
+
+
+def _rest(tokens: list[str], index: int) -> str:
+    """Returns the text after a word, without marks at its ends."""
+    return " ".join(tokens[index + 1 :]).strip(" ,.;")
 
 
 def _begins_clause(tokens: list[str]) -> bool:

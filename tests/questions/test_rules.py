@@ -1,11 +1,13 @@
 """Rules make questions of a note: each has one answer, which stands in the note, and many wordings."""
 
+import random
 import re
 import time
 from pathlib import Path
 
 import pytest
 
+from sebp_edge.questions.cues import ask_by_cues
 from sebp_edge.questions.rules import MAX_ANSWER_WORDS, MAX_FACTS, ask
 from sebp_edge.questions.wordings import MAX_WORDINGS
 
@@ -244,3 +246,29 @@ def test_names_that_look_like_plurals_are_persons(name):
     questions = ask(f"# The freezer\n\n{name} repaired the freezer on 12 May. It is loud.", None)
     about_the_name = [question for question in questions if question.answer == name]
     assert about_the_name and all("Who" in question.wordings[0] for question in about_the_name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Safe\n\nOnly Mr Lindqvist and I know that.",
+        "# Safe\n\nAnna said that.",
+        "# Safe\n\nWe moved the safe because.",
+        '# Safe\n\n" " was moved to the hall.',
+    ],
+)
+def test_sentences_may_end_where_more_is_expected(text):
+    assert all(question.answer.strip() for question in ask(text))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_garbled_notes_are_read(seed):
+    draw = random.Random(seed)
+    for text in notes():
+        tokens = [token for token in text.split(" ") if draw.random() > 0.1]
+        for _ in range(len(tokens) // 10):
+            first, second = draw.randrange(len(tokens)), draw.randrange(len(tokens))
+            tokens[first], tokens[second] = tokens[second], tokens[first] + draw.choice("\n.,;:!?()\"'–-")
+        garbled = " ".join(tokens)
+        for question in [*ask(garbled), *ask_by_cues(garbled)]:
+            assert question.answer.strip() and all(wording.strip() for wording in question.wordings)
