@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     print(f"{'person':>12}{'arm':>14}{'seed':>6}", *(f"{name:>15}" for name in COLUMNS), "verdict")
     rows, device = [], pick_device(options.device).type
-    # Runs whose times count are a result of their own.
+    # Runs at once are another result than those whose times count.
     result = f"know-{'arms' if len(options.arms) > 1 else 'quality'}-{'cpu' if device == 'cpu' else 'gpu'}"
     result += "-together" * (options.processes > 1)
     for row in side_by_side.run(measure, jobs, options.processes, options.minutes):

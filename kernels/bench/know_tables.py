@@ -11,8 +11,6 @@ HEAD = ("right answers", "with the note in the prompt", "general loss", "own qui
 
 def settings() -> str:
     """What each value of the recipe know gains and costs, as means over people."""
-    if "know-settings" not in index():
-        return NOT_RECORDED
     of_setting = defaultdict(list)
     for row in rows("know-settings"):
         of_setting[row["setting"]].append(row)

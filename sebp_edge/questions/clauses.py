@@ -464,8 +464,9 @@ def _chunks(tokens: list[str], base: str, words: Words) -> tuple[Chunk, ...]:
         if word == "because" and tokens[index + 1 : index + 2] != ["of"]:
             groups.append(current)
             reason, made = _rest(tokens, index), _grouped(groups, base, words)
-            known = reason and made is not None
-            return (*made, Chunk(f"because {reason}", "reason", "because", reason)) if known else ()
+            if not reason or made is None:
+                return ()
+            return (*made, Chunk(f"because {reason}", "reason", "because", reason))
         if word == "that" and base in _SPEAKERS and index <= 1 and (content := _rest(tokens, index)):
             return (Chunk(f"that {content}", "content", "that", content),)
         if (
