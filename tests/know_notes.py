@@ -39,6 +39,7 @@ def save_model(folder, tokenizer, **changes):
 def make_quick(patch, general):
     """Leaves out what the quiz does not ask for."""
     patch.setattr("sebp_edge.questions.general_texts.TEXTS", general)
+    patch.setattr("sebp_edge.questions.examples.practice_notes", lambda: ())
     patch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
     patch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
 

@@ -9,8 +9,9 @@ examples/notes, with the questions of example_questions.toml. "Closed" is the sh
 alone, "with note" to the question below its note. "Own" is the adaptation's own quiz. The seed sets the quiz, the
 shuffling and the initial weights. Times count only with one process.
 
-The arms: "sentences" has no questions in keywords, "questions" no general text, "own model" also the model's own
-questions, and "distillation" the base model with the note in its prompt as the teacher of the answers.
+The arms: "sentences" has neither questions in keywords nor practice notes, "no practice" has no practice notes,
+"questions" no general text, "own model" also the model's own questions, and "distillation" the base model with the note
+in its prompt as the teacher of the answers.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from quizzes import Question
 from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.answering import answer_all
+from sebp_edge.questions import practice
 from sebp_edge.texts.prompts import encode_prompt
 
 EXAMPLES = evidence.ROOT / "examples" / "notes"
@@ -42,6 +44,7 @@ SOURCES = (
     "recipes/know.toml",
     "examples/notes",
     EXAMPLE_QUESTIONS,
+    *practice.FOLDER.glob("*.toml"),
     know_people.TUNING,
     know_people.TEST,
     know_people.__file__,
@@ -55,6 +58,7 @@ ARMS: dict[str, tuple[str, dict]] = {
     "sentences": ("know", {}),
     "questions": ("know", {"general": 0.0}),
     "know": ("know", {}),
+    "no practice": ("know", {}),
     "own model": ("know", {"questions": "rules and model"}),
     "distillation": ("know", {}),
 }
@@ -204,6 +208,8 @@ def as_in(arm: str, case: Case) -> AbstractContextManager:
     """Context in which the product does what only this arm does."""
     if arm == "sentences":
         return patch("sebp_edge.questions.examples.ask_by_cues", lambda text, name: [])
+    if arm == "no practice":
+        return patch("sebp_edge.questions.examples.practice_notes", lambda: ())
     return distilled(case.folder) if arm == "distillation" else nullcontext()
 
 

@@ -5,6 +5,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 question                what a question is
 asking, examples        a question -> a conversation; questions -> examples to train on, and a quiz
 general_texts           general text that keeps what the model could do before
+practice                bundled notes that are asked about in other words
 answers                 whether a reply gives an answer
 interview, interviews   questions that a model writes about documents; about many of them, remembered
 cues                    questions in keywords, about values of known types

@@ -13,12 +13,13 @@ from sebp_edge.errors import TextsError
 from sebp_edge.questions.asking import prompt_for, with_answers
 from sebp_edge.questions.cues import ask_by_cues
 from sebp_edge.questions.general_texts import general_examples
+from sebp_edge.questions.practice import practice_notes
 from sebp_edge.questions.question import Question
 from sebp_edge.questions.rules import ask
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
 from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import TURNS, Example, encode
+from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example, encode
 from sebp_edge.texts.general_probe import encode_probe
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
@@ -40,7 +41,7 @@ REPLY_TOKENS = 32
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question about the document of a number.
+    """A question about the document of a number, or about a practice note.
 
     Attributes:
         in_keywords: whether another question asks for the same answer in keywords.
@@ -141,15 +142,13 @@ def _with_examples(
         )
     # Notes that are alike ask the same.
     held_out = {wording for each in quiz for wording in each.held_out}
-    trained = []
-    for turn in range(TURNS):
-        wordings = [(each, each.wordings_of(turn, held_out)) for each in [*asked, *in_keywords]]
-        # Each question is asked after its document in one of the turns.
-        conversations = chain(_alone(wordings), _after_documents(wordings[turn::TURNS], tokenizer, seed))
-        trained += [replace(example, turn=turn) for example in _encode(conversations, tokenizer, length)]
-    num_tokens = sum(len(example.input_ids) for example in trained) / TURNS
+    trained = _trained([*asked, *in_keywords], held_out, tokenizer, length, seed)
+    num_notes = len({each.document for each in in_keywords})
+    practice = _trained(_practice(num_notes, seed), held_out, tokenizer, length, seed)
+    num_tokens = sum(len(example.input_ids) for example in [*trained, *practice]) / TURNS
     made = Asked(
         trained=trained,
+        practice=practice,
         general=general_examples(tokenizer, length, round(recipe.general * num_tokens), seed),
         probe=encode_probe(tokenizer, length) if recipe.general else [],
         validation=_encode((_one(each.asked, each.validated) for each in quiz), tokenizer, length),
@@ -160,6 +159,25 @@ def _with_examples(
     )
     draw = replace(dataset.draw, split_of={}, fold_of={}, history=dataset.draw.history.all_trained_on())
     return replace(dataset, draw=draw, concerns=(), is_chat=bool(tokenizer.chat_template), asked=made)
+
+
+def _practice(num_notes: int, seed: int) -> list[_Asked]:
+    """Returns questions about so many practice notes, or about all: in a person's words and in keywords."""
+    bundled = practice_notes()
+    notes = random.Random(seed).sample(bundled, min(num_notes, len(bundled)))
+    return [
+        _Asked(NO_DOCUMENT, note.text, question) for note in notes for question in [*note.questions, *note.in_keywords]
+    ]
+
+
+def _trained(asked: list[_Asked], held_out: Container[str], tokenizer, context_length: int, seed: int) -> list[Example]:
+    """Returns the examples of all turns, each question also after its document in one of them."""
+    examples = []
+    for turn in range(TURNS):
+        wordings = [(each, each.wordings_of(turn, held_out)) for each in asked]
+        conversations = chain(_alone(wordings), _after_documents(wordings[turn::TURNS], tokenizer, seed))
+        examples += [replace(example, turn=turn) for example in _encode(conversations, tokenizer, context_length)]
+    return examples
 
 
 def _draw(asked: list[_Asked], tokenizer, context_length: int, seed: int) -> list[_Quizzed]:
@@ -225,7 +243,7 @@ def _after_documents(wordings: list[tuple[_Asked, tuple[str, ...]]], tokenizer, 
     draw, of_document = random.Random(seed), defaultdict(list)
     for asked, own in wordings:
         if own:
-            of_document[asked.document].append((asked, (draw.choice(own), asked.question.answer)))
+            of_document[asked.document, asked.text].append((asked, (draw.choice(own), asked.question.answer)))
     size = READ_TOGETHER if tokenizer.chat_template else 1
     for found in of_document.values():
         draw.shuffle(found)

@@ -50,6 +50,7 @@ class Asked:
 
     Attributes:
         trained: questions with their answers, alone and after their documents.
+        practice: questions about bundled notes, so that facts are known by other words than those that are trained on.
         general: examples that keep what the model could do before, with the base model as the teacher.
         probe: other general text, that tells how much was forgotten; none if the recipe has no general text.
         validation: answers to wordings that choose the best epoch.
@@ -60,6 +61,7 @@ class Asked:
     """
 
     trained: list[Example]
+    practice: list[Example]
     general: list[Example]
     probe: list[Example]
     validation: list[Example]
@@ -108,7 +110,9 @@ class Dataset:
     @property
     def trained(self) -> list[Example]:
         """All examples that a training on all documents uses."""
-        return self.examples if self.asked is None else self.examples + self.asked.trained + self.asked.general
+        if self.asked is None:
+            return self.examples
+        return self.examples + self.asked.trained + self.asked.practice + self.asked.general
 
     def splits(self) -> list[Split]:
         """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""

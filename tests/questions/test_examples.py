@@ -10,6 +10,7 @@ from sebp_edge.errors import TextsError
 from sebp_edge.questions import examples as module
 from sebp_edge.questions.examples import MAX_WORDINGS, MIN_QUESTIONS, QUIZ_SIZE, add_questions
 from sebp_edge.questions.general_texts import TEXTS, general_examples
+from sebp_edge.questions.practice import practice_notes
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.documents import Completion
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS
@@ -52,7 +53,7 @@ def text_of(example, tokenizer):
 def test_all_documents_are_trained_on_and_examples_have_their_numbers(tokenizer):
     found = asked(NOTES, tokenizer)
     (split,) = found.splits()
-    assert {example.document for example in split.train} == set(range(len(NOTES)))
+    assert {example.document for example in split.train} - {NO_DOCUMENT} == set(range(len(NOTES)))
     assert {document.role for document in found.draw.history.documents} == {TRAIN}
     assert all(one in split.train for one in found.examples)
 
@@ -75,12 +76,28 @@ def test_each_turn_asks_all_in_other_words(tokenizer):
     assert all({example.document for example in turn} == set(range(len(NOTES))) for turn in turns)
 
 
+def test_as_many_practice_notes_as_own_ones_are_trained_on_at_most_all(tokenizer, monkeypatch):
+    few = practice_notes()[:4]
+    monkeypatch.setattr(module, "practice_notes", lambda: few)
+    found = asked(NOTES[:3], tokenizer).asked.practice
+    assert {example.document for example in found} == {NO_DOCUMENT}
+    trained = " ".join(text_of(example, tokenizer) for example in found)
+    assert sum(note.questions[0].wordings[0] in trained for note in few) == 3
+    trained = " ".join(text_of(example, tokenizer) for example in asked(NOTES, tokenizer).trained)
+    assert all(wording in trained for note in few for wording in note.questions[0].wordings[:TURNS])
+
+
+def test_without_questions_in_keywords_there_is_no_practice(tokenizer, monkeypatch):
+    monkeypatch.setattr(module, "ask_by_cues", lambda text, name: [])
+    assert asked(NOTES, tokenizer).asked.practice == []
+
+
 def test_the_quiz_asks_what_is_not_trained_on(tokenizer):
     found = asked(NOTES, tokenizer).asked
     trained = " ".join(text_of(example, tokenizer) for example in found.trained)
     assert MIN_QUESTIONS <= len(found.quiz) <= QUIZ_SIZE
     for question in found.quiz:
-        assert tokenizer.decode(tokenizer(question.question)["input_ids"]) not in trained
+        assert question.question not in trained
 
 
 def test_the_quiz_is_about_many_documents_and_depends_on_the_seed_only(tokenizer):
