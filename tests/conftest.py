@@ -68,6 +68,12 @@ def pytest_configure():
         evidence.machine()  # fails before the tests, not after them, if there is no GPU
 
 
+def pytest_runtest_setup(item):
+    """Skips tests that leave others no memory on the GPU, where others run at the same time."""
+    if item.get_closest_marker("fills_gpu") and int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        pytest.skip("leaves other tests no memory on the GPU; run it with -n 0")
+
+
 def pytest_terminal_summary(terminalreporter):
     """Records the outcomes of the tests on this GPU in FILE, if SEBP_EDGE_RECORD=FILE is set."""
     file = os.environ.get("SEBP_EDGE_RECORD")

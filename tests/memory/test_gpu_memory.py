@@ -240,6 +240,7 @@ def another_process_takes_memory(leaving):
             other.kill()
 
 
+@pytest.mark.fills_gpu
 def test_micro_batches_become_smaller_if_another_process_takes_memory(make):
     texts, events = make_sentences(60, words=200), []
     recipe = RECIPE.replace(batch_tokens=1500, epochs=4, learning_rate=1e-3)
@@ -260,6 +261,7 @@ def test_micro_batches_become_smaller_if_another_process_takes_memory(make):
     assert result.heldout_loss_after < result.heldout_loss_before
 
 
+@pytest.mark.fills_gpu
 def test_a_budget_is_limited_to_the_memory_that_another_process_leaves(make):
     texts, events = make_sentences(60, words=200), []
     with another_process_takes_memory(4 * 10**9):
