@@ -424,6 +424,25 @@ def recipe_values() -> str:
     return f"{table}\n\n{recorded('recipe-values')}"
 
 
+def chat_settings() -> str:
+    """The test loss and the general loss after each setting of the recipes chat and instruct, as means over seeds."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows("chat-settings"):
+        found.setdefault((row["recipe"], row["texts"], row["setting"]), []).append(row)
+    body = [
+        [
+            *group,
+            f"{len(own)}",
+            f"{mean(row['before'] for row in own):.3f} -> {mean(row['after'] for row in own):.3f}",
+            f"{round(100 * mean(row['general_rise'] for row in own), 1) + 0.0:+.1f} %",
+            f"{mean(row['steps'] for row in own):.0f}",
+        ]
+        for group, own in found.items()
+    ]
+    head = ("recipe", "texts", "setting", "seeds", "test loss before -> after", "general loss", "steps")
+    return f"{markdown(head, body)}\n\n{recorded('chat-settings')}"
+
+
 # --------------------------------------------------------------------------------------------------------- several GPUs
 
 
@@ -546,6 +565,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory-families": memory_families,
     "notes-quality": notes_quality,
     "recipe-values": recipe_values,
+    "chat-settings": chat_settings,
     "recipes": recipes,
     "peers-gradients": peers_gradients,
     "peers-short": lambda: peers("peers", SECONDARY),
