@@ -1,12 +1,12 @@
 """Measures what each value of the recipe know gains and costs: right answers, general loss, time.
 
     python kernels/bench/know_settings.py --model FOLDER [--only NAME ...] [--people "tuning 0" "varied 1" ...]
-                                          [--device cuda] [--processes 14] [--minutes 8] [--record [FILE]]
+                                          [--seeds 0] [--device cuda] [--processes 14] [--minutes 8] [--record [FILE]]
 
 Each setting differs from the recipe in one value or two. The notes and the quiz are those of invented people with whom
 the rules were made; know_quality.py tests the recipe with others. "Answer loss" is the loss of the quiz's answers after
 its questions, in nats per token, which differs less by chance than the count of right replies. "Own" is the quiz of the
-adaptation itself.
+adaptation itself, whose seed sets the quiz, the shuffling and the initial weights.
 """
 
 import argparse
@@ -72,6 +72,7 @@ class Job:
     model: str
     setting: str
     person: str
+    seed: int
     device: str | None
 
 
@@ -80,16 +81,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--people", nargs="+", choices=PEOPLE, default=list(PEOPLE))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device")
     side_by_side.add_options(parser)
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
-    jobs = [Job(options.model, setting, each, options.device) for each in options.people for setting in options.only]
+    jobs = [
+        Job(options.model, setting, person, seed, options.device)
+        for seed in options.seeds
+        for person in options.people
+        for setting in options.only
+    ]
     rows, on_cpu = [], pick_device(options.device).type == "cpu"
     for row in side_by_side.run(measure, jobs, options.processes, options.minutes):
         print(f"{row['setting']:<30}", *(f"{name} {row[name]:{form}}" for name, form in COLUMNS.items()), flush=True)
         rows.append(row | {"at_once": options.processes})
-        rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["person"]))
+        rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["person"], row["seed"]))
         if options.record:
             evidence.record("know-settings", SOURCES, rows, options.record, on_cpu)
 
@@ -101,7 +108,9 @@ def measure(job: Job) -> dict:
     recipe = Recipe.load("know").replace(**{name: value for name, value in values.items() if name not in DEFAULT})
     base_closed, base_with_note = know_quality.ask_base(job.model, notes, job.device)
     with notes.written() as case, tempfile.TemporaryDirectory() as store, questions_like(values):
-        personalizer = Personalizer(job.model, recipe=recipe, device=job.device, store=AdapterStore(Path(store)))
+        personalizer = Personalizer(
+            job.model, recipe=recipe, device=job.device, seed=job.seed, store=AdapterStore(Path(store))
+        )
         result = personalizer.adapt(case.folder, keep_anyway=True)
         closed, with_note = case.ask(personalizer)
         loss = answer_loss(case, personalizer)
@@ -109,6 +118,7 @@ def measure(job: Job) -> dict:
     return {
         "setting": job.setting,
         "person": job.person,
+        "seed": job.seed,
         "notes": values["notes"],
         "facts": len(case.questions),
         "base_closed": base_closed,

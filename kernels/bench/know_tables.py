@@ -10,7 +10,7 @@ HEAD = ("right answers", "with the note in the prompt", "general loss", "own qui
 
 
 def settings() -> str:
-    """What each value of the recipe know gains and costs, as means over people."""
+    """What each value of the recipe know gains and costs, as means over people and seeds."""
     of_setting = defaultdict(list)
     for row in rows("know-settings"):
         of_setting[row["setting"]].append(row)
@@ -27,7 +27,7 @@ def settings() -> str:
         ]
         for setting, own in of_setting.items()
     ]
-    columns = ("setting", "notes", "people", HEAD[0], "answer loss", *HEAD[1:])
+    columns = ("setting", "notes", "runs", HEAD[0], "answer loss", *HEAD[1:])
     return f"{markdown(columns, body)}\n\n{recorded('know-settings')}"
 
 
