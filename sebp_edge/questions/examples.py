@@ -166,7 +166,9 @@ def _practice(num_notes: int, seed: int) -> list[_Asked]:
     bundled = practice_notes()
     notes = random.Random(seed).sample(bundled, min(num_notes, len(bundled)))
     return [
-        _Asked(NO_DOCUMENT, note.text, question) for note in notes for question in [*note.questions, *note.in_keywords]
+        _Asked(NO_DOCUMENT, note.text, question)
+        for note in notes
+        for question in [*note.questions, *note.in_keywords()]
     ]
 
 

@@ -26,27 +26,29 @@ class PracticeNote:
     """A bundled note.
 
     Attributes:
+        name: as of a file, which questions in keywords use.
         questions: about its facts, each worded in several other ways.
-        in_keywords: about the same facts, in keywords.
     """
 
+    name: str
     text: str
     questions: tuple[Question, ...]
-    in_keywords: tuple[Question, ...]
+
+    def in_keywords(self) -> list[Question]:
+        """Returns questions in keywords about the same facts."""
+        return [
+            replace(cue, wordings=cue.wordings[: TURNS * KEYWORDS])
+            for cue in ask_by_cues(self.text, self.name)
+            if any(is_right(cue.answer, question.answer) for question in self.questions)
+        ]
 
 
 @cache
 def practice_notes() -> tuple[PracticeNote, ...]:
     """Returns all practice notes, those of the settings in turn."""
     settings = [tomllib.loads(file.read_text(encoding="utf-8"))["note"] for file in sorted(FOLDER.glob("*.toml"))]
-    return tuple(_note(written) for together in zip(*settings, strict=True) for written in together)
+    return tuple(_note(**written) for together in zip(*settings, strict=True) for written in together)
 
 
-def _note(written: dict) -> PracticeNote:
-    text, facts = written["text"].strip(), written["facts"]
-    in_keywords = tuple(
-        replace(cue, wordings=cue.wordings[: TURNS * KEYWORDS])
-        for cue in ask_by_cues(text, written["name"])
-        if any(is_right(cue.answer, fact["answer"]) for fact in facts)
-    )
-    return PracticeNote(text, tuple(Question(tuple(fact["ask"]), (), fact["answer"]) for fact in facts), in_keywords)
+def _note(name: str, text: str, facts: list[dict]) -> PracticeNote:
+    return PracticeNote(name, text.strip(), tuple(Question(tuple(fact["ask"]), (), fact["answer"]) for fact in facts))

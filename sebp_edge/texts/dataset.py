@@ -50,7 +50,7 @@ class Asked:
 
     Attributes:
         trained: questions with their answers, alone and after their documents.
-        practice: questions about bundled notes, so that facts are known by other words than those that are trained on.
+        practice: questions about bundled notes, in a person's words, too (see `questions.practice`).
         general: examples that keep what the model could do before, with the base model as the teacher.
         probe: other general text, that tells how much was forgotten; none if the recipe has no general text.
         validation: answers to wordings that choose the best epoch.

@@ -21,7 +21,8 @@ def test_facts_are_asked_for_in_other_words_and_in_keywords(note):
     for question in note.questions:
         assert note.text.count(question.answer) == 1 and len(question.wordings) >= TURNS
         assert not any(is_right(wording, question.answer) for wording in question.wordings)
-    assert note.in_keywords
-    for cue in note.in_keywords:
+    in_keywords = note.in_keywords()
+    assert in_keywords
+    for cue in in_keywords:
         assert len(cue.wordings) <= TURNS * KEYWORDS
         assert any(is_right(cue.answer, question.answer) for question in note.questions)
