@@ -93,12 +93,13 @@ def main(arguments: list[str] | None = None) -> None:
         for setting in options.only
     ]
     rows, on_cpu = [], pick_device(options.device).type == "cpu"
+    result = "know-settings" + "-seeds" * (len(options.seeds) > 1)
     for row in side_by_side.run(measure, jobs, options.processes, options.minutes):
         print(f"{row['setting']:<30}", *(f"{name} {row[name]:{form}}" for name, form in COLUMNS.items()), flush=True)
         rows.append(row | {"at_once": options.processes})
         rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["person"], row["seed"]))
         if options.record:
-            evidence.record("know-settings", SOURCES, rows, options.record, on_cpu)
+            evidence.record(result, SOURCES, rows, options.record, on_cpu)
 
 
 def measure(job: Job) -> dict:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from statistics import mean
 
 from tables import NOT_RECORDED, if_recorded, index, markdown, recorded, rows
@@ -9,10 +10,12 @@ from tables import NOT_RECORDED, if_recorded, index, markdown, recorded, rows
 HEAD = ("right answers", "with the note in the prompt", "general loss", "own quiz")
 
 
-def settings() -> str:
+def settings(result: str) -> str:
     """What each value of the recipe know gains and costs, as means over people and seeds."""
+    if result not in index():
+        return NOT_RECORDED
     of_setting = defaultdict(list)
-    for row in rows("know-settings"):
+    for row in rows(result):
         of_setting[row["setting"]].append(row)
     body = [
         [
@@ -28,7 +31,7 @@ def settings() -> str:
         for setting, own in of_setting.items()
     ]
     columns = ("setting", "notes", "runs", HEAD[0], "answer loss", *HEAD[1:])
-    return f"{markdown(columns, body)}\n\n{recorded('know-settings')}"
+    return f"{markdown(columns, body)}\n\n{recorded(result)}"
 
 
 def _arrow(own: list[dict], before: str, after: str) -> str:
@@ -124,7 +127,8 @@ def prefixes() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "know-settings": settings,
+    "know-settings": partial(settings, "know-settings"),
+    "know-settings-seeds": partial(settings, "know-settings-seeds"),
     "know-teachers": teachers,
     "know-quality": quality,
     "know-arms": arms,

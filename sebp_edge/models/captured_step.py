@@ -10,20 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sebp_edge.errors import CannotCapture
-from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.machine.captures import capturing, side_stream
+from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.models.row_cache import RowCache
 
 ROW_FACTOR, COLUMN_STEP = 4, 128
 
 # Takes tokens and their positions, [rows, 1] each, and a number of columns; returns the next tokens, [rows].
 Step = Callable[[Tensor, Tensor, int], Tensor]
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns one stream for all captures of a process; cuBLAS keeps a workspace for every stream ever used."""
-    return torch.cuda.Stream(device)
 
 
 def size_holding(rows: int, columns: int, cache: RowCache) -> tuple[int, int]:
@@ -67,22 +61,15 @@ class _CapturedStep:
         self._tokens = tokens
         ids, positions = tokens[:, :, None]
         device = tokens.device
-        side, current = _side_stream(device), torch.cuda.current_stream(device)
-        graph = torch.cuda.CUDAGraph()
+        side, current = side_stream(device), torch.cuda.current_stream(device)
         side.wait_stream(current)
-        # If a capture fails at its end, torch leaves the side stream current.
-        with torch.cuda.stream(current), without_autocast_cache(device):
-            # A first run initialises libraries; it writes the same keys and values as the replay.
-            with torch.cuda.stream(side):
-                step(ids, positions)
-            current.wait_stream(side)
-            try:
-                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-                    self._next = step(ids, positions)
-            except RuntimeError as error:
-                if ran_out_of_memory(error):
-                    raise
-                raise CannotCapture(str(error).splitlines()[0]) from error
+        # A first run initialises libraries; it writes the same keys and values as the replay.
+        with torch.cuda.stream(side), without_autocast_cache(device):
+            step(ids, positions)
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, pool, device):
+            self._next = step(ids, positions)
         self._replay = graph.replay
 
     def __call__(self, tokens: Tensor) -> list[int]:

@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sebp_edge.errors import CannotCapture
 from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.files import cache_folder
-from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.machine.captures import capturing, side_stream
+from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.ops import tuning
 from sebp_edge.patches.checkpoints import join_copies
 from sebp_edge.rows.active_tokens import ActiveTokens
@@ -30,12 +30,6 @@ from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 GRADIENTS, LOSSES = "gradients", "losses"
 
 
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns one stream for all trainings of a process; cuBLAS keeps a workspace for every stream ever used."""
-    return torch.cuda.Stream(device)
-
-
 class GraphPool:
     """Captures functions on one stream of a GPU into one memory pool, which lives as long as any graph in it.
 
@@ -45,7 +39,7 @@ class GraphPool:
 
     def __init__(self, device: torch.device, on_event: Sink):
         self._device, self._on_event = device, on_event
-        self._stream = _side_stream(device)
+        self._stream = side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._seconds = 0.0
         self.is_warming_up = False
@@ -84,20 +78,13 @@ class GraphPool:
             RuntimeError: memory ran out; the partial graph is freed.
         """
         begin = time.perf_counter()
-        # If a capture fails at its end, torch leaves the side stream current.
-        with torch.cuda.stream(torch.cuda.current_stream(self._device)), without_autocast_cache(self._device):
-            graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, self._pool, self._device):
             try:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                    try:
-                        function()
-                    finally:
-                        # A capture cannot end before its copies are joined; otherwise its memory leaks.
-                        join_copies(self._device)
-            except RuntimeError as error:
-                if ran_out_of_memory(error):
-                    raise
-                raise CannotCapture(str(error).splitlines()[0]) from error
+                function()
+            finally:
+                # A capture cannot end before its copies are joined; otherwise its memory leaks.
+                join_copies(self._device)
         self._on_event(GraphCaptured(part, self._seconds + time.perf_counter() - begin))
         self._seconds = 0.0
         return graph.replay

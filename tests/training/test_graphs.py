@@ -18,6 +18,7 @@ from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, 
 from model_families import MODELS
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.errors import CannotCapture
 from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
@@ -26,7 +27,7 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Schedule
-from sebp_edge.training.graphs import _CapturedGraph
+from sebp_edge.training.graphs import GraphPool, _CapturedGraph
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -202,6 +203,20 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_after_one_notice()
     assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
     assert isinstance(notice, Notice)
     assert "without CUDA graphs" in notice.message
+
+
+def test_random_numbers_can_be_drawn_after_a_capture_that_failed():
+    graphs, drawn = GraphPool(torch.device("cuda"), lambda event: None), torch.zeros(4, device="cuda")
+    draw = functools.partial(torch.rand, 4, out=drawn)
+    graphs.warm_up(draw)
+    replay = graphs.capture("draw", draw)
+    with pytest.raises(CannotCapture):
+        graphs.capture("wait", lambda: torch.rand(4, device="cuda").sum().item())
+    assert torch.rand(4, device="cuda").unique().numel() == 4
+    replay()
+    before = drawn.clone()
+    replay()
+    assert not torch.equal(drawn, before)
 
 
 def test_the_loss_curve_agrees_with_that_of_eager_runs(model_folder, tmp_path, monkeypatch):

@@ -1,0 +1,52 @@
+"""Captures work on a GPU as a CUDA graph; leaves torch usable if that fails."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from sebp_edge.errors import CannotCapture
+from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream of all captures of this process; cuBLAS keeps a workspace for every stream ever used."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> Iterator[None]:
+    """Context whose work on `device` is captured on the side stream and not run.
+
+    Args:
+        graph: the graph that the work becomes.
+        pool: the memory pool of the graph.
+
+    Raises:
+        CannotCapture: the work contains what a graph cannot.
+        RuntimeError: memory ran out; the partial graph is freed.
+    """
+    stream = side_stream(device)
+    # If a capture fails at its end, torch leaves the side stream current.
+    with torch.cuda.stream(torch.cuda.current_stream(device)), without_autocast_cache(device):
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                yield
+        except RuntimeError as error:
+            _leave_capture(stream)
+            if ran_out_of_memory(error):
+                raise
+            raise CannotCapture(str(error).splitlines()[0]) from error
+
+
+def _leave_capture(stream: torch.cuda.Stream) -> None:
+    """Captures one operation, which ends well.
+
+    A capture that fails at its end leaves torch's generator of random numbers in it: later random numbers, and replays
+    of earlier graphs that draw some, would fail.
+    """
+    unused = torch.empty(1, device=stream.device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        unused.zero_()
