@@ -276,4 +276,4 @@ def test_a_budget_is_limited_to_the_memory_that_another_process_leaves(make):
         another_process_takes_memory(20_000_000),
         pytest.raises(MachineError, match=r"close other programs"),
     ):
-        make(memory_budget="70GB").adapt(texts)
+        make(memory_budget="70GB").adapt(texts, fresh=True)
