@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sebp_edge.rows.buckets import Bucket, choose_buckets
-from sebp_edge.texts.schedule import Schedule
+from sebp_edge.rows.shared_prefixes import num_shared_tokens
+from sebp_edge.texts.schedule import MicroBatch, Schedule
 
 # Fixed cost of a micro-batch on a CPU, in tokens: 45 ms at 0.84 ms per token, for the bundled model on one core.
 TOKENS_PER_STEP_CPU = 50
@@ -28,29 +29,42 @@ class Work:
     evaluated_tokens: float
 
     @classmethod
-    def of(cls, schedules: Iterable[Schedule], *, on_gpu: bool, has_graphs: bool) -> "Work":
-        """Counts the work of schedules, which must be laid out."""
+    def of(
+        cls, schedules: Iterable[Schedule], *, on_gpu: bool, has_graphs: bool, shares_prefixes: bool = False
+    ) -> "Work":
+        """Counts the work of schedules, which must be laid out.
+
+        Args:
+            shares_prefixes: whether what sequences begin with in common is computed once.
+        """
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
-        evaluated_tokens = 0.0
+        shared_tokens, evaluated_tokens = 0, 0.0
         for schedule in schedules:
-            needed += [_size_of(micro_batch.sizes, has_graphs) for micro_batch in schedule.trained]
+            for micro_batch in schedule.trained:
+                needed.append(_size_of(micro_batch.sizes, has_graphs))
+                shared_tokens += shares_prefixes and _num_shared_tokens(micro_batch)
             for times, micro_batch in schedule.evaluated:
                 evaluated.append(_size_of(micro_batch.sizes, has_graphs))
-                evaluated_tokens += times * _cost(evaluated[-1], on_gpu)
+                shared = shares_prefixes and _num_shared_tokens(micro_batch)
+                evaluated_tokens += times * (_cost(evaluated[-1], on_gpu) - shared)
         # All trainings share their graphs.
         trained = _filled(needed) if has_graphs else needed
         return cls(
             trained=_largest(trained, has_graphs),
             evaluated=_largest(evaluated, has_graphs),
             micro_batches=len(trained),
-            trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained),
+            trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained) - shared_tokens,
             evaluated_tokens=evaluated_tokens,
         )
 
 
 def _size_of(sizes: Bucket, has_graphs: bool) -> Bucket:
     return Bucket.holding(*sizes) if has_graphs else sizes
+
+
+def _num_shared_tokens(micro_batch: MicroBatch) -> int:
+    return num_shared_tokens([example.input_ids[: example.num_tokens_before_loss] for example in micro_batch.examples])
 
 
 def _filled(needed: list[Bucket]) -> list[Bucket]:

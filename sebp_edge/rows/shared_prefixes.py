@@ -55,6 +55,15 @@ def share_prefixes(tokens: ActiveTokens, min_tokens: int = MIN_TOKENS) -> Active
     )
 
 
+def num_shared_tokens(heads: list[Sequence[int]], min_tokens: int = MIN_TOKENS) -> int:
+    """Returns by how many tokens `share_prefixes` shortens sequences.
+
+    Args:
+        heads: the tokens of each sequence before its first loss row.
+    """
+    return sum((len(members) - 1) * length for members, length in _groups(heads, min_tokens))
+
+
 def _groups(heads: list[Sequence[int]], min_tokens: int) -> list[tuple[list[int], int]]:
     """Returns groups of sequences that begin alike, with the length of what they share.
 

@@ -16,6 +16,9 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
 from sebp_edge.rows.buckets import Bucket
+from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import RowLimit, Schedule
 from sebp_edge.training.losses import RowLosses
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
@@ -34,6 +37,20 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
         assert Footprint.of(setup, few, few, 0).total == Footprint.of(setup, sizes, sizes, 0).total
     # With graphs all sizes count, since each may have a graph.
     assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
+
+
+def test_what_examples_begin_with_in_common_costs_its_tokens_once():
+    ids = [[*range(20), 30 + number, 40, 41] for number in range(5)]
+    examples = [Example(own, [IGNORE] * 21 + own[21:], 0) for own in ids]
+    schedule = Schedule([[examples]], examples[:3], examples[3:])
+    schedule.lay_out(RowLimit(1000))
+    alone, shared = (
+        Work.of([schedule], on_gpu=False, has_graphs=False, shares_prefixes=shares) for shares in (False, True)
+    )
+    assert alone.trained_tokens - shared.trained_tokens == 4 * 20
+    # Validation examples are evaluated before and after the epoch, test examples too.
+    assert alone.evaluated_tokens - shared.evaluated_tokens == 2 * (2 + 1) * 20
+    assert alone.trained == shared.trained
 
 
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, monkeypatch):

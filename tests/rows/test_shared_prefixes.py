@@ -9,7 +9,7 @@ from builders import make_llama
 from model_families import DECODERS, make_decoder
 
 from sebp_edge.rows.row_plan import IGNORE
-from sebp_edge.rows.shared_prefixes import MIN_TOKENS, share_prefixes
+from sebp_edge.rows.shared_prefixes import MIN_TOKENS, num_shared_tokens, share_prefixes
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
@@ -54,6 +54,14 @@ def test_each_sequence_reads_what_it_read_before(shapes, seed):
     assert (shared.loss_indices.diff() > 0).all()
     for name in ("targets", "sequences", "weights"):
         assert torch.equal(getattr(shared, name), getattr(tokens, name))
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_the_saved_rows_are_counted_without_packing(shapes):
+    examples = examples_of(random.Random(0), shapes)
+    tokens = pack(examples)
+    saved = len(tokens.input_ids) - len(share_prefixes(tokens).input_ids)
+    assert num_shared_tokens([one.input_ids[: one.num_tokens_before_loss] for one in examples]) == saved
 
 
 def test_only_what_is_long_and_has_no_loss_is_shared():
