@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 
@@ -28,34 +28,25 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.
         CannotCapture: the work contains what a graph cannot.
         RuntimeError: memory ran out; the partial graph is freed.
     """
-    stream, own_error = side_stream(device), None
+    stream = side_stream(device)
     # If a capture fails at its end, torch leaves the side stream current.
     with torch.cuda.stream(torch.cuda.current_stream(device)), without_autocast_cache(device):
         try:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                try:
-                    yield
-                except RuntimeError as error:
-                    own_error = error
-                    raise
+                yield
         except RuntimeError as error:
-            if error is not own_error:
-                _leave_capture(pool, stream)
+            _leave_capture(stream)
             if ran_out_of_memory(error):
                 raise
             raise CannotCapture(str(error).splitlines()[0]) from error
 
 
-def _leave_capture(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
-    """Ends what torch leaves open if a capture fails at its end.
+def _leave_capture(stream: torch.cuda.Stream) -> None:
+    """Captures one operation, which ends well.
 
-    Otherwise later random numbers, and replays of earlier graphs that draw some, fail, and no cached memory is freed.
+    A capture that fails at its end leaves torch's generator of random numbers in it: later random numbers, and replays
+    of earlier graphs that draw some, would fail.
     """
-    # Later versions of torch end the pool's part themselves, and then refuse this.
-    with suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-        torch._C._cuda_releasePool(stream.device_index, pool)
     unused = torch.empty(1, device=stream.device)
-    # A capture that ends well takes the generator of random numbers out of the failed one.
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         unused.zero_()
