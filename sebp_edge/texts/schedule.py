@@ -175,13 +175,13 @@ class Schedule:
 
     @property
     def num_documents(self) -> tuple[int, int, int]:
-        """The number of train, validation and test documents; test documents that are also trained on do not count.
+        """The number of train, validation and test documents; those that are also trained on count as train only.
 
         Examples of general text belong to no document.
         """
-        train = chain.from_iterable(self._batches[0])
-        parts = (train, self._validation, [] if self.trains_on_all else self._test)
-        return tuple(len({example.document for example in part} - {NO_DOCUMENT}) for part in parts)
+        parts = (chain.from_iterable(self._batches[0]), self._validation, self._test)
+        trained, *held_out = ({example.document for example in part} - {NO_DOCUMENT} for part in parts)
+        return len(trained), *(len(part - trained) for part in held_out)
 
     @property
     def num_tokens(self) -> int:

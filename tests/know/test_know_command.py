@@ -55,6 +55,8 @@ def test_the_command_shows_answers_on_the_terminal_and_answers_then(command, mod
     assert "answered wrong:" not in plain
     shown = plain.partition("answered right:")[2]
     assert shown.count("Where does the ") == 3 and shown.count(f"stand? {ANSWER}") == 3
+    # The quiz asks about documents that are all trained on.
+    assert f"train: {len(NOTES)} documents for training; at most" in plain
     assert re.search(r"note: \d+ questions were made of the documents, in \d+ examples\.", one_line(result.stderr))
     assert "It answers 6 of 6 questions about your notes (0 before)" in plain
     assert "It answers 6 of 6 questions about your notes" in one_line(run("adapters", "show", "default").stdout)
