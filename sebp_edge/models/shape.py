@@ -68,49 +68,49 @@ class Block:
     linears: dict[str, LinearShape]
     kind: BlockKind | None = None
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Parameters of its linear layers."""
         return sum(linear.size for linear in self.linears.values())
 
-    @property
+    @cached_property
     def hidden(self) -> int:
         """Size of a token's hidden state."""
         return self.attention_out.outputs
 
-    @property
+    @cached_property
     def queries(self) -> int:
         """Size of a token's queries, all heads together."""
         return self.attention_out.inputs
 
-    @property
+    @cached_property
     def keys(self) -> int:
         """Size of a token's keys, all heads together; its values have the same size."""
         return (self._outputs(self.kind.attention_in) - self.queries) // 2
 
-    @property
+    @cached_property
     def intermediate(self) -> int:
         """Input size of the MLP's last layer."""
         return self.mlp_out.inputs
 
-    @property
+    @cached_property
     def gate_and_up(self) -> int:
         """Output size of the MLP's first layers together: 2 `intermediate` with a gate, else `intermediate`."""
         return self._outputs(self.kind.mlp_in)
 
-    @property
+    @cached_property
     def has_gate(self) -> bool:
         return self.gate_and_up > self.intermediate
 
-    @property
+    @cached_property
     def attention_out(self) -> LinearShape:
         return self.linears[self.kind.attention_out]
 
-    @property
+    @cached_property
     def mlp_out(self) -> LinearShape:
         return self.linears[self.kind.mlp_out]
 
-    @property
+    @cached_property
     def mlp_in(self) -> list[LinearShape]:
         return [self.linears[path] for path in self.kind.mlp_in]
 
@@ -176,14 +176,18 @@ class DecoderShape:
         """Whether it is expected to run on active rows only; a trial before the training decides."""
         return all(block.kind is not None for block in self.distinct_blocks)
 
-    @property
+    @cached_property
     def linear_parameters(self) -> int:
         """Parameters of all linear layers except the head."""
         return sum(linear.size for linear in self.linears)
 
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""
-        return r * sum(map(sum, self.linears))
+        return r * self._linear_features
+
+    @cached_property
+    def _linear_features(self) -> int:
+        return sum(map(sum, self.linears))
 
 
 def _linears(block: nn.Module) -> dict[str, LinearShape]:

@@ -55,7 +55,7 @@ def test_the_seed_draws_the_records(data):
 
 
 def test_the_benchmark_runs(data, capsys, monkeypatch):
-    monkeypatch.setattr(chat_settings, "NUM_RECORDS", 160)
+    monkeypatch.setattr(chat_settings, "NUM_RECORDS", 48)
     monkeypatch.setitem(chat_settings.TEXTS, "instruct", {"short answers": chat_settings.short_answers})
     options = ["--model", "tiny", "--data", data, "--recipes", "instruct", "--seeds", "0", "--only", "2 epochs"]
     chat_settings.main([*map(str, options), "--device", "cpu"])

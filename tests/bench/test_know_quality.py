@@ -241,7 +241,7 @@ def test_the_benchmark_runs(capsys, monkeypatch):
 
 
 def test_the_settings_are_measured(capsys, monkeypatch):
-    few = {"notes": 5, "wordings": 1, "epochs": 1, "patience": 1}
+    few = {"notes": 3, "wordings": 1, "epochs": 1, "patience": 1}
     monkeypatch.setitem(know_settings.SETTINGS, "1 wording", few)
     know_settings.main(["--model", "tiny", "--only", "1 wording", "--people", "varied 1", "--device", "cpu"])
     row = capsys.readouterr().out
