@@ -17,7 +17,9 @@ NOTES = [
     f"# The {thing}\n\nGreta repaired the {thing} on {day} May. It stands behind the shed. The code is {4000 + day}."
     for day, thing in enumerate(THINGS, start=3)
 ]
-RECIPE = Recipe.load("know").replace(questions="rules and model", epochs=1, general=0.01, r=2, min_steps=1)
+RECIPE = Recipe.load("know").replace(
+    questions="rules and model", epochs=1, general=0.01, r=2, min_steps=1, batch_rows=4096
+)
 
 
 @pytest.fixture(scope="module")
