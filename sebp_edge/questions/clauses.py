@@ -88,6 +88,13 @@ _OPEN = PREPOSITIONS | DETERMINERS | {"and", "of"}
 PRONOUNS = listed(
     "nothing everything something anything nobody everybody somebody anybody everyone someone anyone none both most"
 )
+# Verbs that need an object, so that without one a note leaves out "was": "keys handed to Sam".
+_TAKES_OBJECT = listed(
+    """
+    pay send hand give lend book order buy sell post sign store keep put hide repair replace fit paint fix mend collect
+    deliver serve file cancel reserve borrow ship mail find hang take bring service install refund invoice wash clean
+    """
+)
 _SPEAKERS = frozenset({"say", "think", "know", "hope", "believe", "tell", "claim", "mean", "ask", "wonder", "decide"})
 
 
@@ -249,6 +256,11 @@ def _statement(tokens: list[str], note: Note, antecedent: Before) -> Clause | No
     chunks = _chunks(rest, verb.base or "", note.words)
     if not chunks:
         return None
+    needs_object = verb.tense == "past" and (verb.base or finite.removesuffix("ed")) in _TAKES_OBJECT
+    has_object = chunks[0].kind == "object" and chunks[0].text not in _PARTICLES
+    if needs_object and not has_object and not is_person:
+        was, rest = "were" if is_plural else "was", [finite, *rest]
+        return _with_auxiliary(subject, is_person, is_plural, pronoun, was, rest, adverbs, note.words, apposition)
     main, chunks = _with_particle(finite, chunks)
     main = " ".join([*adverbs, main])
     return Clause(subject, is_person, is_plural, pronoun, None, main, verb, chunks, apposition)
