@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 
 from sebp_edge.questions.facts import genitive, lower_first
 from sebp_edge.questions.notes import Note
-from sebp_edge.questions.subjects import DETERMINERS, FUNCTION_WORDS, Words, is_person_name, is_surely_person
+from sebp_edge.questions.subjects import (
+    DETERMINERS,
+    FUNCTION_WORDS,
+    Words,
+    is_bare_noun,
+    is_no_noun,
+    is_person_name,
+    is_surely_person,
+)
 from sebp_edge.questions.values import has_date, is_time, kind_of
 from sebp_edge.questions.verbs import (
     AUXILIARIES,
@@ -437,6 +445,8 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
         return None
     if first.lower() in PRONOUNS | _TIME_WORDS or "/" in text or "@" in text:
         return None
+    if len(tokens) == 1 and is_no_noun(first):
+        return None
     if first.lower() in PREPOSITIONS | FUNCTION_WORDS - DETERMINERS - {"all", "every", "each", "one"}:
         return None
     if len(tokens) > 1 and tokens[1].lower() in PREPOSITIONS and note.words.is_name(first) and not first.islower():
@@ -445,7 +455,7 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
     is_known_name = text in note.words.names or text in _NAMES_IN_S
     if len(tokens) == 1 and not is_third and not is_known_name and _is_plural_noun(text):
         return lower_first(text), False
-    if first.lower() in ("next", "spare", "last", "current", "main"):
+    if first.lower() in ("next", "spare", "last", "current", "main") or (len(tokens) == 1 and is_bare_noun(first)):
         return f"the {lower_first(text)}", False
     is_person = is_person_name(text, note.words)
     if is_person or (first.lower() not in DETERMINERS and not _is_common_start(tokens, note.words)):

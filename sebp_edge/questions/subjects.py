@@ -45,6 +45,30 @@ _COMMON = listed(
     workshop chimney landlord apartment flat office rent electricity trash bins
     """
 )
+# Other common nouns, which notes begin sentences with: "Label is copper".
+_BARE_NOUNS = listed(
+    """
+    alarm apology arrival ballast battery bed box brush bulb bus cable cache certificate chain chair charger colour
+    color compost concert cost date deadline departure deposit depth distance entrance exhibition exit fault fee fees
+    file filter flight form fuse handle header height hinge hose hostname hotel invoice key keys label ladder lamp
+    larder leaflet length letter lock luggage mass match medicine moisture nail number package paint pallet paper
+    parcel password photo pipe plane plant plants platform plot plug power present pressure price prices programme
+    pump quote rate rates receipt rehearsal resource ring sample screw seat seed seeds series size sketch socket soil
+    spot sticker stock suitcase switch system table tablets tank tap temperature term test ticket tickets time timer
+    tools total train tram trays tree trees truck valve wall weather weight width wiring wood work
+    """
+)
+# Words that begin sentences and are neither names nor nouns.
+_NO_NOUNS = listed(
+    """
+    two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen twenty thirty first
+    second third half several both more most many few other others another fresh free new old lower upper worst best
+    negative positive often already also completely newly usually probably maybe perhaps otherwise cannot
+    tried updated sowed planted replaced repaired fixed painted ordered paid booked bought sold called returned moved
+    added removed changed cleaned washed checked tested measured mended stored borrowed cancelled planned
+    """
+)
+_NO_NAMES = _COMMON | _BARE_NOUNS | _NO_NOUNS | FUNCTION_WORDS
 _COMMON_END = re.compile(
     r"(?:tion|sion|ment|ness|ing|ship|age|soup|cake|tart|pie|bread|sauce|jam|party|trip|list|plan|log|notes|meeting"
     r"|appointment|machine|project|plants?|details|info|guide|house|garden|account|manual|minutes|wishes|review)$",
@@ -74,7 +98,7 @@ class Words:
         if bare in self.names or not bare[1:].islower():
             return True
         low = bare.lower()
-        return low not in self.lower and low not in _COMMON and low not in FUNCTION_WORDS
+        return low not in self.lower and low not in _NO_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +166,16 @@ def is_person_name(text: str, words: Words) -> bool:
 def is_common(word: str) -> bool:
     """Whether a word is surely the name of a kind of thing."""
     return word in _COMMON
+
+
+def is_bare_noun(word: str) -> bool:
+    """Whether a word is a common noun that notes begin sentences with, without its article."""
+    return word.lower() in _BARE_NOUNS
+
+
+def is_no_noun(word: str) -> bool:
+    """Whether a word that begins a sentence is surely neither a name nor a noun."""
+    return word.lower() in _NO_NOUNS
 
 
 def is_relation(text: str) -> bool:

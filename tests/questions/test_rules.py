@@ -57,7 +57,10 @@ def notes() -> list[str]:
             "the last Friday of each month",
         ),
         ("# Boiler\n\nIt stands behind the shed.", "Where does the boiler stand?", "behind the shed"),
-        ("# Choir trip\n\nDeposit £40 paid to Margit.", "What was paid to Margit?", "Deposit £40"),
+        ("# Choir trip\n\nDeposit £40 paid to Margit.", "What was paid to Margit?", "deposit £40"),
+        ("# Choir trip\n\nBus leaves at 7:15.", "About the choir trip: when does the bus leave?", "7:15"),
+        ("# Choir trip\n\nBill leaves at 7:15.", "When does Bill leave?", "7:15"),
+        ("# Seed swap\n\nLabel is copper.", "About the seed swap: what is the label like?", "copper"),
         ("# Boiler\n\nThe keys handed to Sam on 3 May.", "When were the keys handed to Sam?", "3 May"),
         ("# Planks\n\nTwo pieces sent back.", "About the planks: what was sent back?", "two pieces"),
         ("# Garden gate\n\nCode: 4711", "What is the code of the garden gate?", "4711"),
@@ -188,6 +191,7 @@ def test_contradicting_facts_are_not_asked_for():
         "It is.",
         "\x00\x00",
         ", Anna repairs the boiler.",
+        "Second set of keys with Gisela.",
     ],
 )
 def test_notes_without_facts_have_no_questions(text):
