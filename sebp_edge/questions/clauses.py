@@ -599,7 +599,8 @@ def _split_object(text: str) -> list[Chunk]:
 def _chunk(text: str, words: Words) -> Chunk:
     first, _, content = text.partition(" ")
     word = first.lower()
-    if word in _TIME_WORDS or _TIME_STARTS.match(text) or re.fullmatch(r".* ago", text):
+    is_date = word not in PREPOSITIONS and kind_of(text) in ("date", "weekday")
+    if is_date or word in _TIME_WORDS or _TIME_STARTS.match(text) or re.fullmatch(r".* ago", text):
         return Chunk(text, "time", "", text)
     if text.startswith("next to "):
         return Chunk(text, "place", "next to", text[8:])
