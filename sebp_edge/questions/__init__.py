@@ -14,7 +14,8 @@ rules                   questions that rules make of a text
 notes, subjects         the structure of a note; what it is about
 facts                   what a rule finds
 structures              facts from lines of "Key: value", lists and tables
-clauses, sentences      English sentences taken apart; facts from them
+clauses, chunks         English sentences taken apart; what follows a verb, taken apart
+sentences               facts from sentences
 wordings                a fact -> many wordings
 values, verbs           kinds of values; forms of English verbs
 word_lists              sets of words

@@ -6,6 +6,21 @@ A sentence that the rules do not surely understand is not taken apart.
 import re
 from dataclasses import dataclass, replace
 
+from sebp_edge.questions.chunks import (
+    ADVERBS,
+    CUTS,
+    FIRST_PERSONS,
+    PARTICLES,
+    PREPOSITIONS,
+    SUBORDINATORS,
+    THIRD_PERSONS,
+    TIME_WORDS,
+    Chunk,
+    bare,
+    chunk_of,
+    chunks_of,
+    is_bare_time,
+)
 from sebp_edge.questions.facts import genitive, lower_first
 from sebp_edge.questions.notes import Note
 from sebp_edge.questions.subjects import (
@@ -13,17 +28,16 @@ from sebp_edge.questions.subjects import (
     FUNCTION_WORDS,
     Words,
     is_bare_noun,
-    is_no_noun,
+    is_no_subject,
     is_person_name,
     is_surely_person,
 )
-from sebp_edge.questions.values import has_date, is_time, kind_of
+from sebp_edge.questions.values import has_date, is_time
 from sebp_edge.questions.verbs import (
     AUXILIARIES,
     BASES,
     BE,
     HAVE,
-    PAST,
     THIRD,
     Verb,
     is_participle,
@@ -36,92 +50,16 @@ from sebp_edge.questions.word_lists import listed
 MAX_SENTENCE_WORDS = 40
 _MAX_SUBJECT_WORDS = 9
 
-_PLACE = listed(
-    """
-    in on at under behind near beside above below between inside outside opposite into onto over beneath along
-    """
-)
-PREPOSITIONS = _PLACE | listed(
-    """
-    from to for with without by since until till before after during about through within across around
-    """
-)
-_SUBORDINATORS = listed(
-    """
-    if unless than as whether whatever whoever although though whereas
-    """
-)
-_CUTS = listed(
-    """
-    which who whom where but so then yet hence
-    """
-)
-_TIME_WORDS = listed(
-    """
-    yesterday today tomorrow tonight daily weekly monthly yearly annually twice once
-    """
-)
-_TIME_STARTS = re.compile(
-    r"(?:every|each|last|next|this) (?:other |second |third |two |three |four |six |\d+ )?(?:day|night|morning"
-    r"|afternoon|evening|week|weekend|month|year|spring|summer|autumn|winter|hour|\w+day|January|February|March|April|May|June|July|August"
-    r"|September|October|November|December)"
-)
-_ADVERBS = listed(
-    """
-    always never usually also still already just often now only last first finally originally recently mostly soon
-    normally currently generally later
-    """
-)
-_PARTICLES = listed(
-    """
-    up out off down away back
-    """
-)
-_FIRST_PERSONS = frozenset({"i", "we", "you"})
-_THIRD_PERSONS = frozenset({"he", "she", "it", "they"})
-_DURATION = re.compile(
-    r"(?:about |around |almost |over )?(?:\d[\d.,]*|half an|an|a|one|two|three|four|five|six|seven|eight|nine|ten"
-    r"|eleven|twelve|fifteen|twenty|thirty|forty|fifty|sixty|ninety)(?: or \w+| to \w+|-\w+)? "
-    r"(?:seconds?|minutes?|hours?|days?|nights?|weeks?|months?|years?)\b"
-)
-_IDIOMS = listed(
-    """
-    case fact time least most all full order general particular foot touch charge use work once course total advance
-    english german french spanish italian swedish danish norwegian dutch portuguese
-    it them him her this that which what whom me us you mind sight love part
-    """
-)
-# Words that what follows belongs to.
-_OPEN = PREPOSITIONS | DETERMINERS | {"and", "of"}
 PRONOUNS = listed(
     "nothing everything something anything nobody everybody somebody anybody everyone someone anyone none both most"
 )
-# Verbs that need an object, so that without one a note leaves out "was": "keys handed to Sam".
+# Verbs that need an object; where it is missing, a note leaves out "was": "keys handed to Sam".
 _TAKES_OBJECT = listed(
     """
-    pay send hand give lend book order buy sell post sign store keep put hide repair replace fit paint fix mend collect
-    deliver serve file cancel reserve borrow ship mail find hang take bring service install refund invoice wash clean
+    pay send hand lend book order buy sell post sign store put repair replace paint fix mend collect deliver file cancel
+    reserve borrow ship mail find bring service install refund invoice wash clean
     """
 )
-_SPEAKERS = frozenset({"say", "think", "know", "hope", "believe", "tell", "claim", "mean", "ask", "wonder", "decide"})
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A part of what follows the verb.
-
-    Attributes:
-        text: as in the sentence.
-        kind: "object", "time", "duration", "temperature", "price", "place", "reason", "content", "with", "by", "for",
-            "from", "to" or "other".
-        preposition: its first words; empty if there is none.
-        content: what follows the preposition.
-    """
-
-    text: str
-    kind: str
-    preposition: str = ""
-    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +110,7 @@ def clause_of(sentence: str, note: Note, antecedent: Before) -> Clause | None:
     tokens = sentence.strip().strip("\"“”'()*").rstrip(".!").split()
     if not 3 <= len(tokens) <= MAX_SENTENCE_WORDS or sentence.rstrip().endswith(("?", "…", ":")) or "http" in sentence:
         return None
-    lowered = [_bare(token).lower() for token in tokens]
+    lowered = [bare(token).lower() for token in tokens]
     if (
         any(word in ("not", "neither", "nor") or word.endswith(("n't", "n’t")) for word in lowered)
         or "no" in lowered[:4]
@@ -181,17 +119,13 @@ def clause_of(sentence: str, note: Note, antecedent: Before) -> Clause | None:
     tokens, moved = _without_leading_time(tokens)
     if len(tokens) < 3:
         return None
-    if moved is None and lowered[0] in PREPOSITIONS | _SUBORDINATORS | {"when", "while", "because", "there's", "this"}:
+    if moved is None and lowered[0] in PREPOSITIONS | SUBORDINATORS | {"when", "while", "because", "there's", "this"}:
         return None
-    imperative = _imperative(tokens, note.words)
+    imperative = _imperative(tokens)
     clause = imperative or _statement(tokens, note, antecedent)
     if clause and moved:
         clause = replace(clause, chunks=(*clause.chunks, moved))
     return clause
-
-
-def _bare(token: str) -> str:
-    return token.strip('"“”()[],;:.!?*')
 
 
 def _without_leading_time(tokens: list[str]) -> tuple[list[str], Chunk | None]:
@@ -205,22 +139,22 @@ def _without_leading_time(tokens: list[str]) -> tuple[list[str], Chunk | None]:
             first = text.split(" ")[0].lower()
             rest = text.split(" ", 1)[-1]
             if first in PREPOSITIONS and is_time(rest):
-                return tokens[end:], _chunk(text, Words(frozenset(), frozenset()))
-            if _TIME_STARTS.match(text) or first in _TIME_WORDS or re.fullmatch(r".* ago", text):
+                return tokens[end:], chunk_of(text)
+            if is_bare_time(text):
                 return tokens[end:], Chunk(text, "time", "", text)
             return tokens, None
     return tokens, None
 
 
-def _imperative(tokens: list[str], words: Words) -> Clause | None:
-    first, second = _bare(tokens[0]), _bare(tokens[1])
+def _imperative(tokens: list[str]) -> Clause | None:
+    first, second = bare(tokens[0]), bare(tokens[1])
     base = first.lower()
     if base not in BASES or not first[:1].isupper() or tokens[0] != first or base in ("have", "cost"):
         return None
-    starts = second.lower() in DETERMINERS | PREPOSITIONS | _PARTICLES or second[:1].isupper() or second[:1].isdigit()
+    starts = second.lower() in DETERMINERS | PREPOSITIONS | PARTICLES or second[:1].isupper() or second[:1].isdigit()
     if not starts and (len(tokens) < 3 or second.lower() in FUNCTION_WORDS or known_form(second.lower(), plain=False)):
         return None
-    chunks = _chunks(tokens[1:], base, words)
+    chunks = chunks_of(tokens[1:], base)
     if not chunks:
         return None
     main, chunks = _with_particle(base, chunks)
@@ -235,7 +169,7 @@ def _statement(tokens: list[str], note: Note, antecedent: Before) -> Clause | No
         end = _subject_end(tokens, note.words) if apposition else None
     if end is None:
         return None
-    named = _named_subject(tokens[:end], _bare(tokens[end]).lower(), note, antecedent)
+    named = _named_subject(tokens[:end], bare(tokens[end]).lower(), note, antecedent)
     if named is None:
         return None
     subject, is_person = named
@@ -243,17 +177,17 @@ def _statement(tokens: list[str], note: Note, antecedent: Before) -> Clause | No
     is_plural = low in ("we", "they", "you") or " and " in low or _is_plural_noun(_head(subject))
     rest = tokens[end:]
     adverbs = []
-    while rest and _bare(rest[0]).lower() in _ADVERBS:
+    while rest and bare(rest[0]).lower() in ADVERBS:
         adverbs.append(rest.pop(0))
     if not rest:
         return None
-    finite = _bare(rest[0]).lower()
+    finite = bare(rest[0]).lower()
     rest = rest[1:]
-    pronoun = low in (*_FIRST_PERSONS, "there")
+    pronoun = low in (*FIRST_PERSONS, "there")
     if finite in AUXILIARIES or (finite in HAVE and _follows_participle(rest)):
-        return _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverbs, note.words, apposition)
+        return _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverbs, apposition)
     verb = known_form(finite, plain=is_plural or low == "i") or likely_form(finite)
-    if finite in ("do", "does", "did") and rest and _bare(rest[0]).lower() in BASES:
+    if finite in ("do", "does", "did") and rest and bare(rest[0]).lower() in BASES:
         return None
     if (finite in HAVE and rest[:1] == ["to"]) or tokens[end].endswith((",", ";", ":")):
         return None
@@ -261,26 +195,26 @@ def _statement(tokens: list[str], note: Note, antecedent: Before) -> Clause | No
         return None
     if low == "there":
         return None
-    chunks = _chunks(rest, verb.base or "", note.words)
+    chunks = chunks_of(rest, verb.base or "")
     if not chunks:
         return None
-    needs_object = verb.tense == "past" and (verb.base or finite.removesuffix("ed")) in _TAKES_OBJECT
-    has_object = chunks[0].kind == "object" and chunks[0].text not in _PARTICLES
+    needs_object = is_participle(finite) and (verb.base or finite.removesuffix("ed")) in _TAKES_OBJECT
+    has_object = chunks[0].kind == "object" and chunks[0].text not in PARTICLES
     if needs_object and not has_object and not is_person:
         was, rest = "were" if is_plural else "was", [finite, *rest]
-        return _with_auxiliary(subject, is_person, is_plural, pronoun, was, rest, adverbs, note.words, apposition)
+        return _with_auxiliary(subject, is_person, is_plural, pronoun, was, rest, adverbs, apposition)
     main, chunks = _with_particle(finite, chunks)
     main = " ".join([*adverbs, main])
     return Clause(subject, is_person, is_plural, pronoun, None, main, verb, chunks, apposition)
 
 
-def _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverbs, words, apposition) -> Clause | None:
+def _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverbs, apposition) -> Clause | None:
     main = list(adverbs)
-    while rest and _bare(rest[0]).lower() in _ADVERBS:
+    while rest and bare(rest[0]).lower() in ADVERBS:
         main.append(rest.pop(0))
     if not rest or rest[0] in ("rather", "to"):
         return None
-    word, base = _bare(rest[0]).lower(), None
+    word, base = bare(rest[0]).lower(), None
     if finite in BE:
         takes = (is_participle(word) or word.endswith("ing")) and rest[0][-1] not in ",;:"
         takes = takes and word not in ("during", "evening", "morning", "red", "spring", "set", "building", "wedding")
@@ -292,11 +226,11 @@ def _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverb
         main.append(word)
         base = word
         rest = rest[1:]
-        if finite not in BE and word in ("be", "been") and rest and is_participle(_bare(rest[0]).lower()):
+        if finite not in BE and word in ("be", "been") and rest and is_participle(bare(rest[0]).lower()):
             main.append(rest.pop(0))
     elif main:
         return None
-    chunks = _chunks(rest, base or finite, words)
+    chunks = chunks_of(rest, base or finite)
     if not chunks:
         return None
     joined = " ".join(main)
@@ -306,8 +240,8 @@ def _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverb
 
 
 def _follows_participle(rest: list[str]) -> bool:
-    words = [_bare(token).lower() for token in rest[:3]]
-    while words and words[0] in _ADVERBS:
+    words = [bare(token).lower() for token in rest[:3]]
+    while words and words[0] in ADVERBS:
         words.pop(0)
     return bool(words) and (is_participle(words[0]) or words[0] == "been") and words[0] not in ("set", "cut")
 
@@ -315,9 +249,9 @@ def _follows_participle(rest: list[str]) -> bool:
 def _with_particle(main: str, chunks: tuple[Chunk, ...]) -> tuple[str, tuple[Chunk, ...]]:
     """Moves "up" of "picked up the parcel" to the verb."""
     first, _, rest = chunks[0].text.partition(" ")
-    if chunks[0].kind == "object" and first in _PARTICLES and rest and rest.split()[0] not in PREPOSITIONS:
+    if chunks[0].kind == "object" and first in PARTICLES and rest and rest.split()[0] not in PREPOSITIONS:
         return f"{main} {first}", (Chunk(rest, "object", "", rest), *chunks[1:])
-    if chunks[0].text in _PARTICLES and len(chunks) > 1:
+    if chunks[0].text in PARTICLES and len(chunks) > 1:
         return f"{main} {chunks[0].text}", chunks[1:]
     if chunks[0].text in ("place", "part") and main.split()[-1] in ("take", "takes", "took", "taken"):
         return f"{main} {chunks[0].text}", chunks[1:]
@@ -335,22 +269,22 @@ def _without_apposition(tokens: list[str]) -> tuple[list[str], str]:
 
 def _subject_end(tokens: list[str], words: Words) -> int | None:
     """Returns where the verb stands, or the adverb before it."""
-    first = _bare(tokens[0]).lower()
-    if first in _FIRST_PERSONS | _THIRD_PERSONS | {"there"}:
+    first = bare(tokens[0]).lower()
+    if first in FIRST_PERSONS | THIRD_PERSONS | {"there"}:
         return 1
     for index in range(1, min(_MAX_SUBJECT_WORDS + 1, len(tokens) - 1)):
-        before, word = tokens[index - 1], _bare(tokens[index]).lower()
+        before, word = tokens[index - 1], bare(tokens[index]).lower()
         if before[-1] in ",;:.!?)" and not re.fullmatch(r"(?:Dr|Mr|Mrs|Ms|St|Prof)\.", before):
             return None
-        if word in _CUTS | _SUBORDINATORS | {"that", "because", "when", "while"}:
+        if word in CUTS | SUBORDINATORS | {"that", "because", "when", "while"}:
             return None
         if tokens[index] != tokens[index].lower():
             continue
-        last = _bare(before).lower()
+        last = bare(before).lower()
         if last in DETERMINERS | PREPOSITIONS | {"of", "and", "or", "very", "to"} or last.endswith(("'s", "’s")):
             continue
-        if word in _ADVERBS and index + 1 < len(tokens) - 1:
-            following = _bare(tokens[index + 1]).lower()
+        if word in ADVERBS and index + 1 < len(tokens) - 1:
+            following = bare(tokens[index + 1]).lower()
             if following in AUXILIARIES | HAVE or known_form(following, plain=False):
                 return index
             continue
@@ -360,16 +294,12 @@ def _subject_end(tokens: list[str], words: Words) -> int | None:
             if index == 1 and first in BASES:
                 return None
             continue
-        following = _bare(tokens[index + 1]).lower()
+        following = bare(tokens[index + 1]).lower()
         if following in AUXILIARIES | HAVE:
             continue
-        is_plural = _is_plural_noun(_bare(before)) or " and " in " ".join(tokens[:index])
+        is_plural = _is_plural_noun(bare(before)) or " and " in " ".join(tokens[:index])
         verb = known_form(word, plain=is_plural)
-        if (
-            verb is None
-            and all(_bare(token)[:1].isupper() for token in tokens[:index])
-            and words.is_name(_bare(before))
-        ):
+        if verb is None and all(bare(token)[:1].isupper() for token in tokens[:index]) and words.is_name(bare(before)):
             verb = likely_form(word) if index <= 3 else None
         if verb is None and first in DETERMINERS and following in PREPOSITIONS | DETERMINERS and word.endswith("ed"):
             verb = likely_form(word)
@@ -388,7 +318,7 @@ def _subject_end(tokens: list[str], words: Words) -> int | None:
 
 def _has_auxiliary_later(tokens: list[str], index: int) -> bool:
     for token in tokens[index + 1 :]:
-        if _bare(token).lower() in BE | HAVE:
+        if bare(token).lower() in BE | HAVE:
             return True
         if token[-1] in ",;:" or token.lower() in ("and", "but", "that", "which", "who", "because", "when"):
             return False
@@ -412,7 +342,7 @@ _NAMES_IN_S = listed("""
 
 
 def _is_plural_noun(word: str) -> bool:
-    low = _bare(word)
+    low = bare(word)
     return low in ("people", "children", "feet", "mice", "men", "women", "potatoes") or (
         len(low) > 3 and low.endswith("s") and not low.endswith(("ss", "us", "is", "'s", "’s"))
     )
@@ -424,7 +354,7 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
     low = text.lower()
     if not text:
         return None
-    if low in _FIRST_PERSONS:
+    if low in FIRST_PERSONS:
         return ("I" if low == "i" else low), True
     if low == "there":
         return "there", False
@@ -437,15 +367,16 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
         is_plural = title.phrase is not None and _is_plural_noun(title.phrase)
         clear = thing and " and " not in thing and not title.is_person and is_plural == (low == "they")
         return (title.phrase, False) if clear else None
-    first = _bare(tokens[0])
+    first = bare(tokens[0])
     owner = {"his": person, "her": person, "its": None if title.is_person else thing}.get(first.lower())
     if owner and len(tokens) > 1:
         return f"{genitive(owner)} {' '.join(tokens[1:])}", False
     if first.lower() in ("his", "her", "its", "their", "this", "that", "these", "those", "what", "who", "how", "why"):
         return None
-    if first.lower() in PRONOUNS | _TIME_WORDS or "/" in text or "@" in text:
+    if first.lower() in PRONOUNS | TIME_WORDS or "/" in text or "@" in text:
         return None
-    if len(tokens) == 1 and is_no_noun(first):
+    is_alone = len(tokens) == 1 and not note.words.is_name(first)
+    if is_alone and is_no_subject(first):
         return None
     if first.lower() in PREPOSITIONS | FUNCTION_WORDS - DETERMINERS - {"all", "every", "each", "one"}:
         return None
@@ -455,7 +386,7 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
     is_known_name = text in note.words.names or text in _NAMES_IN_S
     if len(tokens) == 1 and not is_third and not is_known_name and _is_plural_noun(text):
         return lower_first(text), False
-    if first.lower() in ("next", "spare", "last", "current", "main") or (len(tokens) == 1 and is_bare_noun(first)):
+    if first.lower() in ("next", "spare", "last", "current", "main") or (is_alone and is_bare_noun(first)):
         return f"the {lower_first(text)}", False
     is_person = is_person_name(text, note.words)
     if is_person or (first.lower() not in DETERMINERS and not _is_common_start(tokens, note.words)):
@@ -465,7 +396,7 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
 
 def _is_common_start(tokens: list[str], words: Words) -> bool:
     """Whether the first word of a sentence is no name."""
-    first = _bare(tokens[0])
+    first = bare(tokens[0])
     if not words.is_name(first):
         return True
     if first in words.names or first.endswith(("'s", "’s")):
@@ -473,167 +404,6 @@ def _is_common_start(tokens: list[str], words: Words) -> bool:
     return (len(tokens) == 1 and _is_plural_noun(first)) or (
         len(tokens) > 1 and tokens[1].islower() and tokens[1] != "and"
     )
-
-
-def _chunks(tokens: list[str], base: str, words: Words) -> tuple[Chunk, ...]:
-    """Splits what follows a verb; empty if it is not surely understood."""
-    groups, current = [], []
-    for index, token in enumerate(tokens):
-        word = _bare(token).lower()
-        before = tokens[index - 1] if index else ""
-        if word in _SUBORDINATORS:
-            return ()
-        if word == "because" and tokens[index + 1 : index + 2] != ["of"]:
-            groups.append(current)
-            reason, made = _rest(tokens, index), _grouped(groups, base, words)
-            if not reason or made is None:
-                return ()
-            return (*made, Chunk(f"because {reason}", "reason", "because", reason))
-        if word == "that" and base in _SPEAKERS and index <= 1 and (content := _rest(tokens, index)):
-            return (Chunk(f"that {content}", "content", "that", content),)
-        if (
-            word in _CUTS
-            or word == "that"
-            or before.endswith((";", ":", "–", "—", "?", "!"))
-            or token in ("–", "—", "-")
-        ):
-            break
-        if before.endswith(".") and index and len(before) > 4:
-            break
-        if word in ("and", "or") and _begins_clause(tokens[index + 1 :]):
-            break
-        if word in ("when", "while") or (
-            word in ("after", "before", "until", "since", "till") and _begins_clause(tokens[index + 1 :])
-        ):
-            groups.append(current)
-            made = _grouped(groups, base, words)
-            text = re.split(r"[,;:]", " ".join(tokens[index:]))[0].strip()
-            return (*made, Chunk(text, "time", word, text)) if made else ()
-        if before.endswith(",") and not _continues(tokens, index, current):
-            if word in DETERMINERS or kind_of(word) == "number":
-                return ()  # More items, so that those before are not the whole answer.
-            break
-        begins = word in PREPOSITIONS or word in _TIME_WORDS or _TIME_STARTS.match(" ".join(tokens[index : index + 3]))
-        if begins and current and current[-1].lower() not in _OPEN and not _attaches(word, current, base):
-            groups.append(current)
-            current = []
-        current.append(token)
-    groups.append(current)
-    return _grouped(groups, base, words) or ()
-
-
-def _rest(tokens: list[str], index: int) -> str:
-    """Returns the text after a word, without marks at its ends."""
-    return " ".join(tokens[index + 1 :]).strip(" ,.;")
-
-
-def _begins_clause(tokens: list[str]) -> bool:
-    """Whether what follows "and" has a verb of its own."""
-    if not tokens:
-        return False
-    words = [_bare(token).lower() for token in tokens[:5]]
-    if words[0] in _FIRST_PERSONS | _THIRD_PERSONS | AUXILIARIES | HAVE | {"there", "then"} | _ADVERBS:
-        return True
-    if words[0] in PAST or words[0] in THIRD or (words[0] in BASES and len(words) > 1 and words[1] in DETERMINERS):
-        return True
-    if len(words) > 1 and words[1] in THIRD and tokens[0][:1].isupper():
-        return True
-    return any(word in AUXILIARIES | HAVE or (word in PAST and word not in BASES) for word in words[1:])
-
-
-def _continues(tokens: list[str], index: int, current: list[str]) -> bool:
-    """Whether a comma before a token separates items or parts of a date rather than clauses."""
-    word = _bare(tokens[index]).lower()
-    rest = " ".join(tokens[index:])
-    if word in PREPOSITIONS or re.match(r"(?:19|20)\d\d\b", rest) or is_time(_bare(rest)):
-        return not word.endswith("ing")
-    if word in ("and", "or"):
-        return not _begins_clause(tokens[index + 1 :]) and "," in " ".join(current[:-1])
-    items = re.split(r", (?:and )?| and ", rest)
-    return (" and " in rest or ", and " in rest) and all(len(item.split()) <= 4 for item in items)
-
-
-def _attaches(word: str, current: list[str], base: str) -> bool:
-    """Whether a preposition belongs to the noun before it."""
-    first = _bare(current[0]).lower()
-    if first in PREPOSITIONS:
-        return (word == "to" and first in ("next", "from")) or (
-            word in ("in", "at", "from", "on", "to")
-            and _bare(current[-1]).lower() in ("half", "morning", "evening", "afternoon")
-        )
-    if base in BE or base in HAVE or base == "have":
-        return word in ("to", "for", "about", "from") or (base == "have" and word == "with")
-    return first == "next" or (word == "to" and _bare(current[-1]).lower() in ("next", "key", "keys", "way", "close"))
-
-
-def _grouped(groups: list[list[str]], base: str, words: Words) -> tuple[Chunk, ...] | None:
-    chunks = []
-    for group in groups:
-        text = " ".join(group).strip(" ,;:.")
-        if not text:
-            continue
-        chunk = _chunk(text, words)
-        if chunk.kind == "place" and chunks and chunks[-1].kind == "place":
-            before = chunks.pop()
-            chunk = Chunk(f"{before.text} {text}", "place", before.preposition, f"{before.content} {text}")
-        chunks.append(chunk)
-    if any(chunk.kind == "object" for chunk in chunks[1:]):
-        return None
-    if chunks and chunks[0].kind == "object":
-        chunks[:1] = _split_object(chunks[0].text)
-    return tuple(chunks)
-
-
-def _split_object(text: str) -> list[Chunk]:
-    """Splits "us the first swarm" and "us up"."""
-    first, _, rest = text.partition(" ")
-    if first in ("me", "us", "him", "her", "them", "you") and rest and first != "her":
-        kind = "other" if rest in _PARTICLES else "object"
-        return [Chunk(first, "other"), Chunk(rest, kind, "", rest)]
-    start, _, last = text.rpartition(" ")
-    if start and last in _PARTICLES:
-        return [Chunk(start, "object", "", start), Chunk(last, "other")]
-    return [Chunk(text, "object", "", text)]
-
-
-def _chunk(text: str, words: Words) -> Chunk:
-    first, _, content = text.partition(" ")
-    word = first.lower()
-    is_date = word not in PREPOSITIONS and kind_of(text) in ("date", "weekday")
-    if is_date or word in _TIME_WORDS or _TIME_STARTS.match(text) or re.fullmatch(r".* ago", text):
-        return Chunk(text, "time", "", text)
-    if text.startswith("next to "):
-        return Chunk(text, "place", "next to", text[8:])
-    if word not in PREPOSITIONS:
-        return Chunk(text, "object", "", text)
-    return Chunk(text, _kind_of_phrase(word, content, words), word, content)
-
-
-def _kind_of_phrase(word: str, content: str, words: Words) -> str:
-    kind, low = kind_of(content), content.lower()
-    if not content or low in _IDIOMS or word in ("without", "about", "through", "around"):
-        return "other"
-    if word == "to" and (content.split()[0] in BASES or (content.isalpha() and content.islower())):
-        return "other"
-    if word == "for" and _DURATION.match(content):
-        return "duration"
-    if kind == "temperature":
-        return "temperature" if word == "at" else "other"
-    if kind == "money":
-        return "price" if word in ("for", "at") else "other"
-    if (is_time(content) or kind in ("date", "time", "year", "weekday")) and word not in ("with", "to", "about", "for"):
-        return "time"
-    if kind == "duration":
-        return "time" if word in ("in", "within", "after") else "other"
-    if len(content.split()) > 8:
-        return "other"
-    if word in ("during", "since", "until", "till", "before", "after"):
-        return "time"
-    if word in ("with", "by", "for", "from", "to"):
-        return word
-    if word == "at" and re.match(r"\d+ [A-Z]", content):
-        return "place"
-    return "place" if word in _PLACE and not re.match(r"(?:least|most|once|first|all|\d+)\b", low) else "other"
 
 
 def as_third_person(clause: Clause) -> str:

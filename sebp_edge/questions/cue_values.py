@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sebp_edge.questions.clauses import PREPOSITIONS
+from sebp_edge.questions.chunks import PREPOSITIONS
 from sebp_edge.questions.value_patterns import DETERMINER, NAME, NOUN, PATTERN, STREET, VALUES
 from sebp_edge.questions.values import is_time, kind_of
 from sebp_edge.questions.verbs import AUXILIARIES, HAVE, is_participle, known_form

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sebp_edge.questions.clauses import Before, Chunk, Clause, as_third_person, clause_of
+from sebp_edge.questions.chunks import Chunk
+from sebp_edge.questions.clauses import Before, Clause, as_third_person, clause_of
 from sebp_edge.questions.facts import Core, Fact, lower_first, upper_first
 from sebp_edge.questions.notes import Note
 from sebp_edge.questions.subjects import FUNCTION_WORDS, is_person_name, is_relation, is_surely_person

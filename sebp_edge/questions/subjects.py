@@ -58,8 +58,8 @@ _BARE_NOUNS = listed(
     tools total train tram trays tree trees truck valve wall weather weight width wiring wood work
     """
 )
-# Words that begin sentences and are neither names nor nouns.
-_NO_NOUNS = listed(
+# Words that begin sentences, and are not their whole subject: of "Second set of keys with Gisela", "second" is not.
+_NO_SUBJECTS = listed(
     """
     two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen twenty thirty first
     second third half several both more most many few other others another fresh free new old lower upper worst best
@@ -68,7 +68,7 @@ _NO_NOUNS = listed(
     added removed changed cleaned washed checked tested measured mended stored borrowed cancelled planned
     """
 )
-_NO_NAMES = _COMMON | _BARE_NOUNS | _NO_NOUNS | FUNCTION_WORDS
+_NO_NAMES = _COMMON | _BARE_NOUNS | _NO_SUBJECTS | FUNCTION_WORDS
 _COMMON_END = re.compile(
     r"(?:tion|sion|ment|ness|ing|ship|age|soup|cake|tart|pie|bread|sauce|jam|party|trip|list|plan|log|notes|meeting"
     r"|appointment|machine|project|plants?|details|info|guide|house|garden|account|manual|minutes|wishes|review)$",
@@ -173,9 +173,9 @@ def is_bare_noun(word: str) -> bool:
     return word.lower() in _BARE_NOUNS
 
 
-def is_no_noun(word: str) -> bool:
-    """Whether a word that begins a sentence is surely neither a name nor a noun."""
-    return word.lower() in _NO_NOUNS
+def is_no_subject(word: str) -> bool:
+    """Whether a word that begins a sentence is not taken for its whole subject, as "second" or "often"."""
+    return word.lower() in _NO_SUBJECTS
 
 
 def is_relation(text: str) -> bool:

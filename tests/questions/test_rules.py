@@ -63,6 +63,7 @@ def notes() -> list[str]:
         ("# Seed swap\n\nLabel is copper.", "About the seed swap: what is the label like?", "copper"),
         ("# Boiler\n\nThe keys handed to Sam on 3 May.", "When were the keys handed to Sam?", "3 May"),
         ("# Soil\n\nSample sent 11 October.", "About the soil: when was the sample sent?", "11 October"),
+        ("# Club\n\nWe met Wood again. Wood leaves at 7:15.", "When does Wood leave?", "7:15"),
         ("# Planks\n\nTwo pieces sent back.", "About the planks: what was sent back?", "two pieces"),
         ("# Garden gate\n\nCode: 4711", "What is the code of the garden gate?", "4711"),
         ("# Garden gate\n\nCode: 4711", "garden gate code?", "4711"),
