@@ -1,4 +1,4 @@
-"""Captures work on a GPU as a CUDA graph; leaves torch usable if that fails."""
+"""Captures work on a GPU as a CUDA graph; torch still draws random numbers if that fails."""
 
 import functools
 from collections.abc import Iterator
@@ -25,7 +25,8 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.
         pool: the memory pool of the graph.
 
     Raises:
-        CannotCapture: the work contains what a graph cannot.
+        CannotCapture: the work contains what a graph cannot. If the capture failed at its end, torch 2.11 frees no
+            cached memory from then on.
         RuntimeError: memory ran out; the partial graph is freed.
     """
     stream = side_stream(device)

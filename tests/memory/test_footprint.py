@@ -332,7 +332,7 @@ print(*planned, result.peak_memory_bytes)
 def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
-    for number, text in enumerate(make_sentences(24, words=80)):
+    for number, text in enumerate(make_sentences(24, words=160)):
         (notes / f"{number}.md").write_text(text)
     command = [sys.executable, "-c", PROCESS, str(notes), "4GB"]
     predicted, measured = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
