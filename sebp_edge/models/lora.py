@@ -130,7 +130,7 @@ class LoraAdapter:
         """
         if merge_for is None:
             return self
-        layers, self.merge_for = _adapted_layers(base.model), merge_for
+        layers, self.merge_for = adapted_layers(base.model), merge_for
         own = {layer.base_layer.weight for layer in layers}
         others = [weight for name, weight in base.model.named_parameters() if weight.dim() > 1 and "lora_" not in name]
         if odd := {weight.shape[-1] for weight in others if weight.shape[-1] % BLOCK}:
@@ -150,7 +150,7 @@ class LoraAdapter:
 
     @contextmanager
     def _without_product(self) -> Iterator[None]:
-        layers = _adapted_layers(self.model)
+        layers = adapted_layers(self.model)
         scalings = [dict(layer.scaling) for layer in layers]
         try:
             for layer in layers:
@@ -265,7 +265,8 @@ def _round_(weight: Tensor, quantisation: str) -> None:
         fake_quantise_(rows, rows.float(), quantisation)
 
 
-def _adapted_layers(model: nn.Module) -> list[nn.Module]:
+def adapted_layers(model: nn.Module) -> list[nn.Module]:
+    """Returns PEFT's layers in a model."""
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
 
 
