@@ -18,8 +18,8 @@ WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> Counter[str]:
-    """Counts the words of a text; soft hyphens are not shown."""
-    return Counter(WORD.findall(text.replace("\xad", "")))
+    """Counts the words of a text, without case, which styles may change, and soft hyphens, which are not shown."""
+    return Counter(WORD.findall(text.replace("\xad", "").casefold()))
 
 
 def main() -> None:
@@ -48,8 +48,10 @@ def main() -> None:
         print(f"{share:.1%} {name}")
     print(f"{len(shares)} files with {total:,} words, {refused} refused")
     print(f"words read: {found / total:.2%} of all, in the median file {shares[len(shares) // 2][0]:.2%}")
-    print(f"files with less than 99 % of their words: {sum(share < 0.99 for share, _ in shares)}, less than 90 %: "
-          f"{sum(share < 0.9 for share, _ in shares)}")
+    print(
+        f"files with less than 99 % of their words: {sum(share < 0.99 for share, _ in shares)}, less than 90 %: "
+        f"{sum(share < 0.9 for share, _ in shares)}"
+    )
     print(f"words read that are not among them: {added / (found + added):.2%} of what was read")
 
 

@@ -16,11 +16,26 @@ from sebp_edge.texts.formats.encodings import decode_html
 MAX_TAGS = 5_000_000
 # A longer table row with several lines in a cell is laid out as paragraphs, in characters.
 LONGEST_ROW = 1000
+# Of a list within lists, in levels.
+MAX_INDENT = 9
 
 Attributes = tuple[tuple[str, str | None], ...]
 
 _NOT_SHOWN = {
-    *("head", "title", "script", "style", "template", "noscript", "noframes", "noembed", "iframe", "canvas", "audio", "video"),
+    *(
+        "head",
+        "title",
+        "script",
+        "style",
+        "template",
+        "noscript",
+        "noframes",
+        "noembed",
+        "iframe",
+        "canvas",
+        "audio",
+        "video",
+    ),
     *("select", "datalist", "meter", "progress", "desc", "metadata", "defs", "symbol", "annotation", "annotation-xml"),
 }
 _PREFORMATTED = {"pre", "listing", "xmp", "plaintext", "textarea"}
@@ -38,7 +53,20 @@ _BREAKS = {
     ),
     **dict.fromkeys(
         (
-            *("body", "caption", "center", "dd", "div", "dt", "figcaption", "legend", "li", "summary", "text", "textarea"),
+            *(
+                "body",
+                "caption",
+                "center",
+                "dd",
+                "div",
+                "dt",
+                "figcaption",
+                "legend",
+                "li",
+                "summary",
+                "text",
+                "textarea",
+            ),
             "tr",
         ),
         _LINE,
@@ -46,14 +74,21 @@ _BREAKS = {
 }
 _LISTS = {"ul", "ol", "menu"}
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
-# The standard opens these again in each paragraph if they were left open, so that a small page could fill the memory.
-# They change no text. Under another name they are elements like others.
-_FORMATTING = re.compile(r"<(/?)(?=(?:b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s/>])", re.IGNORECASE)
-_RENAMED = re.compile(r"<(/?)x-(?=(?:b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s/>])", re.IGNORECASE)
-# What a component shows stands in a template, which the parser would leave out.
-_SHADOW = re.compile(r"<(?=template\s[^<>]{0,200}shadowrootmode\b)", re.IGNORECASE)
-_XHTML = re.compile(r"\s*<\?xml\s|[^>]{0,200}>?\s*<html[^>]{0,400}\sxmlns\s*=", re.IGNORECASE)
+# The standard opens these again in each paragraph if they were left open, with all attributes, so that a small page
+# could fill the memory. Under another name they are elements like others.
+_NAMES = r"(?:a|b|big|code|em|font|i|nobr|s|small|strike|strong|tt|u)[\s/>]"
+_FORMATTING = re.compile(rf"<(/?)(?={_NAMES})", re.IGNORECASE)
+_RENAMED = re.compile(rf"<(/?)x-(?={_NAMES})", re.IGNORECASE)
+# Of each of these it collects the attributes of all.
+_ROOTS = [re.compile(rf"<(?={name}[\s/])", re.IGNORECASE) for name in ("html", "body")]
+# The parser reads pages as if scripts were off. As where they are on, tags mean nothing in there.
+_NO_SCRIPT = re.compile(r"<(/?)noscript(?=[\s/>])", re.IGNORECASE)
+# What a component shows stands in a template with this attribute, which the parser leaves out.
+_SHADOW = re.compile(r"<template\s[^<>]{0,200}\bshadowrootmode\b", re.IGNORECASE)
+_TEMPLATE = re.compile(r"<(/?)template(?=[\s/>])", re.IGNORECASE)
+_XHTML = re.compile(r"<\?xml\s|<html\s[^<>]*\bxmlns\s*=", re.IGNORECASE)
 _SELF_CLOSED = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:-]*)(\s[^<>]*)?/>",
     re.IGNORECASE,
@@ -82,12 +117,23 @@ def html_text(html: str) -> str:
     """
     if html.count("<") > MAX_TAGS:
         raise Unreadable(f"more than {MAX_TAGS // 1_000_000} million tags; split it to use it")
-    if _XHTML.match(html):
+    if _XHTML.search(html, 0, 2000):
         # There an element may be closed in its start tag, which HTML knows only of some.
         html = _SELF_CLOSED.sub(r"<\1\2></\1>", html)
     page = _Page()
-    sax_parse(_FORMATTING.sub(r"<\1x-", _SHADOW.sub("<x-", html)), page)
+    sax_parse(_renamed(_SURROGATES.sub("\ufffd", html)), page)
     return page.text()
+
+
+def _renamed(html: str) -> str:
+    """Renames elements that the parser would repeat or leave out."""
+    html = _NO_SCRIPT.sub(r"<\1noframes", _FORMATTING.sub(r"<\1x-", html))
+    if _SHADOW.search(html):
+        html = _TEMPLATE.sub(r"<\1applet template", html)  # Its end tag ends what is open in it, too.
+    for root in _ROOTS:
+        if first := root.search(html):
+            html = html[: first.end()] + root.sub("<x-", html[first.end() :])
+    return html
 
 
 @dataclass(slots=True)
@@ -129,10 +175,13 @@ class _Page(SaxHandler):
 
     def start_element(self, tag: str, attrs: Attributes) -> None:
         """Begins an element."""
-        attributes = dict(attrs) if attrs else {}
-        style = _declarations(attributes.get("style") or "")
-        if self._hidden or _is_hidden(tag, attributes, style):
+        if self._hidden:
             self._hidden += 1
+            return
+        attributes = dict(attrs)
+        style = _declarations(attributes["style"] or "") if "style" in attributes else {}
+        if _is_hidden(tag, attributes, style):
+            self._hidden = 1
             return
         self._outer.append(self._preformatted)
         self._preformatted |= tag in _PREFORMATTED or style.get("white-space", "").startswith(("pre", "break-spaces"))
@@ -147,11 +196,9 @@ class _Page(SaxHandler):
             self._begin_cell()
         elif tag == "tr":
             self._begin_row()
-        elif tag == "table" and self._rows:
-            self._rows[-1].has_paragraphs = True
         elif tag == "nav":
             self._menu.begin(len(self._pieces), self._is_fresh)
-        elif tag == "a":
+        elif tag == "x-a":
             self._menu.links += 1
 
     def end_element(self, tag: str) -> None:
@@ -168,7 +215,7 @@ class _Page(SaxHandler):
             self._end_row()
         elif tag == "nav":
             self._end_menu()
-        elif tag == "a":
+        elif tag == "x-a":
             self._menu.links -= 1
         self._break(tag)
 
@@ -177,7 +224,7 @@ class _Page(SaxHandler):
         if self._hidden:
             return
         if "<" in data:
-            data = _RENAMED.sub(r"<\1", data)
+            data = _RENAMED.sub(r"<\1", data).replace("<noframes", "<noscript").replace("</noframes", "</noscript")
         data = data.replace("\xad", "")  # A soft hyphen is not shown.
         if not self._preformatted:
             data = _WHITE_SPACE.sub(" ", data)
@@ -225,7 +272,7 @@ class _Page(SaxHandler):
     def _next_marker(self, attributes: dict[str, str | None]) -> str:
         if not self._lists:
             return "- "
-        indent = "  " * (len(self._lists) - 1)
+        indent = "  " * min(len(self._lists) - 1, MAX_INDENT)
         if self._lists[-1] is None:
             return f"{indent}- "
         number = _number(attributes.get("value"), self._lists[-1])
@@ -233,6 +280,8 @@ class _Page(SaxHandler):
         return f"{indent}{number}. "
 
     def _begin_row(self) -> None:
+        if self._rows:
+            self._rows[-1].has_paragraphs = True  # What holds tables lays a page out.
         self._rows.append(_Row(len(self._pieces), self._gap, self._is_fresh))
         if not self._is_fresh:
             self._pieces.append(_SEPARATORS[self._gap])
@@ -281,7 +330,7 @@ class _Page(SaxHandler):
 
 
 class _Menu:
-    """Tells whether a `nav` is a menu: most of its text is links. One that was not closed holds the rest of the page."""
+    """Tells whether a `nav` is a menu: most of its text is links. One without an end tag holds the rest of the page."""
 
     def __init__(self):
         # The number of open links and menus.
@@ -312,6 +361,10 @@ def _is_hidden(tag: str, attributes: dict[str, str | None], style: dict[str, str
     """Returns whether a browser does not show an element."""
     if tag in _NOT_SHOWN:
         return True
+    if tag == "applet" and "template" in attributes:
+        return "shadowrootmode" not in attributes
+    if tag in ("html", "body"):
+        return False  # Scripts show a page that begins hidden.
     if style.get("visibility") in ("hidden", "collapse"):
         return True
     if display := style.get("display"):
