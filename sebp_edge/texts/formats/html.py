@@ -1,78 +1,42 @@
 """Reads web pages: the text that a browser shows, without menus.
 
-The parser follows the HTML standard and nests at most as deep as browsers do, so that it takes linear time.
+The parser follows the HTML standard, and nests as deep as browsers do, 512 elements. Without a limit (selectolax), the
+time grows with the square of the depth.
 """
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbohtml.saxparse import SaxHandler, sax_parse
 
 from sebp_edge.texts.documents import Unreadable
 from sebp_edge.texts.formats.encodings import decode_html
+from sebp_edge.texts.formats.layout import LINE, PARAGRAPH, SPACE, Layout
 
 # Takes about 10 s and 1 GB.
 MAX_TAGS = 5_000_000
-# A longer table row with several lines in a cell is laid out as paragraphs, in characters.
-LONGEST_ROW = 1000
-# Of a list within lists, in levels.
-MAX_INDENT = 9
 
 Attributes = tuple[tuple[str, str | None], ...]
 
 _NOT_SHOWN = {
-    *(
-        "head",
-        "title",
-        "script",
-        "style",
-        "template",
-        "noscript",
-        "noframes",
-        "noembed",
-        "iframe",
-        "canvas",
-        "audio",
-        "video",
-    ),
-    *("select", "datalist", "meter", "progress", "desc", "metadata", "defs", "symbol", "annotation", "annotation-xml"),
+    *("head", "title", "script", "style", "template", "noframes", "noembed", "iframe", "canvas", "audio", "video"),
+    *("select", "datalist", "meter", "progress"),
 }
+# In drawings and formulas.
+_NOT_DRAWN = {"desc", "metadata", "defs", "symbol", "annotation", "annotation-xml"}
+_FOREIGN = {"svg", "math"}
 _PREFORMATTED = {"pre", "listing", "xmp", "plaintext", "textarea"}
-# What separates two texts, at least.
-_SEPARATORS = ("", " ", "\n", "\n\n")
-_SPACE, _LINE, _PARAGRAPH = 1, 2, 3
-_BREAKS = {
-    **dict.fromkeys(
-        (
-            *("address", "article", "aside", "blockquote", "details", "dialog", "dl", "fieldset", "figure", "footer"),
-            *("form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup", "hr", "listing", "main", "menu", "nav"),
-            *("ol", "p", "plaintext", "pre", "search", "section", "table", "ul", "xmp"),
-        ),
-        _PARAGRAPH,
-    ),
-    **dict.fromkeys(
-        (
-            *(
-                "body",
-                "caption",
-                "center",
-                "dd",
-                "div",
-                "dt",
-                "figcaption",
-                "legend",
-                "li",
-                "summary",
-                "text",
-                "textarea",
-            ),
-            "tr",
-        ),
-        _LINE,
-    ),
-}
 _LISTS = {"ul", "ol", "menu"}
+_PARAGRAPHS = {
+    *("address", "article", "aside", "blockquote", "details", "dialog", "dl", "fieldset", "figure", "footer", "form"),
+    *("h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup", "hr", "listing", "main", "nav", "p", "plaintext", "pre"),
+    *("search", "section", "table", "xmp"),
+}
+_LINES = {
+    *("body", "caption", "center", "dd", "div", "dt", "figcaption", "legend", "li", "summary", "text", "textarea")
+}
+# What separates elements from the text before and after them.
+_GAPS = dict.fromkeys(_PARAGRAPHS, PARAGRAPH) | dict.fromkeys(_LINES, LINE)
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
@@ -122,7 +86,7 @@ def html_text(html: str) -> str:
         html = _SELF_CLOSED.sub(r"<\1\2></\1>", html)
     page = _Page()
     sax_parse(_renamed(_SURROGATES.sub("\ufffd", html)), page)
-    return page.text()
+    return page.layout.text()
 
 
 def _renamed(html: str) -> str:
@@ -136,41 +100,15 @@ def _renamed(html: str) -> str:
     return html
 
 
-@dataclass(slots=True)
-class _Row:
-    """A table's row that is open.
-
-    Attributes:
-        start: the number of pieces before it.
-        gap: what separates it from the text before it.
-        is_fresh: whether it begins the page, or a cell.
-        cells: the indices of the pieces that separate its cells.
-        has_cell: whether a cell was begun.
-        has_paragraphs: whether a cell has several, or has lines that must be kept.
-    """
-
-    start: int
-    gap: int
-    is_fresh: bool
-    cells: list[int] = field(default_factory=list)
-    has_cell: bool = False
-    has_paragraphs: bool = False
-
-
 class _Page(SaxHandler):
-    """Collects the text of a page from the events of the parser."""
+    """Lays out the text of a page from the events of the parser."""
 
     def __init__(self):
-        self._pieces: list[str] = []
-        # What separates the next text, what stands before it in a list, and whether it begins the page or a cell.
-        self._gap, self._marker, self._is_fresh = 0, "", True
-        # The number of open elements that are not shown.
-        self._hidden = 0
+        self.layout = Layout()
+        # The number of open elements that are not shown, and of those that are drawings and formulas.
+        self._hidden = self._foreign = 0
         # Whether text is preformatted, here and in each of the open elements around.
         self._preformatted, self._outer = False, []
-        # The next number of each open list, None without numbers.
-        self._lists: list[int | None] = []
-        self._rows: list[_Row] = []
         self._menu = _Menu()
 
     def start_element(self, tag: str, attrs: Attributes) -> None:
@@ -180,24 +118,28 @@ class _Page(SaxHandler):
             return
         attributes = dict(attrs)
         style = _declarations(attributes["style"] or "") if "style" in attributes else {}
-        if _is_hidden(tag, attributes, style):
+        if (self._foreign and tag in _NOT_DRAWN) or _is_hidden(tag, attributes, style):
             self._hidden = 1
             return
         self._outer.append(self._preformatted)
         self._preformatted |= tag in _PREFORMATTED or style.get("white-space", "").startswith(("pre", "break-spaces"))
-        self._break(tag)
+        if gap := _GAPS.get(tag):
+            self.layout.separate(gap)
         if tag == "br":
             self._break_line()
         elif tag == "li":
-            self._marker = self._next_marker(attributes)
+            self.layout.begin_item(_number(attributes.get("value")))
         elif tag in _LISTS:
-            self._lists.append(_number(attributes.get("start"), 1) if tag == "ol" else None)
+            start = _number(attributes.get("start"))
+            self.layout.begin_list(None if tag != "ol" else 1 if start is None else start)
         elif tag in ("td", "th"):
-            self._begin_cell()
+            self.layout.begin_cell()
         elif tag == "tr":
-            self._begin_row()
+            self.layout.begin_row()
+        elif tag in _FOREIGN:
+            self._foreign += 1
         elif tag == "nav":
-            self._menu.begin(len(self._pieces), self._is_fresh)
+            self._menu.begin(self.layout.mark())
         elif tag == "x-a":
             self._menu.links += 1
 
@@ -207,17 +149,21 @@ class _Page(SaxHandler):
             self._hidden -= 1
             return
         self._preformatted = self._outer.pop()
-        if tag in _PREFORMATTED and self._pieces:
-            self._pieces[-1] = self._pieces[-1].rstrip()
+        if tag in _PREFORMATTED:
+            self.layout.end_lines()
         elif tag in _LISTS:
-            self._lists.pop()
+            self.layout.end_list()
         elif tag == "tr":
-            self._end_row()
+            self.layout.end_row()
+        elif tag in _FOREIGN:
+            self._foreign -= 1
         elif tag == "nav":
-            self._end_menu()
+            if self._menu.end():
+                self.layout.cut(self._menu.mark)
         elif tag == "x-a":
             self._menu.links -= 1
-        self._break(tag)
+        if gap := _GAPS.get(tag):
+            self.layout.separate(gap)
 
     def characters(self, data: str) -> None:
         """Adds text."""
@@ -226,107 +172,25 @@ class _Page(SaxHandler):
         if "<" in data:
             data = _RENAMED.sub(r"<\1", data).replace("<noframes", "<noscript").replace("</noframes", "</noscript")
         data = data.replace("\xad", "")  # A soft hyphen is not shown.
-        if not self._preformatted:
-            data = _WHITE_SPACE.sub(" ", data)
-            text = data.strip(" ")
-            if not text.strip():
-                self._gap = max(self._gap, _SPACE if data else 0)
-                return
-            if data[0] == " ":
-                self._gap = max(self._gap, _SPACE)
-        else:
-            text = data
-            if self._rows and "\n" in data:
-                self._rows[-1].has_paragraphs = True
-        self._separate()
-        self._pieces.append(text.replace("\xa0", " "))
-        self._menu.add(len(text))
-        if not self._preformatted and data[-1] == " ":
-            self._gap = _SPACE
-
-    def text(self) -> str:
-        """Returns the text of the whole page."""
-        return "".join(self._pieces).rstrip().lstrip("\n")
-
-    def _break(self, tag: str) -> None:
-        """Begins a line or a paragraph, if the element does so; a list within a list is no paragraph."""
-        gap = _BREAKS.get(tag, 0)
-        self._gap = max(self._gap, _LINE if tag in _LISTS and self._lists else gap)
+        if self._preformatted:
+            self.layout.add_lines(data.replace("\xa0", " "))
+            self._menu.count(len(data))
+            return
+        data = _WHITE_SPACE.sub(" ", data)
+        text = data.strip(" ")
+        if data[:1] == " " or not text.strip():
+            self.layout.separate(SPACE if data else 0)
+        if text.strip():
+            self.layout.add(text.replace("\xa0", " "))
+            self._menu.count(len(text))
+            if data[-1] == " ":
+                self.layout.separate(SPACE)
 
     def _break_line(self) -> None:
         if self._preformatted:
-            self._separate()
-            self._pieces.append("\n")
+            self.layout.add_lines("\n")
         else:
-            self._gap = _LINE if self._gap < _LINE else _PARAGRAPH
-
-    def _separate(self) -> None:
-        """Adds what stands before the next text."""
-        if not self._is_fresh:
-            self._pieces.append(_SEPARATORS[self._gap])
-            if self._gap == _PARAGRAPH and self._rows:
-                self._rows[-1].has_paragraphs = True
-        self._pieces.append(self._marker)
-        self._gap, self._marker, self._is_fresh = 0, "", False
-
-    def _next_marker(self, attributes: dict[str, str | None]) -> str:
-        if not self._lists:
-            return "- "
-        indent = "  " * min(len(self._lists) - 1, MAX_INDENT)
-        if self._lists[-1] is None:
-            return f"{indent}- "
-        number = _number(attributes.get("value"), self._lists[-1])
-        self._lists[-1] = number + 1
-        return f"{indent}{number}. "
-
-    def _begin_row(self) -> None:
-        if self._rows:
-            self._rows[-1].has_paragraphs = True  # What holds tables lays a page out.
-        self._rows.append(_Row(len(self._pieces), self._gap, self._is_fresh))
-        if not self._is_fresh:
-            self._pieces.append(_SEPARATORS[self._gap])
-        self._gap, self._is_fresh = 0, True
-
-    def _begin_cell(self) -> None:
-        if self._rows:
-            row = self._rows[-1]
-            if row.has_cell:
-                row.cells.append(len(self._pieces))
-                self._pieces.append("")
-            row.has_cell = True
-            self._gap, self._marker, self._is_fresh = 0, "", True
-
-    def _end_row(self) -> None:
-        row, pieces = self._rows.pop(), self._pieces
-        begin = row.start + (not row.is_fresh)
-        while row.cells and row.cells[-1] == len(pieces) - 1:
-            del pieces[row.cells.pop() :]  # Empty cells at the end.
-        if len(pieces) == begin:
-            del pieces[row.start :]
-            self._gap, self._marker, self._is_fresh = row.gap, "", row.is_fresh
-            return
-        if row.cells and not row.has_paragraphs:
-            lines = [index for index in range(begin, len(pieces)) if pieces[index] == "\n"]
-            if lines and sum(len(pieces[index]) for index in range(begin, len(pieces))) > LONGEST_ROW:
-                row.has_paragraphs = True
-            else:
-                for index in lines:
-                    pieces[index] = " "
-        previous = begin - 1
-        for index in row.cells:
-            is_empty = index == previous + 1
-            if row.has_paragraphs:
-                pieces[index] = "" if is_empty else "\n\n"
-            else:
-                pieces[index] = "| " if is_empty else " | "
-            previous = index
-        self._gap, self._marker, self._is_fresh = _PARAGRAPH if row.has_paragraphs else _LINE, "", False
-
-    def _end_menu(self) -> None:
-        menu = self._menu
-        if menu.end():
-            del self._pieces[menu.start :]
-            self._is_fresh = menu.is_fresh
+            self.layout.break_line()
 
 
 class _Menu:
@@ -335,16 +199,16 @@ class _Menu:
     def __init__(self):
         # The number of open links and menus.
         self.links = self._depth = 0
-        self.start, self.is_fresh = 0, True
+        self.mark = (0, True)
         self._linked = self._other = 0
 
-    def begin(self, start: int, is_fresh: bool) -> None:
-        """Begins a `nav` before the piece with this index."""
+    def begin(self, mark: tuple[int, bool]) -> None:
+        """Begins a `nav` at this mark of the layout."""
         if not self._depth:
-            self.start, self.is_fresh, self._linked, self._other = start, is_fresh, 0, 0
+            self.mark, self._linked, self._other = mark, 0, 0
         self._depth += 1
 
-    def add(self, num_characters: int) -> None:
+    def count(self, num_characters: int) -> None:
         """Counts text."""
         if self.links:
             self._linked += num_characters
@@ -352,7 +216,7 @@ class _Menu:
             self._other += num_characters
 
     def end(self) -> bool:
-        """Returns whether what is between here and the start is a menu."""
+        """Returns whether what is between here and the mark is a menu."""
         self._depth -= 1
         return not self._depth and self._linked > self._other
 
@@ -380,7 +244,7 @@ def _declarations(style: str) -> dict[str, str]:
     return {name.strip(): value.partition("!")[0].strip() for name, _, value in pairs}
 
 
-def _number(text: str | None, default: int) -> int:
-    """Returns the number in an attribute."""
+def _number(text: str | None) -> int | None:
+    """Returns the number in an attribute, or None."""
     match = re.match(r"\s*(-?\d{1,9})", text or "")
-    return int(match[1]) if match else default
+    return int(match[1]) if match else None
