@@ -4,7 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
 notes                    Markdown, and the notes of Obsidian and Logseq
-org, html, notebook      Org files, web pages, Jupyter notebooks
+org, html, notebook      Org files, web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx, pdf                Word and PDF files, each with a library that is an extra
 records                  .json, .jsonl and .csv
 
