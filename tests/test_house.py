@@ -99,6 +99,7 @@ OTHER_ERRORS = {
     "kernels/ops/": "ValueError RuntimeError",  # as torch's own operations; docstrings list them
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
+    "sebp_edge/frozen/": "SystemExit",  # ends PyInstaller
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",
@@ -226,6 +227,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
         ("sebp_edge.insight", "sebp_edge/insight/*.html"),
         ("sebp_edge.pages", "sebp_edge/pages/*.html"),
+        ("sebp_edge.frozen", "sebp_edge/frozen/*/*.py"),
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
     ],
 )

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import Linear as PeftLoraLinear
-from peft.tuners.lora.layer import LoraVariant
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from peft.utils.integrations import dequantize_bnb_weight
 from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.files import read_json
 from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.machine.devices import forked_random_state
+from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, fake_quantise_, lora_linear
 from sebp_edge.ops.fake_quantise import BLOCK
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
+
+with quick_import_of_bitsandbytes():
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft.tuners.lora.layer import Linear as PeftLoraLinear
+    from peft.tuners.lora.layer import LoraVariant
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+    from peft.utils.integrations import dequantize_bnb_weight
 
 # PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.
 _READ_OR_OF_NO_EFFECT = {

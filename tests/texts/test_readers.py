@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from builders import make_sentences
+from command import python
 from reading import contents, left_out, refusal, write_file
 
 from sebp_edge.errors import MachineError
@@ -164,8 +163,7 @@ def test_reading_takes_no_more_memory_than_estimated(form, tmp_path):
     else:
         path = write_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
     assert path.stat().st_size > 1_500_000
-    done = subprocess.run([sys.executable, "-c", READ_ONCE, path], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < MEMORY_PER_BYTE * path.stat().st_size
+    assert int(python(READ_ONCE, path)) < MEMORY_PER_BYTE * path.stat().st_size
 
 
 def test_a_pipe_given_by_itself_does_not_hang(tmp_path):
