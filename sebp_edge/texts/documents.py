@@ -50,6 +50,13 @@ class Unreadable(Exception):
     """One file, record or document cannot be used. Callers catch it and report the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotRead:
+    """Says what of a file that is used was not read. It stands among the file's contents."""
+
+    reason: str
+
+
 def own_text(content: Content) -> str:
     """Returns the text that tells a document from others; many conversations share their system messages."""
     if isinstance(content, Conversation):
