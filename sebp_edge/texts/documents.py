@@ -40,10 +40,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that was not used, and why."""
+    """Something that was not used, and why.
+
+    Attributes:
+        count: how many things of the source it was.
+    """
 
     source: str
     reason: str
+    count: int = 1
 
 
 class Unreadable(Exception):
@@ -55,6 +60,7 @@ class NotRead:
     """Says what of a file that is used was not read. It stands among the file's contents."""
 
     reason: str
+    count: int = 1
 
 
 def own_text(content: Content) -> str:

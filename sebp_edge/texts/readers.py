@@ -80,7 +80,7 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
         except Unreadable as reason:
             contents = [reason]
         notices = [content for content in contents if isinstance(content, NotRead)]
-        reading.left_out += [LeftOut(source.name, notice.reason) for notice in notices]
+        reading.left_out += [LeftOut(source.name, notice.reason, notice.count) for notice in notices]
         contents = [content for content in contents if not isinstance(content, NotRead)] or [Unreadable("empty")]
         if not source.size:
             # Unpacked texts have a size only now.

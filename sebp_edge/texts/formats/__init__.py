@@ -3,6 +3,7 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
+coverage                 how many words of a file its reader has not read
 notes                    Markdown, and the notes of Obsidian and Logseq
 org, html, notebook      Org files, web pages, Jupyter notebooks
 docx                     Word files: docx_text their text, docx_styles their headings and lists, docx_xml their XML
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sebp_edge.texts.documents import Content, NotRead, Unreadable, printable
+from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.html import read_html
@@ -56,7 +58,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
             raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
         if size > MAX_FILE_SIZE:
             raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
-        return [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+        contents = [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+        return with_coverage(path, contents) if ending in COUNTED else contents
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 

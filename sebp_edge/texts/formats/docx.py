@@ -54,6 +54,8 @@ class _Package:
         self._read(related.get("numbering"), lists)
         text = Text(styles, lists, self._deadline)
         self._read(main, text)
+        if not text.has_body:
+            raise Unreadable(DAMAGED)
         blocks = text.blocks()
         notes = {}
         for kind in {kind for kind, _ in text.references}:

@@ -80,12 +80,13 @@ class Text:
         references: the notes that the text refers to, as ("footnote" or "endnote", id), with their numbers.
         notes: the notes in this part, by id.
         num_inserted: how many places stand for other files, which are not read.
+        has_body: whether this is the main part of a Word file at all.
     """
 
     def __init__(self, styles: Styles, lists: Lists, deadline: Deadline):
         self.references: dict[tuple[str, str], int] = {}
         self.notes: dict[str, list[Block]] = {}
-        self.num_inserted = 0
+        self.num_inserted, self.has_body = 0, False
         self._styles, self._lists, self._deadline = styles, lists, deadline
         self._stories: list[_Story] = [_Story()]
         self._tables: list[_Table] = []
@@ -99,6 +100,7 @@ class Text:
         self._operator, self._sum, self._brackets = "", "", []
         self._note = ""
         self._starts = {
+            "body": self._start_body,
             "p": self._start_paragraph,
             "r": self._start_run,
             "fldChar": self._field,
@@ -274,6 +276,9 @@ class Text:
                 self._add(self._sum)
 
     # ---------------------------------------------------------------------------------------- paragraphs
+
+    def _start_body(self, _: Attributes) -> None:
+        self.has_body = True
 
     def _start_run(self, _: Attributes) -> None:
         self._stories[-1].run_is_hidden = None
