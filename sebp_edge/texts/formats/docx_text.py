@@ -99,6 +99,8 @@ class Text:
         # Of the formula: what stands before the next text, the sign of the sum or integral, and the closing brackets.
         self._operator, self._sum, self._brackets = "", "", []
         self._note = ""
+        # How the next word is read (in East Asian text), and where that begins among the pieces.
+        self._reading, self._reading_start = "", 0
         self._starts = {
             "body": self._start_body,
             "p": self._start_paragraph,
@@ -114,7 +116,7 @@ class Text:
             "endnoteReference": lambda attributes: self._refer("endnote", attributes),
             "AlternateContent": lambda _: self._alternatives.append(self._num_texts),
             "sym": self._symbol,
-            "rt": lambda _: self._add(" ("),
+            "rt": self._start_reading,
             "d": self._start_brackets,
             "altChunk": self._insert,
             "subDoc": self._insert,
@@ -129,7 +131,8 @@ class Text:
             "footnote": self._end_note,
             "endnote": self._end_note,
             "AlternateContent": self._alternatives.pop,
-            "rt": lambda: self._add(")"),
+            "rt": self._end_reading,
+            "ruby": self._end_ruby,
             "d": lambda: self._add(self._brackets.pop()),
         }
 
@@ -203,6 +206,20 @@ class Text:
             self._add(_SYMBOLS[font].get(chr(code & 0xFF), ""))
         elif 0x20 <= code < 0xD800:  # What is above is a number in a font.
             self._add(chr(code))
+
+    def _start_reading(self, _: Attributes) -> None:
+        self._reading_start = len(self._stories[-1].pieces)
+
+    def _end_reading(self) -> None:
+        # It stands before the word that it is the reading of.
+        pieces = self._stories[-1].pieces
+        self._reading = "".join(pieces[self._reading_start :])
+        del pieces[self._reading_start :]
+
+    def _end_ruby(self) -> None:
+        if self._reading:
+            self._add(f"({self._reading})")
+        self._reading = ""
 
     def _refer(self, kind: str, attributes: Attributes) -> None:
         if self._is_seen():
