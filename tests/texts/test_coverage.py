@@ -70,6 +70,16 @@ def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
     assert left_out(tmp_path) == {"a.docx": "2 of 4 words of this file were not read"}
 
 
+def test_a_bomb_beside_the_text_of_a_word_file_is_not_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.docx", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", "<w:document xmlns:w='w'><w:body><w:t>a</w:t></w:body></w:document>")
+        for number in range(2):
+            archive.writestr(f"word/document{number}.xml", b"<w:t>a" + bytes(33_000_000))
+    started = time.monotonic()
+    assert (contents(tmp_path), left_out(tmp_path)) == (["a"], {})
+    assert time.monotonic() - started < 2
+
+
 PIECES = [
     *("<", "<a ", '="', "='", "<nav>", "<nav><select>", "<!--", "<script>", "%%", "---\n", "a: b\n", "[[", "![[", "{{"),
     *("](", "data:,", "\n- a:: b", '"source": [', '"source": ["', '"\\', "```query\n", ":a:\n", "[[a]"),

@@ -85,7 +85,7 @@ def test_damaged_xml_is_left_out(path, folder, data):
 NAMES = (
     'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" '
     'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006" '
-    'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    'xmlns:v="urn:schemas-microsoft-com:vml" xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
 )
 STRICT = 'xmlns:w="http://purl.oclc.org/ooxml/wordprocessingml/main"'
 PARTS = ("styles", "numbering", "footnotes", "endnotes")
@@ -226,6 +226,7 @@ SEEN = {
         "a/(b+c)x^2",
     ),
     "a large initial": (paragraph("O", "<w:framePr w:dropCap='drop'/>") + paragraph("nce"), "Once"),
+    "word art": (paragraph("<w:r><w:pict><v:shape><v:textpath string='Art'/></v:shape></w:pict></w:r>"), "Art"),
     "text beside paragraphs": (run("a") + paragraph("b"), "a\n\nb"),
 }
 
@@ -239,6 +240,17 @@ def test_what_a_person_sees_is_read(tmp_path, kind):
 @pytest.mark.parametrize("name", ["a.docm", "a.DOTX", "a.dotm"])
 def test_related_and_strict_files_are_read(tmp_path, name):
     assert contents(write_word(tmp_path, paragraph("a"), name, STRICT)) == ["a"]
+
+
+def test_the_main_part_may_have_any_name(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
+        archive.writestr("text/main.xml", f"<w:document {NAMES}><w:body>{paragraph('a')}</w:body></w:document>")
+        archive.writestr(
+            "_rels/.rels",
+            '<Relationships xmlns="x"><Relationship Id="a" Target="/text/main.xml" '
+            'Type="http://purl.oclc.org/ooxml/officeDocument/relationships/officeDocument"/></Relationships>',
+        )
+    assert contents(tmp_path) == ["a"]
 
 
 def test_headings_and_hidden_text_follow_their_styles(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from sebp_edge.texts.documents import Content, NotRead, Unreadable, texts_of
+from sebp_edge.texts.formats.docx import COMPRESSIONS, MAX_XML
 from sebp_edge.texts.formats.encodings import decode, decode_html
 
 # The share of the words that a reader must have read.
@@ -85,7 +86,12 @@ _WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+
 
 def _word_text(path: Path) -> str:
     with ZipFile(path) as archive:
-        parts = [archive.read(name) for name in archive.namelist() if _WORD_PART.fullmatch(name)]
+        found = [info for info in archive.infolist() if _WORD_PART.fullmatch(info.filename)]
+        if sum(info.file_size for info in found) > MAX_XML or any(
+            info.compress_type not in COMPRESSIONS for info in found
+        ):
+            return ""  # Its reader did not read all of these.
+        parts = [archive.read(info) for info in found]
     xml = " ".join(part.decode("utf-8", errors="replace") for part in parts)
     # The copies of text boxes for older programs, and of what was moved.
     for name in ("Fallback", "moveFrom"):

@@ -14,6 +14,8 @@ from sebp_edge.texts.formats.docx_xml import DAMAGED, Attributes, Deadline, Hand
 
 # The unpacked size of the parts that are read, in bytes.
 MAX_XML = 64_000_000
+# Other decompressors may take any memory.
+COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED)
 # What older and encrypted Word files begin with.
 _OLE = b"\xd0\xcf\x11\xe0"
 
@@ -78,8 +80,8 @@ class _Package:
         info = self._parts.get(name)
         if info is None:
             return
-        if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-            raise Unreadable(DAMAGED)  # Other decompressors may take any memory.
+        if info.compress_type not in COMPRESSIONS:
+            raise Unreadable(DAMAGED)
         # Python never unpacks more of a part than the archive says.
         self._size += info.file_size
         if self._size > MAX_XML:

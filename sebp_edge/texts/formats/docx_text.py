@@ -116,6 +116,7 @@ class Text:
             "endnoteReference": lambda attributes: self._refer("endnote", attributes),
             "AlternateContent": lambda _: self._alternatives.append(self._num_texts),
             "sym": self._symbol,
+            "textpath": lambda attributes: self._add(attribute(attributes, "string")),
             "rt": self._start_reading,
             "d": self._start_brackets,
             "altChunk": self._insert,
