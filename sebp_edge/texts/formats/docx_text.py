@@ -90,8 +90,9 @@ class Text:
         self._styles, self._lists, self._deadline = styles, lists, deadline
         self._stories: list[_Story] = [_Story()]
         self._tables: list[_Table] = []
-        # How many elements around this place are not shown; the element with properties around it.
-        self._skipped, self._property = 0, ""
+        # How many elements around this place are not shown; the element with properties around it, or "mark" for those
+        # of a paragraph's end; how many elements are open within it, and where in these the mark is.
+        self._skipped, self._property, self._depth, self._mark = 0, "", 0, 0
         # The pieces of the current text element, if any.
         self._text: list[str] | None = None
         # The number of texts so far, also when each alternative content began.
@@ -148,7 +149,7 @@ class Text:
         elif self._property:
             self._start_property(name, attributes)
         elif name in _PROPERTIES:
-            self._property, self._sum = name, "∫"
+            self._property, self._depth, self._sum = name, 0, "∫"
         elif name in _NOT_SHOWN or name.endswith("Pr") or (name in _ALTERNATIVES and self._has_alternative()):
             self._skipped = 1
         elif name == "t":
@@ -224,8 +225,8 @@ class Text:
 
     def _refer(self, kind: str, attributes: Attributes) -> None:
         if self._is_seen():
-            number_ = self.references.setdefault((kind, attribute(attributes, "id")), len(self.references) + 1)
-            self._add(f"[^{number_}]")
+            place = self.references.setdefault((kind, attribute(attributes, "id")), len(self.references) + 1)
+            self._add(f"[^{place}]")
 
     def _start_brackets(self, _: Attributes) -> None:
         self._operator += "("
@@ -253,9 +254,10 @@ class Text:
         if name.endswith("Change") or name in ("sectPr", "ctrlPr"):
             self._skipped = 1  # How it was before, or nothing about text.
             return
+        self._depth += 1
         match self._property, name:
             case "pPr", "rPr":
-                self._property = "mark"
+                self._property, self._mark = "mark", self._depth
             case "pPr", "pStyle":
                 story.style = attribute(attributes)
             case "pPr", "numId":
@@ -286,12 +288,14 @@ class Text:
                 self._sum = attribute(attributes)[:1]
 
     def _end_property(self, name: str) -> None:
-        if name == "rPr" and self._property == "mark":
-            self._property = "pPr"
-        elif name == self._property:
+        if not self._depth:
             self._property = ""
             if name == "naryPr":
                 self._add(self._sum)
+            return
+        if self._property == "mark" and self._depth == self._mark:
+            self._property = "pPr"
+        self._depth -= 1
 
     # ---------------------------------------------------------------------------------------- paragraphs
 
@@ -309,6 +313,7 @@ class Text:
         if story.pieces and not story.goes_on:
             self._end_block(story)
         story.style, story.list_id, story.list_level, story.goes_on = "", None, None, False
+        self._operator = ""
 
     def _end_paragraph(self) -> None:
         story = self._stories[-1]

@@ -80,6 +80,8 @@ def feed(file: BinaryIO, handler: Handler, deadline: Deadline) -> None:
             if size - parser.CurrentByteIndex > MAX_TAG:
                 raise Unreadable(DAMAGED)
         parser.Parse(b"", True)
+    except (IndexError, KeyError):
+        raise  # A fault of the handler.
     except (expat.ExpatError, LookupError, ValueError) as error:  # An unknown encoding is one of the latter.
         raise Unreadable(DAMAGED) from error
 
