@@ -55,7 +55,6 @@ HOMES = {
     "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
     "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
     "turbohtml": ("sebp_edge/texts/formats/html.py",),
-    "docx": ("sebp_edge/texts/formats/docx.py",),
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),

@@ -3,9 +3,11 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
+coverage                 how many words of a file its reader has not read
 notes                    Markdown, and the notes of Obsidian and Logseq
 org, html, notebook      Org files, web pages, Jupyter notebooks; `layout` lays out the text of pages
-docx, pdf                Word and PDF files, each with a library that is an extra
+docx                     Word files: docx_text their text, docx_styles their headings and lists, docx_xml their XML
+pdf                      PDF files, with a library that is an extra
 records                  .json, .jsonl and .csv
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
@@ -14,7 +16,8 @@ To add a format, add its ending to `FORMATS` with a function from a path to the 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sebp_edge.texts.documents import Content, Unreadable, printable
+from sebp_edge.texts.documents import Content, NotRead, Unreadable, printable
+from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.html import read_html
@@ -28,10 +31,10 @@ from sebp_edge.texts.vaults import Vault
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
-Reader = Callable[[Path], Iterable[Content | Unreadable]]
+Reader = Callable[[Path], Iterable[Content | Unreadable | NotRead]]
 
 
-def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable]:
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable | NotRead]:
     """Reads the contents of one file; an Unreadable takes the place of a faulty record.
 
     Args:
@@ -55,7 +58,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
             raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
         if size > MAX_FILE_SIZE:
             raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
-        return [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+        contents = [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+        return with_coverage(path, contents) if ending in COUNTED else contents
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 
@@ -76,7 +80,8 @@ def _one(read: Callable[[Path], Content]) -> Reader:
 
 
 MARKDOWN = {".md", ".markdown"}
-PACKED = {".docx", ".pdf"}
+WORD = {".docx", ".docm", ".dotx", ".dotm"}
+PACKED = {*WORD, ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
     ".rst": _one(decode),
@@ -84,7 +89,7 @@ FORMATS: dict[str, Reader] = {
     ".org": _one(read_org),
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
     ".ipynb": _one(read_notebook),
-    ".docx": _one(read_docx),
+    **dict.fromkeys(WORD, read_docx),
     ".pdf": _one(read_pdf),
     ".json": read_json,
     ".jsonl": read_jsonl,
