@@ -40,14 +40,27 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that was not used, and why."""
+    """Something that was not used, and why.
+
+    Attributes:
+        count: how many things of the source it was.
+    """
 
     source: str
     reason: str
+    count: int = 1
 
 
 class Unreadable(Exception):
     """One file, record or document cannot be used. Callers catch it and report the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotRead:
+    """Says what of a file that is used was not read. It stands among the file's contents."""
+
+    reason: str
+    count: int = 1
 
 
 def own_text(content: Content) -> str:

@@ -15,6 +15,7 @@ from sebp_edge.texts.documents import (
     Content,
     Document,
     LeftOut,
+    NotRead,
     Unreadable,
     clean_content,
     num_bytes,
@@ -75,9 +76,12 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     seen: dict[tuple[type, bytes], str] = {}
     for source in sources:
         try:
-            contents = list(source.load()) or [Unreadable("empty")]
+            contents = list(source.load())
         except Unreadable as reason:
             contents = [reason]
+        notices = [content for content in contents if isinstance(content, NotRead)]
+        reading.left_out += [LeftOut(source.name, notice.reason, notice.count) for notice in notices]
+        contents = [content for content in contents if not isinstance(content, NotRead)] or [Unreadable("empty")]
         if not source.size:
             # Unpacked texts have a size only now.
             size += sum(num_bytes(content) for content in contents if not isinstance(content, Unreadable))
@@ -135,14 +139,14 @@ class _Source(NamedTuple):
     Attributes:
         name: its name in the report.
         size: the size of its text, in bytes.
-        load: reads its contents; raises Unreadable if it cannot be used.
+        load: reads its contents, and what of it was not read; raises Unreadable if it cannot be used.
         is_named: whether its owner knows it by this name.
         folder: the folder that the name of a file is relative to.
     """
 
     name: str
     size: int
-    load: Callable[[], Iterable[Content | Unreadable]]
+    load: Callable[[], Iterable[Content | Unreadable | NotRead]]
     is_named: bool = False
     folder: Path | None = None
 

@@ -14,7 +14,7 @@ To add a format, add its ending to `FORMATS` with a function from a path to the 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sebp_edge.texts.documents import Content, Unreadable, printable
+from sebp_edge.texts.documents import Content, NotRead, Unreadable, printable
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.html import read_html
@@ -28,10 +28,10 @@ from sebp_edge.texts.vaults import Vault
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
-Reader = Callable[[Path], Iterable[Content | Unreadable]]
+Reader = Callable[[Path], Iterable[Content | Unreadable | NotRead]]
 
 
-def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable]:
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable | NotRead]:
     """Reads the contents of one file; an Unreadable takes the place of a faulty record.
 
     Args:
@@ -55,7 +55,7 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
             raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
         if size > MAX_FILE_SIZE:
             raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
-        return [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+        return read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 
@@ -80,7 +80,7 @@ PACKED = {".docx", ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
     ".rst": _one(decode),
-    **dict.fromkeys(MARKDOWN, _one(read_note)),
+    **dict.fromkeys(MARKDOWN, read_note),
     ".org": _one(read_org),
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
     ".ipynb": _one(read_notebook),
