@@ -23,6 +23,7 @@ from sebp_edge.texts.documents import (
 )
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.texts.pictures import without_data
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.records import record_content
 from sebp_edge.units import gigabytes
@@ -92,7 +93,10 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
             # A large text is not kept beside its clean copy.
             content, contents[position] = contents[position], None
             try:
-                content = clean_content(content)
+                content, num_pictures = without_data(clean_content(content))
+                if num_pictures:
+                    reading.left_out.append(LeftOut(name, "data of pictures and files within the text", num_pictures))
+                    content = clean_content(content)
                 if (key := _digest(content)) in seen:
                     reading.num_equal += 1
                     raise Unreadable(f"the same as {seen[key]}")

@@ -81,7 +81,7 @@ FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
     ".rst": _one(decode),
     **dict.fromkeys(MARKDOWN, read_note),
-    ".org": _one(read_org),
+    ".org": read_org,
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
     ".ipynb": _one(read_notebook),
     ".docx": _one(read_docx),
