@@ -54,6 +54,8 @@ HOMES = {
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
     "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
+    "markdown_it": ("sebp_edge/texts/formats/markdown.py",),
+    "yaml": ("sebp_edge/texts/formats/front_matter.py",),
     "docx": ("sebp_edge/texts/formats/docx.py",),
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),

@@ -5,7 +5,7 @@ The data of one photo would be more tokens than all of its owner's notes.
 
 import re
 
-from sebp_edge.texts.documents import Completion, Content, Conversation
+from sebp_edge.texts.documents import Completion, Content
 
 # In characters; shorter data is an example that somebody wrote about, unless it is a picture's.
 MIN_LENGTH = 64
@@ -45,7 +45,7 @@ def without_data(content: Content) -> tuple[Content, int]:
         text, found = _without(message["content"])
         number += found
         messages.append({**message, "content": text})
-    return Conversation(tuple(messages)), number
+    return content._replace(messages=tuple(messages)), number
 
 
 def _without(text: str) -> tuple[str, int]:

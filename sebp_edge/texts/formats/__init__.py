@@ -3,10 +3,12 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
-notes                    Markdown, and the notes of Obsidian and Logseq
+notes                    Markdown: front_matter and joplin find what is not text, obsidian and logseq read marks
+markdown                 where a Markdown text has code and comments, by a CommonMark parser
 org, html, notebook      Org files, web pages, Jupyter notebooks
 docx, pdf                Word and PDF files, each with a library that is an extra
 records                  .json, .jsonl and .csv
+foreign                  names what is not read
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
@@ -17,6 +19,7 @@ from pathlib import Path
 from sebp_edge.texts.documents import Content, NotRead, Unreadable, printable
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
+from sebp_edge.texts.formats.foreign import reason_against_ending
 from sebp_edge.texts.formats.html import read_html
 from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
@@ -49,6 +52,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
             # System files (/proc) report size 0 too; reading them may block or never end.
             raise Unreadable("empty")
         if ending not in FORMATS:
+            if reason := reason_against_ending(ending):
+                raise Unreadable(reason)
             with path.open("rb") as file:
                 binary = b"\0" in file.read(4096)
             ending = printable(path.suffix) or "(no ending)"
@@ -83,7 +88,7 @@ FORMATS: dict[str, Reader] = {
     **dict.fromkeys(MARKDOWN, read_note),
     ".org": read_org,
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
-    ".ipynb": _one(read_notebook),
+    ".ipynb": read_notebook,
     ".docx": _one(read_docx),
     ".pdf": _one(read_pdf),
     ".json": read_json,

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
-from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.documents import NotRead, Unreadable, unix_newlines
 from sebp_edge.texts.formats.encodings import decode
+from sebp_edge.texts.formats.notes import visible_text
 
 
-def read_notebook(path: Path) -> str:
-    """Returns the text of a notebook.
+def read_notebook(path: Path) -> list[str | NotRead]:
+    """Returns the text of a notebook, and what was not read.
 
     Raises:
         Unreadable: it is damaged, or has no text; see `decode`.
@@ -19,7 +20,9 @@ def read_notebook(path: Path) -> str:
         raise Unreadable("not a valid notebook (not JSON)") from error
     language = _language(notebook)
     texts = [_text(cell, language) for cell in _cells(notebook) if isinstance(cell, dict)]
-    return "\n\n".join(text for text in texts if text)
+    text = "\n\n".join(text for text, _ in texts if text)
+    num_comments = sum(number for _, number in texts)
+    return [text, NotRead(f"comments: {num_comments:,}")] if num_comments else [text]
 
 
 def _cells(notebook) -> list:
@@ -40,12 +43,16 @@ def _language(notebook) -> str:
     return notebook if isinstance(notebook, str) and notebook.isidentifier() else ""
 
 
-def _text(cell: dict, language: str) -> str:
+def _text(cell: dict, language: str) -> tuple[str, int]:
+    """Returns the text of a cell, and how many comments it has that the notebook does not show."""
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(line for line in source if isinstance(line, str))
     if not isinstance(source, str) or not source.strip():
-        return ""
+        return "", 0
     if cell.get("cell_type") == "code":
-        return f"```{language}\n{source.strip(chr(10))}\n```"
-    return source.strip() if cell.get("cell_type") in ("markdown", "heading") else ""
+        return f"```{language}\n{source.strip(chr(10))}\n```", 0
+    if cell.get("cell_type") not in ("markdown", "heading"):
+        return "", 0
+    text, num_comments = visible_text(unix_newlines(source))
+    return text.strip(), num_comments

@@ -34,7 +34,7 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
         not_read.append(NotRead("Joplin's metadata"))
     text, num_comments = visible_text(text, vault.app if vault else None)
     if num_comments:
-        not_read.append(NotRead("comments", num_comments))
+        not_read.append(NotRead(f"comments: {num_comments:,}"))
     return [text, *not_read]
 
 

@@ -8,7 +8,10 @@ from sebp_edge.texts.documents import NotRead, unix_newlines
 from sebp_edge.texts.formats.encodings import decode
 
 _LINK = re.compile(r"\[\[([^\[\]\n]+)\](?:\[([^\[\]\n]+)\])?\]")
-_HEADING = re.compile(r"(\*+)[ \t]+(?:(?:TODO|DONE|NEXT|WAITING|HOLD|CANCELL?ED|STARTED)[ \t]+)?(?:\[#\w\][ \t]+)?(?P<comment>COMMENT(?:[ \t]|$))?")
+_HEADING = re.compile(
+    r"(\*+)[ \t]+(?:(?:TODO|DONE|NEXT|WAITING|HOLD|CANCELL?ED|STARTED)[ \t]+)?(?:\[#\w\][ \t]+)?"
+    r"(?P<comment>COMMENT(?:[ \t]|$))?"
+)
 _DRAWER = re.compile(r"[ \t]*:([\w-]+):[ \t]*$")
 _END = re.compile(r"[ \t]*:END:[ \t]*$", re.IGNORECASE)
 # Drawers that Emacs fills itself.
@@ -31,7 +34,7 @@ def read_org(path: Path) -> list[str | NotRead]:
     file = _File(unix_newlines(decode(path)).split("\n"))
     text = file.text()
     reasons = {"comments": file.num_comments, "drawers": file.num_drawers}
-    return [text, *(NotRead(reason, count) for reason, count in reasons.items() if count)]
+    return [text, *(NotRead(f"{reason}: {count:,}") for reason, count in reasons.items() if count)]
 
 
 class _File:
