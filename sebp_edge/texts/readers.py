@@ -97,7 +97,9 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
             try:
                 content, num_pictures = without_data(clean_content(content))
                 if num_pictures:
-                    reading.left_out.append(LeftOut(name, f"pictures and files within the text: {num_pictures:,}"))
+                    reading.left_out.append(
+                        LeftOut(name, f"data of pictures and files within the text: {num_pictures:,}")
+                    )
                     content = clean_content(content)
                 if (key := _digest(content)) in seen:
                     reading.num_equal += 1

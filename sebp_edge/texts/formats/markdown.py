@@ -56,12 +56,14 @@ class Parts:
         code: all code, of blocks and within lines, and mathematics.
         inline: code within lines.
         comments: comments with their marks.
+        is_cut: whether the last comment is never closed, and so hides the rest.
     """
 
     fenced: list[tuple[Span, str]] = field(default_factory=list)
     code: list[Span] = field(default_factory=list)
     inline: list[Span] = field(default_factory=list)
     comments: list[Span] = field(default_factory=list)
+    is_cut: bool = False
 
 
 def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
@@ -148,12 +150,13 @@ _CLOSED_BY = {
     "%%": re.compile("%%"),
     "$$": re.compile(r"\$\$"),
 }
-# Where the mark may stand in an address, as in "https://a.org/50%%20off".
-_IN_ADDRESS = re.compile(r"\w://[^\s<>()\[\]{}\"'`|]*\Z")
-_LONGEST_ADDRESS = 2_000
+# What ends an address such as "https://a.org/50%%20off", and its length in characters.
+_ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.
 _AMOUNT = re.compile(r"\d ?\Z")
-_MATHS = re.compile(r"\$\$(?s:.+?)\$\$|\$(?![\s$])(?:\\.|(?!%%|<!--)[^$\\\n])+(?<!\s)\$(?!\d)")
+# Mathematics hide no comment.
+_MATHS = re.compile(r"\$\$(?:(?!\$\$|%%|<!--)(?s:.))+\$\$|\$(?![\s$])(?:\\.|(?!%%|<!--)[^$\\\n])+(?<!\s)\$(?!\d)")
+_NO_MATHS = re.compile(r"\n[ \t>]*\n|%%|<!--")
 # A definition of a link to nowhere, whose title is a comment.
 _NOWHERE = re.compile(r"\[//\]:[ \t]*(?:#|<>)")
 
@@ -176,8 +179,9 @@ class _Search:
         self._until = time.thread_time() + MAX_SECONDS
         self._begins = [0, *(match.end() for match in re.finditer("\n", text))]
         self._last_line = bisect_right(self._begins, len(text.rstrip())) - 1
-        # From where on nothing closes a mark, and from what length on nothing closes a fence.
+        # From which position on nothing closes a mark, and from which length on nothing closes a fence.
         self._never_closed: dict[str, int] = {}
+        self._fence_never_closed: dict[str, int] = {}
         self._pieces: list[tuple[int, int]] = []
 
     def check_time(self) -> None:
@@ -215,10 +219,10 @@ class _Search:
 
     def may_close(self, fence: str) -> bool:
         """Returns whether a fence may be closed, as far as is known."""
-        return len(fence) < self._never_closed.get(fence[0], len(fence) + 1)
+        return len(fence) < self._fence_never_closed.get(fence[0], len(fence) + 1)
 
     def is_never_closed(self, fence: str) -> None:
-        self._never_closed[fence[0]] = len(fence)
+        self._fence_never_closed[fence[0]] = len(fence)
 
     # ---- lines and their content
 
@@ -294,8 +298,10 @@ def _skip(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     while True:
         position = state.skipSpaces(position)
         if mark := search.comment_at(position):
-            # What is never closed hides the rest, as in browsers and in Obsidian.
-            end = search.end_of(mark, position) or len(state.src)
+            end = search.end_of(mark, position)
+            if end is None:
+                # It hides the rest, as in browsers and in Obsidian.
+                end, search.parts.is_cut = len(state.src), True
             search.hide(position, end)
         elif end := _maths_end(search, position):
             search.parts.code.append((position, end))
@@ -309,7 +315,8 @@ def _skip(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
 def _maths_end(search: _Search, position: int) -> int | None:
     """Returns where a block of mathematics ends that begins at a position; None if none does."""
     is_maths = search.syntax.has_maths and search.text.startswith("$$", position)
-    return search.end_of("$$", position) if is_maths else None
+    end = search.end_of("$$", position) if is_maths else None
+    return end if end and not _NO_MATHS.search(search.text, position, end) else None
 
 
 def _go_on(state: StateBlock, line: int, end_line: int, position: int) -> bool:
@@ -437,13 +444,16 @@ def _inline_code(rule: Callable, state: StateInline, silent: bool) -> bool:
 def _inline_comment(state: StateInline, silent: bool) -> bool:
     search = _search(state)
     search.check_time()
-    if not (mark := next((mark for mark in search.syntax.comments if state.src.startswith(mark, state.pos)), "")):
+    mark = next((mark for mark in search.syntax.comments if state.src.startswith(mark, state.pos)), "")
+    if not mark:
         return False
-    begin = search.in_text(state.pos)
+    begin, after = search.in_text(state.pos), state.pos + len(mark)
     before = state.src[max(0, state.pos - _LONGEST_ADDRESS) : state.pos]
-    end = None if mark == "%%" and _IN_ADDRESS.search(before) else search.end_of(mark, begin)
-    after = state.pos + len(mark)
-    if end is not None and search.in_content(end) > state.posMax and _AMOUNT.search(before) and mark == "%%":
+    end = None
+    # A comment that began in another cell of a table ends here.
+    if begin >= search.hidden_until and not (mark == "%%" and _is_in_address(before)):
+        end = search.end_of(mark, begin)
+    if end and mark == "%%" and search.in_content(end) > state.posMax and _AMOUNT.search(before):
         end = None
     if end is None:
         state.pos = after
@@ -451,6 +461,10 @@ def _inline_comment(state: StateInline, silent: bool) -> bool:
         search.hide(begin, end)
         state.pos = max(after, min(search.in_content(end), state.posMax))
     return True
+
+
+def _is_in_address(before: str) -> bool:
+    return "://" in before[max(map(before.rfind, _ENDS_ADDRESS)) + 1 :]
 
 
 def _inline_maths(state: StateInline, silent: bool) -> bool:

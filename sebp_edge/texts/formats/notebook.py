@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable, unix_newlines
 from sebp_edge.texts.formats.encodings import decode
-from sebp_edge.texts.formats.notes import visible_text
+from sebp_edge.texts.formats.notes import Seen, comments_not_read, visible_text
 
 
 def read_notebook(path: Path) -> list[str | NotRead]:
@@ -20,9 +20,7 @@ def read_notebook(path: Path) -> list[str | NotRead]:
         raise Unreadable("not a valid notebook (not JSON)") from error
     language = _language(notebook)
     texts = [_text(cell, language) for cell in _cells(notebook) if isinstance(cell, dict)]
-    text = "\n\n".join(text for text, _ in texts if text)
-    num_comments = sum(number for _, number in texts)
-    return [text, NotRead(f"comments: {num_comments:,}")] if num_comments else [text]
+    return ["\n\n".join(cell.text for cell in texts if cell.text), *comments_not_read(*texts)]
 
 
 def _cells(notebook) -> list:
@@ -43,16 +41,15 @@ def _language(notebook) -> str:
     return notebook if isinstance(notebook, str) and notebook.isidentifier() else ""
 
 
-def _text(cell: dict, language: str) -> tuple[str, int]:
-    """Returns the text of a cell, and how many comments it has that the notebook does not show."""
+def _text(cell: dict, language: str) -> Seen:
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(line for line in source if isinstance(line, str))
     if not isinstance(source, str) or not source.strip():
-        return "", 0
+        return Seen("")
     if cell.get("cell_type") == "code":
-        return f"```{language}\n{source.strip(chr(10))}\n```", 0
+        return Seen(f"```{language}\n{source.strip(chr(10))}\n```")
     if cell.get("cell_type") not in ("markdown", "heading"):
-        return "", 0
-    text, num_comments = visible_text(unix_newlines(source))
-    return text.strip(), num_comments
+        return Seen("")
+    seen = visible_text(unix_newlines(source))
+    return seen._replace(text=seen.text.strip())

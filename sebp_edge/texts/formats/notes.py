@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from sebp_edge.texts.documents import NotRead, Unreadable, unix_newlines
 from sebp_edge.texts.formats.encodings import decode
@@ -32,14 +33,33 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
     if (end := metadata_begin(text)) is not None:
         text = text[:end]
         not_read.append(NotRead("Joplin's metadata"))
-    text, num_comments = visible_text(text, vault.app if vault else None)
-    if num_comments:
-        not_read.append(NotRead(f"comments: {num_comments:,}"))
-    return [text, *not_read]
+    seen = visible_text(text, vault.app if vault else None)
+    return [seen.text, *not_read, *comments_not_read(seen)]
 
 
-def visible_text(text: str, app: str | None = None) -> tuple[str, int]:
-    """Returns a Markdown text without comments and without the marks of Obsidian or Logseq, and how many comments.
+class Seen(NamedTuple):
+    """What a person sees of a text.
+
+    Attributes:
+        num_comments: how many comments it has.
+        is_cut: whether the last of them is never closed, and so hides the rest.
+    """
+
+    text: str
+    num_comments: int = 0
+    is_cut: bool = False
+
+
+def comments_not_read(*texts: Seen) -> list[NotRead]:
+    """Returns what was not read of the texts of one document."""
+    number = sum(seen.num_comments for seen in texts)
+    reasons = [f"comments: {number:,}"] * bool(number)
+    reasons += ["all after a comment that is never closed"] * any(seen.is_cut for seen in texts)
+    return [NotRead(reason) for reason in reasons]
+
+
+def visible_text(text: str, app: str | None = None) -> Seen:
+    """Returns a Markdown text without comments and without the marks of Obsidian or Logseq.
 
     Args:
         text: the text with Unix newlines and without front matter.
@@ -49,13 +69,12 @@ def visible_text(text: str, app: str | None = None) -> tuple[str, int]:
         Unreadable: see `find_parts`.
     """
     if app is None and not _MAY_HIDE.search(text):
-        return text, 0
+        return Seen(text)
     syntax, read_marks = _APPS.get(app, (COMMON, None))
     parts = find_parts(text, syntax)
     comments: list[Edit] = [(begin, _BLANKS.match(text, end).end(), "") for begin, end in parts.comments]
-    if read_marks is None:
-        return edit(text, comments, [])[0], len(comments)
-    return read_marks(text, parts, comments), len(comments)
+    seen = read_marks(text, parts, comments) if read_marks else edit(text, comments, [])[0]
+    return Seen(seen, len(comments), parts.is_cut)
 
 
 def _is_drawing(path: Path, front: str) -> bool:
