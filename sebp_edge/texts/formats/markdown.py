@@ -72,6 +72,8 @@ def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
     Raises:
         Unreadable: the text takes too long to parse, or has too many lines.
     """
+    if not _MAY_HAVE_PARTS.search(text):
+        return Parts()
     if text.count("\n") > MAX_LINES:
         raise Unreadable(f"more than {MAX_LINES:,} lines; split it to use it")
     search, parser = _Search(text, syntax), _parser(syntax)
@@ -150,6 +152,8 @@ _CLOSED_BY = {
     "%%": re.compile("%%"),
     "$$": re.compile(r"\$\$"),
 }
+# Without any of these, a text has no parts; the last one is the indent of code.
+_MAY_HAVE_PARTS = re.compile(r"[`$]|~~~|%%|<!--|\]:\s*(?:#|<>)|^(?: {4}| {0,3}\t)", re.MULTILINE)
 # What ends an address such as "https://a.org/50%%20off", and its length in characters.
 _ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.
