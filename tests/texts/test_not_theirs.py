@@ -5,7 +5,8 @@ import json
 import pytest
 from reading import contents, left_out, write_file
 
-from sebp_edge.texts.formats.foreign import foreign_export
+from sebp_edge.texts.foreign import foreign_export, reason_against_name
+from sebp_edge.texts.formats import FORMATS
 
 MIT = "MIT License\n\nCopyright (c) 2024 Somebody\n\nPermission is hereby granted, free of charge, to any person"
 LICENCE = "a licence or a code of conduct; give the file itself to use it"
@@ -63,12 +64,17 @@ def test_what_programs_depend_on_is_left_out(folder):
         ("a.odt", "an OpenDocument text (.odt); save it as .docx"),
         ("a.doc", "a document in an old format (.doc); save it as .docx"),
         ("a.pages", "a Pages document (.pages); export it as Word (.docx)"),
+        (f"Soups {'0a' * 16}.csv", "a database exported from Notion; its pages are in the .md files beside it"),
         ("a.zip", "an archive (.zip); unpack it, and give the folder"),
     ],
 )
 def test_formats_that_are_not_read_are_named(folder, name, reason):
     write_file(folder, name, b"PK\x00\x01")
     assert left_out(folder) == {name: reason}
+
+
+def test_no_format_that_is_read_is_named_as_another():
+    assert [ending for ending in FORMATS if reason_against_name(f"a{ending}")] == []
 
 
 MESSAGE = {"id": 1, "type": "message", "from": "A", "text": "x"}
@@ -83,6 +89,7 @@ MESSAGE = {"id": 1, "type": "message", "from": "A", "text": "x"}
         ({"uuid": "x", "chat_messages": []}, "a Claude export"),
         ({"name": "A", "type": "personal_chat", "messages": [MESSAGE]}, "a Telegram export"),
         ({"chats": {"list": []}}, "a Telegram export"),
+        ({"version": 2, "type": "net.daringfireball.markdown"}, "the settings of a text bundle"),
         ({"title": "Soup", "textContent": "Lentils"}, "a Google Keep note"),
         ({"metadata": {}, "entries": [{"creationDate": "x", "text": "y"}]}, "a Day One export"),
     ],

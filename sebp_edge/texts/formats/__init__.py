@@ -8,7 +8,6 @@ markdown                 where a Markdown text has code and comments, by a Commo
 org, html, notebook      Org files, web pages, Jupyter notebooks
 docx, pdf                Word and PDF files, each with a library that is an extra
 records                  .json, .jsonl and .csv
-foreign                  names what is not read
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
@@ -17,9 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sebp_edge.texts.documents import Content, NotRead, Unreadable, printable
+from sebp_edge.texts.foreign import reason_against_name
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
-from sebp_edge.texts.formats.foreign import reason_against_ending
 from sebp_edge.texts.formats.html import read_html
 from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
@@ -51,9 +50,9 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
         if not size:
             # System files (/proc) report size 0 too; reading them may block or never end.
             raise Unreadable("empty")
+        if reason := reason_against_name(path.name):
+            raise Unreadable(reason)
         if ending not in FORMATS:
-            if reason := reason_against_ending(ending):
-                raise Unreadable(reason)
             with path.open("rb") as file:
                 binary = b"\0" in file.read(4096)
             ending = printable(path.suffix) or "(no ending)"

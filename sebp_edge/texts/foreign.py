@@ -1,6 +1,8 @@
 """Names files that are not read, and exports of other programs, each with what to do about it."""
 
+import re
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 # What a file is by its ending, and what to do; several endings are apart by blanks.
@@ -40,8 +42,15 @@ _BY_ENDING = {
 _ENDINGS = {ending: entry for endings, entry in _BY_ENDING.items() for ending in endings.split()}
 
 
-def reason_against_ending(ending: str) -> str | None:
-    """Returns what a file with this ending, in lower case, is and what to do; None if that is not known."""
+# Notion puts a page's id at the end of names.
+_NOTION_TABLE = re.compile(r".* [0-9a-f]{32}(?:_all)?\.csv", re.IGNORECASE)
+
+
+def reason_against_name(name: str) -> str | None:
+    """Returns what a file with this name is and what to do; None if that is not known, or the file may be read."""
+    if _NOTION_TABLE.fullmatch(name):
+        return "a database exported from Notion; its pages are in the .md files beside it"
+    ending = PurePath(name).suffix.lower()
     if ending not in _ENDINGS:
         return None
     what, advice = _ENDINGS[ending]
@@ -104,6 +113,11 @@ _BY_SHAPE: list[tuple[str, Callable[[dict], bool], str]] = [
         "a Standard Notes backup",
         lambda value: any("content_type" in item for item in _items(value, "items")),
         "export the notes as plain text",
+    ),
+    (
+        "the settings of a text bundle",
+        lambda value: "creatorIdentifier" in value or value.get("type") == "net.daringfireball.markdown",
+        "its text is in the file beside them",
     ),
     (
         "a Simplenote export",
