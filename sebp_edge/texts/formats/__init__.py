@@ -5,7 +5,8 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 encodings                bytes -> text
 notes                    Markdown: front_matter and joplin find what is not text, obsidian and logseq read marks
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
-org, html, notebook      Org files, web pages, Jupyter notebooks
+org, rst                 Org and reStructuredText files
+html, notebook           web pages, Jupyter notebooks
 docx, pdf                Word and PDF files, each with a library that is an extra
 records                  .json, .jsonl and .csv
 
@@ -25,6 +26,7 @@ from sebp_edge.texts.formats.notes import read_note
 from sebp_edge.texts.formats.org import read_org
 from sebp_edge.texts.formats.pdf import read_pdf
 from sebp_edge.texts.formats.records import read_csv, read_json, read_jsonl
+from sebp_edge.texts.formats.rst import read_rst
 from sebp_edge.texts.vaults import Vault
 
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
@@ -83,7 +85,7 @@ MARKDOWN = {".md", ".markdown"}
 PACKED = {".docx", ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
-    ".rst": _one(decode),
+    ".rst": read_rst,
     **dict.fromkeys(MARKDOWN, read_note),
     ".org": read_org,
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
