@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from sebp_edge.questions.subjects import Subject, Words, is_common, is_english, subject_of, title_from_name, words_of
 from sebp_edge.questions.word_lists import listed
-from sebp_edge.texts.formats.markdown import edit, find_parts
+from sebp_edge.texts.edits import edit
+from sebp_edge.texts.formats.markdown import find_parts
 
 # Of a longer note, only the beginning is asked about.
 MAX_CHARACTERS = 60_000

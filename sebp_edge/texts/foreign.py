@@ -89,7 +89,11 @@ _AS_MESSAGES = 'save its conversations as records with "messages"'
 # What an object looks like, and what to do.
 _BY_SHAPE: list[tuple[str, Callable[[dict], bool], str]] = [
     ("a Roam export", _is_roam, _AS_MARKDOWN),
-    ("a Logseq export", lambda value: _has(value, "version", "blocks") and bool(_items(value, "blocks")), _AS_MARKDOWN),
+    (
+        "a Logseq export",
+        lambda value: "version" in value and any("page-name" in item for item in _items(value, "blocks")),
+        _AS_MARKDOWN,
+    ),
     ("a ChatGPT export", lambda value: isinstance(value.get("mapping"), dict), _AS_MESSAGES),
     ("a Claude export", lambda value: isinstance(value.get("chat_messages"), list), _AS_MESSAGES),
     ("a Telegram export", _is_telegram, _AS_MESSAGES),

@@ -5,7 +5,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 
-from sebp_edge.texts.formats.markdown import Edit, Parts, Span, Syntax, edit, masked, replace_marks
+from sebp_edge.texts.edits import Edit, Span, edit, masked, replace_marks
+from sebp_edge.texts.formats.markdown import Parts, Syntax
 
 LOGSEQ = Syntax(has_maths=True, has_indented_code=False)
 

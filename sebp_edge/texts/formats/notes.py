@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebp_edge.texts.documents import NotRead, Unreadable, unix_newlines
+from sebp_edge.texts.edits import Edit, edit
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.front_matter import front_matter
 from sebp_edge.texts.formats.joplin import metadata_begin
 from sebp_edge.texts.formats.logseq import LOGSEQ, read_as_logseq
-from sebp_edge.texts.formats.markdown import COMMON, Edit, edit, find_parts
+from sebp_edge.texts.formats.markdown import COMMON, find_parts
 from sebp_edge.texts.formats.obsidian import OBSIDIAN, read_as_obsidian
 from sebp_edge.texts.vaults import Vault
 

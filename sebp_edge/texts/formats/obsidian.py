@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from sebp_edge.texts.formats.markdown import Edit, Parts, Syntax, edit, replace_marks
+from sebp_edge.texts.edits import Edit, edit, replace_marks
+from sebp_edge.texts.formats.markdown import Parts, Syntax
 
 OBSIDIAN = Syntax(comments=("<!--", "%%"), has_maths=True)
 

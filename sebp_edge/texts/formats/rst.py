@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, unix_newlines
+from sebp_edge.texts.edits import edit
 from sebp_edge.texts.formats.encodings import decode
-from sebp_edge.texts.formats.markdown import edit
 
 # Explicit markup that is none of a directive, target, footnote or substitution, and the indented lines below it. Marks
 # that are indented may stand in code.
