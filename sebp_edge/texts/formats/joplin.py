@@ -7,7 +7,9 @@ from sebp_edge.texts.documents import Unreadable
 _METADATA = re.compile(r"(?:\A|\n\n)((?:[a-z_]{2,40}:(?: [^\n]*)?\n)*type_: (\d{1,2}))\s*\Z")
 # In characters.
 _LONGEST = 100_000
-_ID = re.compile(r"^id: [0-9a-f]{32}$", re.MULTILINE)
+_ID = re.compile(r"^id: \w+$", re.MULTILINE)
+# Keys that tell its metadata from a user's own lines.
+_OWN = re.compile(r"^(?:parent_id|note_id|created_time|user_created_time|encryption_applied|mime): ", re.MULTILINE)
 _ENCRYPTED = re.compile(r"^encryption_applied: 1$", re.MULTILINE)
 _NOTE = "1"
 
@@ -20,7 +22,7 @@ def metadata_begin(text: str) -> int | None:
     """
     tail = max(0, len(text) - _LONGEST)
     found = _METADATA.search(text, tail) if "\ntype_: " in text[tail:] else None
-    if not found or not _ID.search(found[1]):
+    if not (found and _ID.search(found[1]) and _OWN.search(found[1])):
         return None
     if found[2] != _NOTE:
         raise Unreadable("what Joplin keeps beside its notes, such as a notebook or a tag")
