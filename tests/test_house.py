@@ -55,6 +55,8 @@ HOMES = {
     "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
     "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
     "turbohtml": ("sebp_edge/texts/formats/html.py",),
+    "markdown_it": ("sebp_edge/texts/formats/markdown.py",),
+    "yaml": ("sebp_edge/texts/formats/front_matter.py",),
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),

@@ -40,15 +40,17 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that was not used, and why.
-
-    Attributes:
-        count: how many things of the source it was.
-    """
+    """Something that was not used, and why."""
 
     source: str
     reason: str
-    count: int = 1
+
+    @property
+    def kind(self) -> str:
+        """The reason without the name of another document and without a count."""
+        if self.reason.startswith("the same as "):
+            return "the same as another one"
+        return re.sub(r": [\d,]+\Z", "", self.reason)
 
 
 class Unreadable(Exception):
@@ -60,7 +62,6 @@ class NotRead:
     """Says what of a file that is used was not read. It stands among the file's contents."""
 
     reason: str
-    count: int = 1
 
 
 def own_text(content: Content) -> str:

@@ -23,8 +23,11 @@ from sebp_edge.texts.documents import (
 )
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.texts.not_theirs import LICENCE, is_licence
+from sebp_edge.texts.pictures import without_data
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.records import record_content
+from sebp_edge.texts.vaults import Vault
 from sebp_edge.units import gigabytes
 
 # Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
@@ -80,7 +83,7 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
         except Unreadable as reason:
             contents = [reason]
         notices = [content for content in contents if isinstance(content, NotRead)]
-        reading.left_out += [LeftOut(source.name, notice.reason, notice.count) for notice in notices]
+        reading.left_out += [LeftOut(source.name, notice.reason) for notice in notices]
         contents = [content for content in contents if not isinstance(content, NotRead)] or [Unreadable("empty")]
         if not source.size:
             # Unpacked texts have a size only now.
@@ -92,7 +95,12 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
             # A large text is not kept beside its clean copy.
             content, contents[position] = contents[position], None
             try:
-                content = clean_content(content)
+                content, num_pictures = without_data(clean_content(content))
+                if num_pictures:
+                    reading.left_out.append(
+                        LeftOut(name, f"data of pictures and files within the text: {num_pictures:,}")
+                    )
+                    content = clean_content(content)
                 if (key := _digest(content)) in seen:
                     reading.num_equal += 1
                     raise Unreadable(f"the same as {seen[key]}")
@@ -209,8 +217,16 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source
     path = expand_user(Path(folder.path))
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
-        load = partial(read_file, file.path, file.vault)
+        load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
         yield _Source(file.name, text_size(file.path), load, is_named=True, folder=root)
+
+
+def _read_found(path: Path, vault: Vault | None) -> Iterator[Content | Unreadable | NotRead]:
+    """Reads a file that was found in a folder, where it may be a licence."""
+    for content in read_file(path, vault):
+        if isinstance(content, str) and is_licence(path.name, content):
+            raise Unreadable(LICENCE)
+        yield content
 
 
 def _with_different_names(sources: list[_Source]) -> list[_Source]:

@@ -47,6 +47,7 @@ def test_a_hidden_folder_or_file_given_by_its_path_is_read(tmp_path):
 
 def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
     write_file(folder, "a.odt", b"PK\x00")
+    write_file(folder, "a.bin", b"PK\x00")
     write_file(folder, "b.docx.bak", "text")
     write_file(folder, "README", "text")
     write_file(folder, "dir.md/inside.txt", "A folder may have such a name.")
@@ -57,7 +58,8 @@ def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
     reading = read_texts(folder)
     assert [document.source for document in reading.documents] == ["kept.md", "dir.md/inside.txt"]
     assert {item.source: item.reason for item in reading.left_out} == {
-        "a.odt": "binary file",
+        "a.odt": "an OpenDocument text (.odt); save it as .docx",
+        "a.bin": "binary file",
         "b.docx.bak": "unsupported file type .bak",
         "README": "unsupported file type (no ending)",
         "pipe.md": "not a regular file",

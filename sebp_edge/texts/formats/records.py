@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sebp_edge.texts.documents import Content, Unreadable
+from sebp_edge.texts.foreign import foreign_export
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.records import prompt_and_completion, record_content
 
@@ -57,4 +58,5 @@ def _contents(values: Iterable) -> Iterator[Content | Unreadable]:
         try:
             yield value if isinstance(value, (str, Unreadable)) else record_content(value)
         except Unreadable as reason:
-            yield reason
+            looks = foreign_export(value)
+            yield Unreadable(looks) if looks else reason
