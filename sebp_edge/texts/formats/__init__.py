@@ -6,7 +6,7 @@ encodings                bytes -> text
 notes                    Markdown, and the notes of Obsidian and Logseq
 org, html, notebook      Org files, web pages, Jupyter notebooks
 docx, pdf                Word and PDF files, each with a library that is an extra
-records                  .json, .jsonl and .csv
+records                  .json, .jsonl, .csv and .tsv
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
@@ -22,17 +22,18 @@ from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
 from sebp_edge.texts.formats.org import read_org
 from sebp_edge.texts.formats.pdf import read_pdf
-from sebp_edge.texts.formats.records import read_csv, read_json, read_jsonl
+from sebp_edge.texts.formats.records import Read, read_csv, read_json
 from sebp_edge.texts.vaults import Vault
 
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
-Reader = Callable[[Path], Iterable[Content | Unreadable]]
+Reader = Callable[[Path], Iterable[Read]]
 
 
-def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable]:
-    """Reads the contents of one file; an Unreadable takes the place of a faulty record.
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
+    """Reads the contents of one file; an Unreadable takes the place of a faulty record, and a PartlyRead says what is
+    missing.
 
     Args:
         vault: the vault that the file is in, if any; its Markdown has the vault's syntax.
@@ -86,7 +87,6 @@ FORMATS: dict[str, Reader] = {
     ".ipynb": _one(read_notebook),
     ".docx": _one(read_docx),
     ".pdf": _one(read_pdf),
-    ".json": read_json,
-    ".jsonl": read_jsonl,
-    ".csv": read_csv,
+    **dict.fromkeys((".json", ".jsonl"), read_json),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
 }
