@@ -160,8 +160,8 @@ def _tokenised(
     """Yields the tokens of each text of a document, a part at a time, and the text's boilerplate."""
     content = as_chat(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
-        answers = (message["content"].strip() for message in content.messages if message["role"] == "assistant")
-        for text, spans in render_conversation(content.messages, tokenizer):
+        answers = (content.messages[turn]["content"].strip() for turn in content.turns)
+        for text, spans in render_conversation(content.messages, tokenizer, content.tools):
             # Each span holds the next answer.
             pairs = zip(spans, answers, strict=False)
             common = [each for span, answer in pairs for each in _spans_in_answer(answer, text, span, common_lines)]

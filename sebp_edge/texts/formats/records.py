@@ -133,9 +133,9 @@ def _values_in_turn(text: str, at: int) -> Iterator:
     line, counted, may_be_flat = 1, 0, True
     while at < len(text):
         following = _NEXT_RECORD.search(text, at)
-        end = following.end() if following else len(text)
+        last, end = following.span() if following else (len(text), len(text))
         try:
-            values = _decode_all(text[at:end])
+            values = _decode_all(text[at:last])
         except (ValueError, RecursionError) as error:
             flat = _flat_value(text, at) if may_be_flat else None
             if flat is None:
