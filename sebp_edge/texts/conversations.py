@@ -3,7 +3,7 @@
 Uses the first of these methods that is sound for the template, and never guesses:
 
 1. generation marks: the template marks the assistant's text (`{% generation %}`);
-2. prefixes: the conversation rendered up to a turn is a prefix of the whole rendering;
+2. prefixes: the conversation rendered up to a turn is a prefix of what is rendered up to the next one;
 3. turn by turn: for templates that rewrite earlier turns (Qwen3 drops their thoughts), renders one text per assistant
    turn, with loss on that turn only.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from sebp_edge.errors import ModelError
 from sebp_edge.texts.documents import Message, Unreadable, turns_with_loss
-from sebp_edge.texts.template_child import Renderer, Rendering, TemplateRefuses
+from sebp_edge.texts.template_child import Cut, Renderer, Rendering, TemplateRefuses
 from sebp_edge.texts.tokens import Span
 
 Messages = Sequence[Message]
@@ -24,8 +24,17 @@ Rendered = list[tuple[str, list[Span]]]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Without marks, each turn is rendered with all messages before it. A conversation takes at most so many messages.
 MAX_RENDERED = 5_000_000
+# Turns that are rendered in one request, which has the time of one rendering.
+TURNS_AT_ONCE = 4
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class NotShown(Unreadable):
+    """The chat template does not show which part of a conversation is the assistant's."""
+
+    def __init__(self):
+        super().__init__("the model's chat template does not show which part of it is the assistant's")
 
 
 def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = ()) -> Rendered:
@@ -39,8 +48,9 @@ def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = (
         of its turns that has loss.
 
     Raises:
-        ModelError: there is no chat template, or it does not show which part is the assistant's.
-        Unreadable: the template refuses this conversation, has no place for a part of it, or a message contains a
+        ModelError: there is no chat template.
+        NotShown: it does not show which part is the assistant's.
+        Unreadable: it refuses this conversation, has no place for a part of it, or a message contains a
             control token, which after rendering would look like the template's own.
     """
     template = _Template(tokenizer, tools)
@@ -48,7 +58,7 @@ def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = (
     # Nothing after the assistant's last turn has loss.
     messages = messages[: turns_with_loss(messages)[-1] + 1]
     try:
-        return _by_marks(messages, template) or _by_prefixes(messages, template) or _turn_by_turn(messages, template)
+        return _by_marks(messages, template) or _by_turns(messages, template)
     except TemplateRefuses as error:
         roles = ", ".join(role if (role := message["role"]) in ROLES else "another role" for message in messages[:6])
         raise Unreadable(f"the model's chat template {error} a conversation of {roles}") from error
@@ -67,7 +77,7 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     template = _Template(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
     try:
-        return template.render(messages, prompt=True, **variables).text
+        return template.render_all(messages, prompt=True, **variables).text
     except TemplateRefuses as error:
         raise Unreadable(f"it {error} these messages") from error
 
@@ -77,7 +87,7 @@ def render_end_of_turn(tokenizer) -> str:
     answer = "answer"
     turns = ({"role": "user", "content": "question"}, {"role": "assistant", "content": answer})
     try:
-        return _Template(tokenizer).render(turns).text.rpartition(answer)[2]
+        return _Template(tokenizer).render_all(turns).text.rpartition(answer)[2]
     except TemplateRefuses:
         return ""
 
@@ -108,10 +118,15 @@ class _Template:
             renderers[source] = Renderer(source)
         self._renderer = renderers[source]
 
-    def render(self, messages: Messages, *, prompt: bool = False, **variables) -> Rendering:
-        """Renders messages; see `Renderer.render`."""
+    def render(self, messages: Messages, cuts: list[Cut], **variables) -> list[Rendering]:
+        """Renders the beginnings of a conversation; see `Renderer.render`."""
         shown = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
-        return self._renderer.render(shown, self.tools, self._variables | variables, prompt=prompt)
+        return self._renderer.render(shown, self.tools, self._variables | variables, cuts)
+
+    def render_all(self, messages: Messages, *, prompt: bool = False, **variables) -> Rendering:
+        """Renders a conversation."""
+        [rendering] = self.render(messages, [(len(messages), prompt)], **variables)
+        return rendering
 
 
 def _refuse_control_tokens(value, tokenizer) -> None:
@@ -134,7 +149,7 @@ def _strings(value) -> Iterator[str]:
 def _by_marks(messages: Messages, template: _Template) -> Rendered | None:
     if not template.has_marks:
         return None
-    text, spans = template.render(messages)
+    text, spans = template.render_all(messages)
     written = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     if spans is None or len(spans) != len(written):
         return None
@@ -143,39 +158,40 @@ def _by_marks(messages: Messages, template: _Template) -> Rendered | None:
     return [(text, [span for span, turn in zip(spans, written, strict=True) if turn in turns])]
 
 
-def _by_prefixes(messages: Messages, template: _Template) -> Rendered | None:
+def _by_turns(messages: Messages, template: _Template) -> Rendered:
+    """Renders up to the beginning and up to the end of each turn.
+
+    Returns one text if each of these is a prefix of the next one, else a text for each turn.
+    """
     turns = turns_with_loss(messages)
     if len(turns) * len(messages) > MAX_RENDERED:
         raise Unreadable("a conversation of so many turns that this model's chat template takes too long; split it")
-    whole, spans = template.render(messages).text, []
-    for turn in turns:
-        before, after = _render_before_and_after(messages, turn, template)
-        if not (whole.startswith(after) and after.startswith(before)):
-            return None
-        spans.append((len(before), len(after)))
-    _refuse_lost(whole, messages, turns, template.tools)
-    return [(whole, spans)]
-
-
-def _turn_by_turn(messages: Messages, template: _Template) -> Rendered:
-    rendered = []
-    for turn in turns_with_loss(messages):
-        before, after = _render_before_and_after(messages, turn, template)
-        if not after.startswith(before):
-            raise ModelError(
-                "The model's chat template does not show which part of a conversation is the assistant's; "
-                "give prompt/completion records or plain texts instead."
-            )
-        _refuse_lost(after, messages[: turn + 1], [turn], template.tools)
-        rendered.append((after, [(len(before), len(after))]))
-    return rendered
-
-
-def _render_before_and_after(messages: Messages, turn: int, template: _Template) -> tuple[str, str]:
-    """Renders the conversation up to the beginning and up to the end of an assistant's turn."""
-    if turn == 0:
+    if turns[0] == 0:
         raise Unreadable("it begins with the assistant, whose text the model's chat template does not mark")
-    return template.render(messages[:turn], prompt=True).text, template.render(messages[: turn + 1]).text
+    whole, spans, apart = "", [], []
+    for before, after in _before_and_after(messages, turns, template):
+        if not after.startswith(before):
+            raise NotShown
+        if not (apart or after.startswith(whole)):
+            apart = [(whole[:end], [(begin, end)]) for begin, end in spans]
+        whole = after
+        spans.append((len(before), len(after)))
+        if apart:
+            apart.append((whole, spans[-1:]))
+    if not apart:
+        _refuse_lost(whole, messages, turns, template.tools)
+        return [(whole, spans)]
+    for turn, (text, _) in zip(turns, apart, strict=True):
+        _refuse_lost(text, messages[: turn + 1], [turn], template.tools)
+    return apart
+
+
+def _before_and_after(messages: Messages, turns: Sequence[int], template: _Template) -> Iterator[tuple[str, str]]:
+    for begin in range(0, len(turns), TURNS_AT_ONCE):
+        some = turns[begin : begin + TURNS_AT_ONCE]
+        cuts = [cut for turn in some for cut in ((turn, True), (turn + 1, False))]
+        texts = [rendering.text for rendering in template.render(messages[: some[-1] + 1], cuts)]
+        yield from zip(texts[::2], texts[1::2], strict=True)
 
 
 def _refuse_lost(text: str, messages: Messages, turns: Sequence[int], tools: Sequence[dict]) -> None:

@@ -32,6 +32,9 @@ MAX_EXCEEDED = 3
 _START = "import json, runpy, sys; sys.path += json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 
 
+Cut = tuple[int, bool]
+
+
 class Rendering(NamedTuple):
     """A rendered conversation, and the spans that the template marks as the assistant's; None if they are not in it."""
 
@@ -62,23 +65,26 @@ class Renderer:
         return Renderer, (self.source,)
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[dict], variables: dict, *, prompt: bool = False
-    ) -> Rendering:
-        """Renders a conversation; see `templates.Template.render`.
+        self, messages: Sequence[Message], tools: Sequence[dict], variables: dict, cuts: list[Cut]
+    ) -> list[Rendering]:
+        """Renders the beginnings of a conversation.
+
+        Args:
+            tools, variables: see `templates.Template.render`.
+            cuts: for each beginning, its number of messages, and whether to add what begins the assistant's answer.
 
         Raises:
             TemplateRefuses: the template raised an error or exceeded a limit.
             ModelError: no child process can be started.
         """
-        request = {"messages": list(messages), "tools": list(tools), "variables": variables, "prompt": prompt}
+        request = {"messages": list(messages), "tools": list(tools), "variables": variables, "cuts": cuts}
         with self._lock:
             answer = templates.answer(self._bundled, request) if self._bundled else self._answer(request)
         if answer is None:
             raise TemplateRefuses("refuses")
-        spans = answer["spans"]
-        return Rendering(answer["text"], None if spans is None else [(begin, end) for begin, end in spans])
+        return [Rendering(text, spans and [(begin, end) for begin, end in spans]) for text, spans in answer]
 
-    def _answer(self, request: dict) -> dict | None:
+    def _answer(self, request: dict) -> list | None:
         for _ in range(2):  # an idle child may just have ended
             if self._num_exceeded >= MAX_EXCEEDED:
                 break
@@ -129,7 +135,7 @@ class _Process:
     def is_running(self) -> bool:
         return self._end.alive and self._child.poll() is None
 
-    def ask(self, request: dict) -> dict | None:
+    def ask(self, request: dict) -> list | None:
         """Returns the answer to a request; None if the template raised an error.
 
         Raises:

@@ -9,7 +9,6 @@ import json
 import os
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 from jinja2 import nodes, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateError
@@ -51,7 +50,7 @@ class Template:
         self._marks = environment.extensions[_Generation.identifier]
         self._template = environment.from_string(source)
 
-    def render(self, messages: list[dict], tools: list[dict], variables: dict, *, prompt: bool) -> dict[str, Any]:
+    def render(self, messages: list[dict], tools: list[dict], variables: dict, *, prompt: bool) -> tuple[str, list | None]:
         """Renders a conversation.
 
         Args:
@@ -59,7 +58,7 @@ class Template:
             prompt: whether to add what begins the assistant's answer.
 
         Returns:
-            The "text", and the "spans" in it that the template marks as the assistant's; None if these are not in it.
+            The text, and the spans in it that the template marks as the assistant's; None if these are not in it.
         """
         characters = len(json.dumps([messages, tools], ensure_ascii=False))
         longest = LENGTH + LENGTH_PER_MESSAGE * len(messages) + LENGTH_PER_CHARACTER * characters
@@ -79,13 +78,14 @@ class Template:
         text = "".join(blocks)
         text.encode()  # a template may take a character of two surrogates apart
         marks = [(begin, begin + len(part)) for begin, part in self._marks.found if text.startswith(part, begin)]
-        return {"text": text, "spans": marks if len(marks) == len(self._marks.found) else None}
+        return text, marks if len(marks) == len(self._marks.found) else None
 
 
-def answer(template: Template, request: dict) -> dict[str, Any] | None:
-    """Returns what a template renders; None if it raises an error."""
+def answer(template: Template, request: dict) -> list[tuple[str, list | None]] | None:
+    """Returns what a template renders of a request; None if it raises an error."""
+    messages, tools, variables = request["messages"], request["tools"], request["variables"]
     try:
-        return template.render(**request)
+        return [template.render(messages[:end], tools, variables, prompt=prompt) for end, prompt in request["cuts"]]
     except Exception:  # it may raise anything, MemoryError and RecursionError too
         return None
 
