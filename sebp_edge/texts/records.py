@@ -53,8 +53,6 @@ def read_record(record) -> Record:
     Raises:
         Unreadable: it has none of the known keys, or it cannot keep its meaning.
     """
-    if isinstance(record, Unreadable):
-        raise record
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
     fields = _Fields(record)

@@ -6,7 +6,7 @@ JSON is read one record at a time, so that a file takes the memory of its texts.
 import csv
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -23,6 +23,8 @@ MAX_RECORDS = 1_000_000
 DELIMITERS = (",", ";", "\t")
 # The length of a field that csv accepts, in characters: more than any file has.
 MAX_FIELD = 2**31 - 1
+
+_MAX_FAULTS = 10
 
 Read = Content | Unreadable | PartlyRead
 
@@ -50,18 +52,24 @@ def read_csv(path: Path) -> Iterable[Read]:
 def read_records(values: Iterable) -> Iterator[Read]:
     """Yields the content of each record, or an Unreadable in place of a faulty one; then what was read in part."""
     unread: Counter[str] = Counter()
+    # Faults of one kind are one object after a while, since there may be many.
+    faults: defaultdict[str, list[Unreadable]] = defaultdict(list)
     for number, value in enumerate(values):
         if number == MAX_RECORDS:
             raise Unreadable(f"more than {MAX_RECORDS:,} records; split it to use it")
-        if isinstance(value, str):
-            yield value
-            continue
-        try:
-            content, names = read_record(value)
-        except Unreadable as reason:
-            yield reason
-            continue
-        unread.update(names)
+        content = value
+        if not isinstance(value, str | Unreadable):
+            try:
+                content, names = read_record(value)
+            except Unreadable as reason:
+                content = reason.with_traceback(None)
+            else:
+                unread.update(names)
+        if isinstance(content, Unreadable):
+            alike = faults[content.reason]
+            if len(alike) < _MAX_FAULTS:
+                alike.append(content)
+            content = alike[-1]
         yield content
     if unread:
         yield PartlyRead(_unread_fields(unread))
@@ -134,22 +142,26 @@ def _values_in_turn(text: str, at: int) -> Iterator:
     while at < len(text):
         following = _NEXT_RECORD.search(text, at)
         last, end = following.span() if following else (len(text), len(text))
-        try:
-            values = _decode_all(text[at:last])
-        except (ValueError, RecursionError) as error:
-            flat = _flat_value(text, at) if may_be_flat else None
-            if flat is None:
-                # A failure costs a look at the whole text, so there is only one.
-                may_be_flat = False
-                # Lines are counted from the fault before.
-                line, counted = line + text.count("\n", counted, at), at
-                yield _fault(error, line)
-            else:
-                value, end = flat
-                yield value
-        else:
-            yield from values
+        values, fault = _parsed(text[at:last])
+        if fault is not None and may_be_flat and (flat := _flat_value(text, at)):
+            value, end = flat
+            values, fault = [value], None
+        if fault is not None:
+            # A failure costs a look at the whole text, so there is only one.
+            may_be_flat = False
+            # Lines are counted from the fault before.
+            line, counted = line + text.count("\n", counted, at), at
+            yield Unreadable(fault.reason, fault.line and line + fault.line - 1)
+        yield from values
         at = end
+
+
+def _parsed(text: str) -> tuple[list, Unreadable | None]:
+    """Returns the values in a text, or no values and the fault in it."""
+    try:
+        return _decode_all(text), None
+    except (ValueError, RecursionError) as error:
+        return [], _fault(error)
 
 
 def _flat_value(text: str, at: int) -> tuple[Any, int] | None:
@@ -178,10 +190,9 @@ def _decode_all(text: str) -> list:
     return values
 
 
-def _fault(error: Exception, first_line: int = 1) -> Unreadable:
-    """Returns the reason of a failure in a text that begins in a line of the file."""
+def _fault(error: Exception) -> Unreadable:
     if isinstance(error, json.JSONDecodeError):
-        return Unreadable("not valid JSON", first_line + error.lineno - 1)
+        return Unreadable("not valid JSON", error.lineno)
     return Unreadable("JSON that is nested too deeply or has an overlong number")
 
 
