@@ -134,14 +134,12 @@ def printable(name: str) -> str:
     return _NOT_PRINTABLE.sub("?", name)
 
 
-def clean_content(content: Content | Unreadable) -> Content:
+def clean_content(content: Content) -> Content:
     """Converts newlines to Unix style, and strips a plain text.
 
     Raises:
-        Unreadable: it has no text to train on, it is not valid Unicode, or `content` is an Unreadable itself.
+        Unreadable: it has no text to train on, or it is not valid Unicode.
     """
-    if isinstance(content, Unreadable):
-        raise content
     if isinstance(content, str):
         content = trainable_text = _clean_text(content).strip()
     elif isinstance(content, Completion):

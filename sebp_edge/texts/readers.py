@@ -31,6 +31,8 @@ from sebp_edge.units import gigabytes
 # files, and records of one sentence.
 MEMORY_PER_BYTE = 45
 
+# Bytes that a shorter document counts as: it takes 2 to 3.5 kB whatever its length.
+MIN_SIZE = 80
 # Number of records of a file that are left out for one reason, each with an entry of its own.
 _MAX_ALIKE = 3
 # The maximum length of a record's name, in characters.
@@ -64,10 +66,11 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
             that names an existing file or folder.
-        MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
+        MachineError: the texts would take more than `memory`. Nothing was read before, if they are neither short nor in
+            .docx or .pdf files.
     """
     if isinstance(texts, Reading):
-        _refuse_too_large(sum(num_bytes(document.content) for document in texts.documents), memory)
+        _refuse_too_large(_counted(document.content for document in texts.documents), memory)
         return texts
     reading = Reading()
     sources = _with_different_names(list(_sources(texts, reading.left_out)))
@@ -81,25 +84,21 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
             contents = list(source.load()) or [Unreadable("empty")]
         except Unreadable as reason:
             contents = [reason]
-        if not source.size:
-            # Unpacked texts have a size only now.
-            size += sum(num_bytes(each) for each in contents if not isinstance(each, Unreadable | PartlyRead))
-            _refuse_too_large(size, memory)
+        # Unpacked texts, and short ones, have a size only now.
+        size += max(0, _counted(contents) - source.size)
+        _refuse_too_large(size, memory)
         reading.left_out += [LeftOut(source.name, part.reason) for part in contents if isinstance(part, PartlyRead)]
         contents = [content for content in contents if not isinstance(content, PartlyRead)]
         is_alone, faults = len(contents) == 1, _Faults(source.name)
         for position in range(len(contents)):
             name = source.name if is_alone else f"{source.name}, record {position + 1}"
             # A large text is not kept beside its clean copy.
-            content, contents[position] = contents[position], None
-            try:
-                content = clean_content(content)
-                if (key := _digest(content)) in seen:
-                    reading.num_equal += 1
-                    faults.add(name, f"the same as {seen[key]}", "the same as other documents")
-                    continue
-            except Unreadable as error:
-                faults.add(name, str(error), error.reason)
+            content, contents[position] = _cleaned(contents[position]), None
+            if isinstance(content, Unreadable):
+                faults.add(name, str(content), content.reason)
+            elif (key := _digest(content)) in seen:
+                reading.num_equal += 1
+                faults.add(name, f"the same as {seen[key]}", "the same as other documents")
             else:
                 seen[key] = name
                 reading.documents.append(Document(name, content, name if source.is_named else None))
@@ -109,6 +108,13 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
+
+
+def _cleaned(content: Content | Unreadable) -> Content | Unreadable:
+    try:
+        return content if isinstance(content, Unreadable) else clean_content(content)
+    except Unreadable as reason:
+        return reason.with_traceback(None)
 
 
 class _Faults:
@@ -142,6 +148,12 @@ def _refuse_too_large(size: int, memory: int | None) -> None:
             f"Reading these texts would take more than the {gigabytes(max(0, memory))} of memory left for them; "
             "give fewer texts or raise the memory budget."
         )
+
+
+def _counted(contents: Iterable[Read]) -> int:
+    """Returns the bytes of texts that count towards the memory."""
+    texts = (content for content in contents if not isinstance(content, Unreadable | PartlyRead))
+    return sum(max(MIN_SIZE, num_bytes(content)) for content in texts)
 
 
 def _digest(content: Content) -> tuple[type, bytes]:
