@@ -15,8 +15,8 @@ class Completion(NamedTuple):
     completion: str
 
 
-# A chat message: the strings "role" and "content"; of an assistant, "tool_calls", "reasoning_content" and the "weight" 0
-# if it has no loss; of a tool, "name" and "tool_call_id". Only the first two must be there.
+# A chat message: the strings "role" and "content". An assistant's may have "tool_calls", "reasoning_content", and the
+# "weight" 0 if it has no loss; a tool's "name" and "tool_call_id".
 Message = dict[str, Any]
 
 
@@ -90,7 +90,9 @@ class Unreadable(Exception):
 def own_text(content: Content) -> str:
     """Returns the text that tells a document from others; many conversations share their system messages."""
     if isinstance(content, Conversation):
-        return "\n".join(text for message in content.messages if message["role"] != "system" for text in _words(message))
+        return "\n".join(
+            text for message in content.messages if message["role"] != "system" for text in _words(message)
+        )
     return "\n".join(texts_of(content))
 
 

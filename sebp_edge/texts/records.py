@@ -26,12 +26,14 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NOT_A_MESSAGE = 'a message without "role" and "content" strings'
 _NOT_CALLS = "a call of a tool without its name"
+_NOT_JSON = "a call or a description of a tool that is not JSON"
 # The names of fields that may be reported. Others are not quoted, since they may be the user's own words.
-_QUOTABLE = frozenset(
-    "title subject topic summary abstract description caption keywords explanation rationale reason thought thoughts "
-    "comment comments note notes body content text label context background evidence hint hints feedback critique "
-    "metadata category source url author".split()  # noqa: SIM905
-) | {*PROMPTS, *COMPLETIONS, *SYSTEMS, *_REASONING}
+_QUOTABLE = {
+    *("title", "subject", "topic", "summary", "abstract", "description", "caption", "keywords", "category", "source"),
+    *("explanation", "rationale", "reason", "thought", "thoughts", "comment", "comments", "note", "notes", "feedback"),
+    *("body", "content", "text", "label", "context", "background", "evidence", "hint", "hints", "critique", "metadata"),
+    *(*PROMPTS, *COMPLETIONS, *SYSTEMS, *_REASONING),
+}
 # Fields of fewer words are numbers, dates, names and categories.
 _MIN_WORDS = 4
 
@@ -237,6 +239,8 @@ def _message(fields: _Fields) -> Message:
     role = given.strip().lower() if given.strip().lower() in _KNOWN_ROLES else given
     message: Message = {"role": ROLES.get(role, role)}
     calls = _calls(fields, content if role == "function_call" else None)
+    if role == "function_call" and not calls:
+        raise Unreadable(_NOT_CALLS)
     if role == "function_call" or (content is None and calls):
         content = ""
     message["content"] = _text(content)
@@ -297,7 +301,7 @@ def _calls(fields: _Fields, function_call: str | None) -> list[dict]:
     """
     calls = fields.take("tool_calls")
     if not calls:
-        call = fields.take("function_call") if function_call is None else _parsed(function_call)
+        call = fields.take("function_call") if not isinstance(function_call, str) else _parsed(function_call)
         calls = call if isinstance(call, list) else [] if call is None else [call]
     if not isinstance(calls, list):
         raise Unreadable(_NOT_CALLS)
@@ -311,7 +315,7 @@ def _call(call) -> dict:
     arguments = function.get("arguments", {})
     arguments = _parsed(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
     identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": _plain(arguments)}}
 
 
 def _tools(fields: _Fields) -> tuple[dict, ...]:
@@ -320,11 +324,22 @@ def _tools(fields: _Fields) -> tuple[dict, ...]:
     tools = _parsed(tools) if isinstance(tools, str) and tools.strip() else tools or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Unreadable('"tools" is not a list of descriptions')
-    return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
+    tools = [
+        tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool} for tool in tools
+    ]
+    return tuple(_plain(tools))
 
 
-def _parsed(text):
+def _parsed(text: str):
     try:
         return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreadable(_NOT_JSON) from None
+
+
+def _plain(value):
+    """Returns a copy of a value that an app gave, as it is in JSON."""
+    try:
+        return json.loads(json.dumps(value))
     except (ValueError, TypeError, RecursionError):
-        raise Unreadable("a call or a description of a tool that is not JSON") from None
+        raise Unreadable(_NOT_JSON) from None

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.spawn import get_executable
 from os import fsdecode
 from pathlib import Path
@@ -29,7 +30,9 @@ START_SECONDS = 60
 _SECONDS_BETWEEN_LOOKS = 0.05
 # After a template has exceeded the limits so often, it renders nothing any more.
 MAX_EXCEEDED = 3
-_START = "import json, runpy, sys; sys.path += json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
+_START = (
+    "import json, runpy, sys; sys.path += json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
+)
 
 
 Cut = tuple[int, bool]
@@ -43,7 +46,7 @@ class Rendering(NamedTuple):
 
 
 class TemplateRefuses(Exception):
-    """A chat template did not render a conversation; the text is the verb of a sentence about it, and quotes nothing."""
+    """A chat template did not render a conversation; the text is a verb, of which the conversation is the object."""
 
 
 class Renderer:
@@ -153,7 +156,7 @@ class _Process:
                 self._child.stdin.write(b"%d\n" % len(message) + message)
                 self._child.stdin.flush()
                 answer = self._child.stdout.readline()
-            if not answer:
+            if not answer.endswith(b"\n"):
                 raise EOFError
         except BaseException as error:
             self._end()  # what it would answer belongs to no request any more
@@ -205,10 +208,8 @@ def _end(child: subprocess.Popen) -> None:
     child.kill()
     child.wait()
     child.stdout.close()
-    try:
+    with suppress(OSError):  # it ended before it read all
         child.stdin.close()
-    except OSError:
-        pass  # it ended before it read all
 
 
 def _command() -> list[str]:

@@ -1,7 +1,7 @@
 """Renders conversations with a chat template, exactly as transformers does, within limits of time, memory and length.
 
-A template is a program that came with a model. Only `serve`, in a child process, runs those of strangers. The child runs
-this file by its path: it imports nothing of the package, so that it starts fast.
+A template is a program that came with a model. Only `serve`, in a child process, runs those of strangers. The child
+runs this file by its path: it imports nothing of the package, so that it starts fast.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from jinja2.utils import Namespace
 
 # Bytes of memory that a child may take, and for each byte of a request.
 MEMORY, MEMORY_PER_BYTE = 2**29, 20
-# A rendered conversation has at most so many characters: some for any, for each message, and for each of its characters.
+# The maximum length of a rendered conversation, in characters: of any, for each message and for each character in it.
 LENGTH, LENGTH_PER_MESSAGE, LENGTH_PER_CHARACTER = 100_000, 2_000, 10
 # A child that is idle for so many seconds ends, and so does one whose parent was killed.
 IDLE_SECONDS = 30
@@ -50,7 +50,9 @@ class Template:
         self._marks = environment.extensions[_Generation.identifier]
         self._template = environment.from_string(source)
 
-    def render(self, messages: list[dict], tools: list[dict], variables: dict, *, prompt: bool) -> tuple[str, list | None]:
+    def render(
+        self, messages: list[dict], tools: list[dict], variables: dict, *, prompt: bool
+    ) -> tuple[str, list | None]:
         """Renders a conversation.
 
         Args:
@@ -105,7 +107,7 @@ class _Generation(Extension):
         found: pairs of a position and what was marked there.
     """
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})
 
     def __init__(self, environment):
         super().__init__(environment)
@@ -171,9 +173,9 @@ def serve() -> None:
     raises is answered with null.
     """
     requests, answers = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
-    nowhere = open(os.devnull, "w")  # noqa: SIM115
+    nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     os.dup2(nowhere.fileno(), 1)
-    source = template = None
+    source, template = "", None
     while True:
         # A thread in C ends the process, whatever the template does.
         faulthandler.dump_traceback_later(IDLE_SECONDS, exit=True, file=nowhere)
