@@ -27,6 +27,7 @@ MAX_RENDERED = 5_000_000
 # Turns that are rendered in one request, which has the time of one rendering.
 TURNS_AT_ONCE = 4
 
+_QUESTION_AND_ANSWER = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -84,12 +85,19 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
 
 def render_end_of_turn(tokenizer) -> str:
     """Returns what the chat template puts after the assistant's text; "" if it refuses a question with an answer."""
-    answer = "answer"
-    turns = ({"role": "user", "content": "question"}, {"role": "assistant", "content": answer})
     try:
-        return _Template(tokenizer).render_all(turns).text.rpartition(answer)[2]
+        return _Template(tokenizer).render_all(_QUESTION_AND_ANSWER).text.rpartition("answer")[2]
     except TemplateRefuses:
         return ""
+
+
+def refuse_unusable_template(tokenizer) -> None:
+    """Raises a ModelError if the tokenizer has a chat template that cannot render a question with its answer."""
+    try:
+        if tokenizer.chat_template:
+            render_conversation(_QUESTION_AND_ANSWER, tokenizer)
+    except Unreadable as reason:
+        raise ModelError(f"This model cannot be asked questions: {reason}; choose another model.") from reason
 
 
 class _Template:
