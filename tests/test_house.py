@@ -110,7 +110,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
-    "sebp_edge/texts/": "EOFError SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
+    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/insight/bench/correctness.py": "ValueError",
