@@ -60,8 +60,8 @@ HOMES = {
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
-    # Chat templates raise its errors.
-    "jinja2": ("sebp_edge/pages/", "sebp_edge/texts/conversations.py"),
+    # Chat templates are programs in its language.
+    "jinja2": ("sebp_edge/pages/", "sebp_edge/texts/templates.py", "sebp_edge/texts/template_child.py"),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
 }
 
@@ -113,7 +113,9 @@ OTHER_ERRORS = {
     "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
-    "sebp_edge/texts/": "Unreadable",
+    # A chat template's own errors too, and signals between the processes that render it.
+    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
+    "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/insight/bench/correctness.py": "ValueError",
     "sebp_edge/models/answering.py": "NonFiniteLogits",
@@ -230,6 +232,8 @@ def test_every_package_is_shipped():
         ("sebp_edge.pages", "sebp_edge/pages/*.html"),
         ("sebp_edge.frozen", "sebp_edge/frozen/*/*.py"),
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
+        ("sebp_edge.frozen", "sebp_edge/frozen/*.dat"),
+        ("sebp_edge.frozen", "sebp_edge/frozen/rthooks/*.py"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

@@ -187,7 +187,7 @@ def test_only_the_invalid_record_is_left_out(tmp_path, record, reason):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('[\n"a",\n', "not valid JSON (line 3)"),
+        ("[\n,\n", "not valid JSON (line 2)"),
         ("[" * 100_000, "JSON that is nested too deeply or has an overlong number"),
         ("9" * 5000, "JSON that is nested too deeply or has an overlong number"),
         ("[]", "empty"),
@@ -230,10 +230,10 @@ def test_ragged_csv_rows_are_left_out(tmp_path):
     ("text", "reason"),
     [
         ("title,body\na,b\n", 'no column "text", and no columns "prompt" and "completion"'),
-        ("id;text\n1;a\n", 'no column "text", and no columns "prompt" and "completion"'),
+        ("id|text\n1|a\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("prompt\na\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("text\n", "empty"),
-        ("text\n" + "a" * 200_000, "not valid CSV: field larger than field limit (131072)"),
+        ('"text', 'no column "text", and no columns "prompt" and "completion"'),
     ],
 )
 def test_csv_without_the_right_columns_is_left_out(folder, text, reason):

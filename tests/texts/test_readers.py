@@ -108,7 +108,7 @@ def test_a_file_too_large_is_left_out_before_it_is_read(folder, monkeypatch):
     assert left_out(folder) == {"large.txt": "larger than 64 MB; split it to use it"}
     assert "large.txt" not in opened
     # It does not count towards the memory of the texts either.
-    assert len(read_texts(folder, memory=1000).documents) == 1
+    assert len(read_texts(folder, memory=10_000).documents) == 1
 
 
 @pytest.mark.parametrize("form", ["file", "files", "string", "strings", "record", "messages"])

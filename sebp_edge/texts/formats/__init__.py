@@ -10,7 +10,7 @@ org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx                     Word files: docx_text their text, docx_styles their headings and lists, docx_xml their XML
 pdf                      PDF files, with a library that is an extra
-records                  .json, .jsonl and .csv
+records                  .json, .jsonl, .csv and .tsv
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
@@ -18,7 +18,7 @@ To add a format, add its ending to `FORMATS` with a function from a path to the 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sebp_edge.texts.documents import Content, NotRead, Unreadable, printable
+from sebp_edge.texts.documents import Content, Unreadable, printable
 from sebp_edge.texts.foreign import reason_against_name
 from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
 from sebp_edge.texts.formats.docx import read_docx
@@ -28,18 +28,18 @@ from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
 from sebp_edge.texts.formats.org import read_org
 from sebp_edge.texts.formats.pdf import read_pdf
-from sebp_edge.texts.formats.records import read_csv, read_json, read_jsonl
+from sebp_edge.texts.formats.records import Read, read_csv, read_json
 from sebp_edge.texts.formats.rst import read_rst
 from sebp_edge.texts.vaults import Vault
 
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
-Reader = Callable[[Path], Iterable[Content | Unreadable | NotRead]]
+Reader = Callable[[Path], Iterable[Read]]
 
 
-def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable | NotRead]:
-    """Reads the contents of one file; an Unreadable takes the place of a faulty record.
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
+    """Reads the contents of one file; an Unreadable takes the place of a faulty record, a NotRead says what is missing.
 
     Args:
         vault: the vault that the file is in, if any; its Markdown has the vault's syntax.
@@ -97,7 +97,6 @@ FORMATS: dict[str, Reader] = {
     ".ipynb": read_notebook,
     **dict.fromkeys(WORD, read_docx),
     ".pdf": _one(read_pdf),
-    ".json": read_json,
-    ".jsonl": read_jsonl,
-    ".csv": read_csv,
+    **dict.fromkeys((".json", ".jsonl"), read_json),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
 }

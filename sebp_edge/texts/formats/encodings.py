@@ -2,6 +2,8 @@
 
 import codecs
 import re
+import unicodedata
+from contextlib import suppress
 from pathlib import Path
 
 import charset_normalizer
@@ -29,10 +31,12 @@ _IN_BROWSERS = {
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Of so many bytes or characters of a page, one may be damaged.
 _RARE = 1000
+# Unicode's categories of control characters, of private characters and of those that are not assigned.
+_IN_NO_TEXT = frozenset({"Cc", "Co", "Cn"})
 
 
 def decode(path: Path) -> str:
-    """Returns the text of a file, which is in UTF-8, in UTF-16 with a byte order mark, or in a detected encoding.
+    """Returns the text of a file, which is in UTF-8, in UTF-16, or in a detected encoding.
 
     Raises:
         Unreadable: it is binary, empty, or in no known encoding.
@@ -80,11 +84,12 @@ def _known_encoding(name: str) -> str | None:
 def decode_bytes(data: bytes) -> str:
     """Returns the text; see `decode`."""
     # UTF-32's byte order mark can begin like UTF-16's.
-    utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[2:4] != b"\0\0"
+    has_mark = data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[2:4] != b"\0\0"
+    utf16 = "utf-16" if has_mark else _utf16_without_mark(data)
     if b"\0" in data and not utf16:
         raise Unreadable("binary file")
     try:
-        text = data.decode("utf-16" if utf16 else "utf-8")
+        text = data.decode(utf16 or "utf-8")
     except UnicodeDecodeError as error:
         legacy = None if utf16 or _is_damaged_utf8(data) else _detect(data)
         if legacy is None:
@@ -92,6 +97,22 @@ def decode_bytes(data: bytes) -> str:
             raise Unreadable(f"not {encoding} (byte {error.start}); save it as UTF-8 to use it") from error
         text = data.decode(legacy)
     return _not_empty(text.removeprefix("\ufeff"))
+
+
+def _utf16_without_mark(data: bytes) -> str | None:
+    """Returns the encoding of UTF-16 without a byte order mark; None if this is not such a text.
+
+    In such a text, each second byte of a blank is zero and no other byte is. A binary file has control characters then.
+    """
+    if b"\0" not in data or len(data) % 2:
+        return None
+    for encoding, low in (("utf-16-le", data[::2]), ("utf-16-be", data[1::2])):
+        if b"\0" not in low:
+            with suppress(UnicodeDecodeError):
+                text = data.decode(encoding)
+                known = (unicodedata.category(sign) in _IN_NO_TEXT for sign in set(text) - set("\t\n\r\f"))
+                return None if any(known) else encoding
+    return None
 
 
 def _not_empty(text: str) -> str:
