@@ -43,7 +43,6 @@ from sebp_edge.adapters.folders import (
     delete,
     flush_all,
     leftovers,
-    make_private,
     put_aside,
     size_of,
     temporary_folder,
@@ -55,7 +54,7 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.names import check_name, folder_of, name_of
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError, suggest
-from sebp_edge.files import expand_user, flush, read_text, storage_errors, write_atomically
+from sebp_edge.files import expand_user, flush, make_private, read_text, storage_errors, write_atomically
 from sebp_edge.units import gigabytes
 
 if TYPE_CHECKING:
@@ -548,13 +547,17 @@ class AdapterStore:
     def _garbage(self, keep: int) -> Garbage:
         versions = []
         for name in self.names():
-            with suppress(SebpEdgeError):  # one that cannot be read is kept
+            with suppress(SebpEdgeError, OSError):  # one that cannot be read is kept
                 recorded = {}
                 for version in self.versions(name):
                     with suppress(AdapterError):
                         recorded[version] = AdapterRecord.read(self._folder(name) / str(version))
                 versions += find_versions(name, self._folder(name), recorded, self._activated(name)[:2], keep)
-        return Garbage(keep, tuple(versions), {path: size_of(path) for path in self._leftovers()})
+        sizes = {}
+        for path in self._leftovers():
+            with suppress(OSError):  # what cannot be listed cannot be deleted either
+                sizes[path] = size_of(path)
+        return Garbage(keep, tuple(versions), sizes)
 
     def _sweep(self) -> None:
         """Deletes what killed processes have left."""
