@@ -50,7 +50,7 @@ def cached_models() -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise ModelError(f"The cache {constants.HF_HUB_CACHE!r} cannot be listed: {error.strerror}.") from error
+        raise ModelError(f"The models in {constants.HF_HUB_CACHE!r} cannot be listed: {error.strerror}.") from error
     ids = sorted(name.removeprefix("models--").replace("--", "/") for name in folders)
     return [repository for repository in ids if cached_folder(repository) is not None]
 
