@@ -78,8 +78,8 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines LearningOn MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice PreparationProgress Sink StepDone TensorWritten
-        TextsRead TrainingStarted silent
+        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice PreparationProgress Sink StepDone
+        TensorWritten TextsRead TrainingStarted silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores

@@ -91,9 +91,7 @@ def leftovers(folder: Path) -> list[Path]:
         found = [path for path in folder.iterdir() if path.match(".*-*")]
     except (FileNotFoundError, PermissionError):  # nothing in it can be deleted
         return []
-    return [
-        path for path in found if path.name.startswith(_REMOVED) or _changed(path) < time.time() - _STALE_SECONDS
-    ]
+    return [path for path in found if path.name.startswith(_REMOVED) or _changed(path) < time.time() - _STALE_SECONDS]
 
 
 def delete(path: Path) -> None:

@@ -316,7 +316,7 @@ class AdapterStore:
             return self._activate(saved)
 
     def activate_after(self, saved: SavedAdapter, before: int | None) -> tuple[SavedAdapter, int | None]:
-        """Makes a version the active one if the active one is still `before`; returns it, and the one that is active.
+        """Makes a version the active one unless one is active that is not `before`; returns it, and what is active.
 
         Args:
             before: the version that it was compared with; None if none was active.
@@ -328,7 +328,7 @@ class AdapterStore:
         with _activation_errors(saved), self._locked():
             self.version_folder(saved.name, saved.version)
             active = self.active_version(saved.name)
-            if active != before:
+            if active not in (None, before):
                 return saved, active
             return self._activate(saved), saved.version
 
@@ -594,6 +594,8 @@ class AdapterStore:
 
     def _remove(self, name: str, versions: list[int]) -> None:
         """Deletes versions of an adapter; all of it if no version remains."""
+        from sebp_edge.adapters import where
+
         folder = self._folder(name)
         paths = [self.version_folder(name, version) for version in versions]
         remaining = set(self.versions(name)) - set(versions)
@@ -601,7 +603,7 @@ class AdapterStore:
         if not remaining:
             paths = [folder]
         else:
-            self._forget_where(folder, versions)
+            where.forget(folder, versions)
         if remaining and activated and activated[0] in versions:
             # Changed first, so that no process finds a version active that is not there.
             self._write_activated(name, [version for version in activated if version in remaining])
@@ -617,13 +619,6 @@ class AdapterStore:
         versions = version_numbers(folder)
         known = {version: each for version, each in where.read(folder).items() if version in versions}
         where.write(folder, known | {saved.version: one})
-
-    def _forget_where(self, folder: Path, versions: list[int]) -> None:
-        from sebp_edge.adapters import where
-
-        known = where.read(folder)
-        if not known.keys().isdisjoint(versions):
-            where.write(folder, {version: one for version, one in known.items() if version not in versions})
 
     def _garbage(self, keep: int) -> Garbage:
         versions = []

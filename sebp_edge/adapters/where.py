@@ -56,16 +56,28 @@ def read(folder: Path) -> dict[int, Where]:
 
 
 def write(folder: Path, versions: Mapping[int, Where]) -> None:
-    """Writes where the versions of an adapter were made; deletes the file if the disk is full.
+    """Writes where the versions of an adapter were made.
 
     Raises:
-        OSError: it can be neither written nor deleted.
+        OSError: it cannot be written.
     """
     values = {str(version): _to_dict(one) for version, one in versions.items()}
+    write_atomically(folder / _FILE, json.dumps({"format": _FORMAT, "versions": values}, indent=1) + "\n")
+
+
+def forget(folder: Path, removed: Collection[int]) -> None:
+    """Forgets where versions were made that are removed; on a full disk, where any was made.
+
+    Raises:
+        OSError: the file can be neither written nor deleted.
+    """
+    known = read(folder)
+    if known.keys().isdisjoint(removed):
+        return
     try:
-        write_atomically(folder / _FILE, json.dumps({"format": _FORMAT, "versions": values}, indent=1) + "\n")
+        write(folder, {version: one for version, one in known.items() if version not in removed})
     except OSError:
-        (folder / _FILE).unlink(missing_ok=True)
+        (folder / _FILE).unlink()
 
 
 def _to_dict(where: Where) -> dict:
