@@ -108,6 +108,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/forgetting.py": "UnknownDocument",
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/adapters/training_report.py": "ValueError",
+    "sebp_edge/adapters/where.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/gguf/file.py": "_Damaged",
     "sebp_edge/models/compressed.py": "ValueError",

@@ -1,4 +1,4 @@
-"""Compares an adaptation with the active version of its name: texts by their hashes, model, recipe; imports no torch."""
+"""Compares an adaptation with the active version of its name: texts (by hashes), model, recipe; imports no torch."""
 
 import json
 import os
