@@ -183,7 +183,7 @@ class LearningOn(Event):
     def summary(self) -> str:
         """What is trained on."""
         return (
-            f"Learning on from version {self.version}: {self.new:,} new documents, {self.changed:,} changed, "
+            f"Learning on from version {self.version}: {self.new:,} new and {self.changed:,} changed documents, and "
             f"{self.replayed:,} of the other {self.unchanged:,} again."
         )
 

@@ -433,17 +433,17 @@ def _missing(missing: Sequence[KnownDocument], base: _Version, num_others: int, 
             f"it is not known where the texts of version {base.number} are: it was made from texts without files, on "
             "another machine or by an older sebp-edge. Give them with --texts (texts=)."
         )
-    gone = [str(path) for path in where.paths if not os.path.lexists(path)]
-    there = ", ".join(map(repr, gone or map(str, where.paths)))
+    paths = [Path(folder.path) for folder in where.texts[0]]
+    gone = [path for path in paths if not os.path.lexists(path)]
+    there = ", ".join(repr(str(path)) for path in gone or paths)
     if gone:
-        verb = "is" if len(gone) == 1 else "are"
         return (
-            f"{found} found ({named}{more}). They were expected in {there}, which {verb} not there any more; give their "
-            "new place with --texts (texts=)."
+            f"{found} found ({named}{more}). They were expected in {there}, which {'is' if len(gone) == 1 else 'are'} "
+            "not there any more; give their new place with --texts (texts=)."
         )
     return (
-        f"{found} in {there} as they were then ({named}{more}). Restore them, give the place that has them with --texts "
-        f"(texts=), {learn}"
+        f"{found} in {there} as they were then ({named}{more}). Restore them, give another place that has them with "
+        f"--texts (texts=), {learn}"
     )
 
 

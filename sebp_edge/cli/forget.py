@@ -121,14 +121,15 @@ def _show_found(found, *, keep_anyway: bool) -> None:
         out.print(_describe_lost(len(found.lost)))
     if found.remaining is None:
         return
-    documents, new = len(found.remaining.reading.documents), found.remaining.num_new
-    out.print(
-        f"First, a new version is trained on the other {documents} documents of version {found.remaining.version}."
-    )
-    if new:
-        out.print(f"{new} documents that it has not learnt are left out; `sebp-edge adapt` learns them.")
+    others, version = len(found.remaining.reading.documents), found.remaining.version
+    documents = "document" if others == 1 else f"{others} documents"
+    out.print(f"First, a new version is trained on the other {documents} of version {version}.")
+    if new := found.remaining.num_new:
+        documents, them = ("1 document is", "it") if new == 1 else (f"{new} documents are", "them")
+        out.print(f"{documents} not learnt yet, and left out; `sebp-edge adapt` learns {them}.")
     if gone := found.remaining.num_gone:
-        out.print(f"{gone} documents that were gone before, but still known, are forgotten too.")
+        documents = "1 document that it knows is" if gone == 1 else f"{gone} documents that it knows are"
+        out.print(f"{documents} not there any more, and forgotten too.")
     if not keep_anyway:
         out.print("If the new version is not better than the base model, it will not be active.")
 

@@ -56,10 +56,7 @@ class TextsComparison:
     @cached_property
     def learnt(self) -> set[int]:
         """The numbers of the documents whose content the version has learnt."""
-        known = {**self.known.texts, **self.known.gone} if self.known else {}
-        if any(key == "context_length" for key, *_ in self.changes):
-            # Texts without a key had no tokens to train on, which they may have now.
-            known = {text for text, key in known.items() if key}
+        known = {*self.known.texts, *self.known.gone} if self.known else set()
         return {number for number, each in enumerate(self.hashes) if each in known}
 
     @property
