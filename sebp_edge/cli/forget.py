@@ -125,8 +125,10 @@ def _show_found(found, *, keep_anyway: bool) -> None:
     documents = "document" if others == 1 else f"{others} documents"
     out.print(f"First, a new version is trained on the other {documents} of version {version}.")
     if new := found.remaining.num_new:
-        documents, them = ("1 document is", "it") if new == 1 else (f"{new} documents are", "them")
-        out.print(f"{documents} not learnt yet, and left out; `sebp-edge adapt` learns {them}.")
+        documents, are, them = ("document", "is", "it") if new == 1 else ("documents", "are", "them")
+        out.print(
+            f"{new} {documents} that version {version} has not learnt {are} left out; `sebp-edge adapt` learns {them}."
+        )
     if gone := found.remaining.num_gone:
         documents = "1 document that it knows is" if gone == 1 else f"{gone} documents that it knows are"
         out.print(f"{documents} not there any more, and forgotten too.")

@@ -221,7 +221,10 @@ def _name_in_use(
         return None
     name = compared.saved.name
     if "texts" in reasons:
-        wanted = Path(reading.folders[0].path).stem if reading.folders else name
+        wanted = name
+        if reading.folders:
+            path = Path(reading.folders[0].path)
+            wanted = path.stem if path.is_file() else path.name
     else:
         wanted = f"{name}-{reference.name.split('/')[-1] if 'model' in reasons else recipe.name}"
     proposal = _free_name(wanted, store.names())
