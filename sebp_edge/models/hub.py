@@ -40,17 +40,13 @@ def cached_folder(repository: str) -> Path | None:
 
 
 def cached_models() -> list[str]:
-    """Returns the Hub ids of all models that are cached completely.
-
-    Raises:
-        ModelError: the cache cannot be listed.
-    """
+    """Returns the Hub ids of all models that are cached completely; the cache itself if it cannot be listed."""
     try:
         folders = [path.name for path in Path(constants.HF_HUB_CACHE).iterdir() if path.match("models--*--*")]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        raise ModelError(f"The models in {constants.HF_HUB_CACHE!r} cannot be listed: {error.strerror}.") from error
+    except OSError:
+        return [constants.HF_HUB_CACHE]
     ids = sorted(name.removeprefix("models--").replace("--", "/") for name in folders)
     return [repository for repository in ids if cached_folder(repository) is not None]
 

@@ -13,7 +13,7 @@ from sebp_edge.models.installed import GGUF, list_installed
 def find_local_models(folders: Iterable[Path] = ()) -> list[str]:
     """Returns what --model takes for each model that is not in the catalog; reads no model.
 
-    Folders that cannot be listed are among them: whoever opens them says so.
+    Folders that cannot be listed are among them, since what opens them says why.
 
     Raises:
         ModelError: a folder does not exist.
