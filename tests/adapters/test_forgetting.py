@@ -356,7 +356,7 @@ def test_a_place_that_has_other_texts_now_is_named(store, notes):
     (notes / "5.md").write_text("Changed.")
     with pytest.raises(
         TextsError,
-        match=rf"Nothing was forgotten: of the 7 other documents of version 1, 1 are not in '{notes}' as they were then "
+        match=rf"Nothing was forgotten: of the 7 other documents of version 1, 1 is not in '{notes}' as they were then "
         r"\(5\.md\)\. Restore them, give another place that has them with --texts \(texts=\), or first learn",
     ):
         call(store, ["3.md"], None)
