@@ -115,8 +115,8 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
         personalizer.adapt(other_folder)
     assert {event.event for event in events} == {"preparing", "name_in_use"}
     assert events[-1].message == (
-        "Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24. To keep the two apart, "
-        "give this adapter a name of its own, such as --name 'letters of Anna' (name='letters of Anna')."
+        "Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24. To keep the two "
+        "apart, give this adapter a name of its own, such as --name 'letters of Anna' (name='letters of Anna')."
     )
     assert events[-1].proposal == "letters of Anna"
     message = events[-1].message

@@ -424,7 +424,8 @@ def _missing(missing: Sequence[KnownDocument], base: _Version, num_others: int, 
     """Returns which documents are missing, and what to do, in sentences."""
     named = ", ".join(document.label for document in missing[:_NAMED])
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {'is' if len(missing) == 1 else 'are'} not"
+    verb = "is" if len(missing) == 1 else "are"
+    found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {verb} not"
     learn = "or first learn the texts as they are now with `sebp-edge adapt`."
     if where is None:
         return f"{found} among these texts as they were then ({named}{more}). Give all texts and restore these, {learn}"
