@@ -154,8 +154,8 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     refused = run("forget", "note-04.md", *command[2:], "--yes")
     assert_one_sentence(
         refused,
-        r"of the 22 other documents of version 3, 22 are not found \(note-00\.md, note-01\.md, note-02\.md and 19 more\)"
-        rf"\. They were expected in '{notes_folder}', which is not there any more; give their new place with --texts",
+        r"of the 22 other documents of version 3, 22 are not found \(note-00\.md, note-01\.md, note-02\.md and 19 more"
+        rf"\)\. They were expected in '{notes_folder}', which is not there any more; give their new place with --texts",
     )
     assert_one_sentence(
         run("forget", "note-04.md", "--include", "*.md"), "choose files of --texts; give --texts, too", 2
