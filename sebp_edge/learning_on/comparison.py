@@ -1,19 +1,15 @@
 """Compares an adaptation with the active version of its name: texts (by hashes), model, recipe; imports no torch."""
 
 import json
-import os
-import re
-import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 
 from sebp_edge.adapters.known_texts import KnownTexts
-from sebp_edge.adapters.names import check_name
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
+from sebp_edge.learning_on.name_in_use import find_name_in_use, other_texts
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.recipe import Recipe
@@ -26,8 +22,6 @@ _OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "merge_fo
 _NOT_COMPARED = {"name", "description", "margin", "method"}
 # Values that a recipe may leave open; the version's own are then used.
 _OPEN = {"r", "load_in_4bit"}
-# Texts are other ones if they share less than a tenth of their documents with those that the version knows.
-_FEW = 10
 
 
 @dataclass(frozen=True)
@@ -111,12 +105,9 @@ def compare_with_active(
     compared = TextsComparison(saved, version, known, hashes, obstacle, tuple(differing))
     if saved is None:
         return compared
-    differs = {
-        "texts": _other_texts(compared, store, reading),
-        "model": other_model,
-        "recipe": _other_recipe(saved.record, differing, recipe),
-    }
-    return replace(compared, name_in_use=_name_in_use(compared, differs, store, reference, recipe, reading))
+    texts = "" if known is None else other_texts(store, name, len(compared.learnt), compared.num_known, reading)
+    reasons = {"texts": texts, "model": other_model, "recipe": _other_recipe(saved.record, differing, recipe)}
+    return replace(compared, name_in_use=find_name_in_use(saved, reasons, store, reference, recipe, reading))
 
 
 def _obstacle(
@@ -178,76 +169,10 @@ def _setting(key: str, value) -> str:
 
 def _other_recipe(record: AdapterRecord, differing: list[tuple[str, str, str]], recipe: Recipe) -> str:
     """Returns that a version was made with another recipe, or an empty string; other epochs make no other recipe."""
-    before = record.recipe["name"]
-    if record.recipe["method"] != recipe.method or (differing and before != recipe.name):
+    before, methods = record.recipe["name"], (record.recipe["method"], recipe.method)
+    fixed = [each[1:] for each in differing if each[0] in _OF_THE_WEIGHTS]
+    if methods[0] != methods[1]:
+        fixed = [tuple(_setting("method", method) for method in methods)]
+    if (differing or fixed) and before != recipe.name:
         return f"was trained with the recipe {before!r}, and this recipe is {recipe.name!r}"
-    fixed = [each for each in differing if each[0] in _OF_THE_WEIGHTS]
-    return _was_trained_with(*fixed[0][1:]) if fixed else ""
-
-
-def _other_texts(compared: TextsComparison, store: AdapterStore, reading: Reading) -> str:
-    """Returns that a version knows other texts, or an empty string."""
-    learnt, number = len(compared.learnt), len(compared.hashes)
-    if compared.known is None or _FEW * learnt >= min(number, compared.num_known):
-        return ""
-    before = [path for where in store.wheres(compared.saved.name).values() for path in where.paths]
-    if _are_related(before, (Path(folder.path) for folder in reading.folders)):
-        return ""
-    found = f"only {learnt}" if learnt else "none"
-    verb = "is" if learnt < 2 else "are"
-    return f"knows {_documents(compared.num_known)}, {found} of which {verb} among these {number:,}"
-
-
-def _documents(number: int) -> str:
-    return f"{number:,} document{'s' * (number != 1)}"
-
-
-def _are_related(before: Iterable[Path], now: Iterable[Path]) -> bool:
-    """Whether one of the files and folders is one of the others, or in it, or around it."""
-    before, now = ([Path(os.path.realpath(path)) for path in paths] for paths in (before, now))
-    return any(one.is_relative_to(other) or other.is_relative_to(one) for one in before for other in now)
-
-
-def _name_in_use(
-    compared: TextsComparison,
-    differs: dict[str, str],
-    store: AdapterStore,
-    reference: ModelReference,
-    recipe: Recipe,
-    reading: Reading,
-) -> NameInUse | None:
-    reasons = {what: reason for what, reason in differs.items() if reason}
-    if not reasons:
-        return None
-    name = compared.saved.name
-    if "texts" in reasons:
-        wanted = name
-        if reading.folders:
-            path = Path(reading.folders[0].path)
-            wanted = path.stem if path.is_file() else path.name
-    else:
-        wanted = f"{name}-{reference.name.split('/')[-1] if 'model' in reasons else recipe.name}"
-    proposal = _free_name(wanted, store.names())
-    message = (
-        f"Version {compared.version} of the adapter {name!r} {'; it '.join(reasons.values())}. To keep the two apart, "
-        f"give this adapter a name of its own, such as --name {shlex.quote(proposal)} (name={proposal!r})."
-    )
-    if "model" in reasons:
-        message += (
-            f" The gate cannot compare versions of two models, so a new version of {name!r} is activated only with "
-            "--keep-anyway (keep_anyway=True)."
-        )
-    return NameInUse(name, compared.version, tuple(reasons), proposal, message)
-
-
-def _free_name(wanted: str, taken: list[str]) -> str:
-    """Returns a valid name that no adapter has, like the wanted one if possible."""
-    try:
-        wanted = check_name(re.sub(r"[^\w. -]+", "-", wanted).strip(" .-")[:40])
-    except AdapterError:
-        wanted = "another"
-    number, name = 1, wanted
-    while name in taken:
-        number += 1
-        name = f"{wanted}-{number}"
-    return name
+    return _was_trained_with(*fixed[0]) if fixed else ""
