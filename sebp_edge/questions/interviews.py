@@ -73,7 +73,8 @@ class InterviewCache:
         Raises:
             StorageError: the folder cannot be listed.
         """
-        with storage_errors("Cannot read the questions in", self.folder, ""), suppress(FileNotFoundError):
+        missing = suppress(FileNotFoundError, NotADirectoryError)
+        with storage_errors("Cannot read the questions in", self.folder, ""), missing:
             for path in self.folder.iterdir():
                 with suppress(OSError):
                     if path.suffix == ".json" and path.stat().st_mtime < time.time() - _UNREAD_SECONDS:
