@@ -25,6 +25,7 @@ __all__ = [
     "MemoryProbed",
     "MemoryRanOut",
     "ModelLoaded",
+    "NameInUse",
     "Notice",
     "PreparationProgress",
     "Sink",
@@ -55,6 +56,27 @@ class Notice(Event):
     """Something the user should know, in one sentence."""
 
     event: ClassVar[str] = "notice"
+    message: str
+
+
+@dataclass(frozen=True)
+class NameInUse(Event):
+    """The name has an adapter of other texts, another base model or another recipe.
+
+    The adaptation goes on as its next version, unless the sink raises an error.
+
+    Attributes:
+        name, version: the adapter, and its active version.
+        differs: in what they differ: "texts", "model", "recipe".
+        proposal: a name that is not in use.
+        message: all of it, in sentences.
+    """
+
+    event: ClassVar[str] = "name_in_use"
+    name: str
+    version: int
+    differs: tuple[str, ...]
+    proposal: str
     message: str
 
 
@@ -161,7 +183,7 @@ class LearningOn(Event):
     def summary(self) -> str:
         """What is trained on."""
         return (
-            f"Learning on from version {self.version}: {self.new:,} new documents, {self.changed:,} changed, "
+            f"Learning on from version {self.version}: {self.new:,} new and {self.changed:,} changed documents, and "
             f"{self.replayed:,} of the other {self.unchanged:,} again."
         )
 

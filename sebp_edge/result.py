@@ -35,6 +35,8 @@ class AdaptResult:
     Attributes:
         kept: whether the gate kept the adapter.
         active: whether it is the active version now.
+        overtaken_by: the version that became active during the call, which this one was not compared with; this one is
+            not active then. None if there is none.
         verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged",
             "refit failed" or "reads worse".
         explanation: why the gate kept the adapter or not, in words.
@@ -81,6 +83,7 @@ class AdaptResult:
 
     kept: bool
     active: bool
+    overtaken_by: int | None
     verdict: str
     explanation: str
     name: str | None
@@ -133,6 +136,7 @@ class AdaptResult:
         store: AdapterStore,
         beginning: Beginning,
         seconds: float,
+        overtaken_by: int | None,
     ) -> "AdaptResult":
         """Collects the figures of a training run."""
         lessons = beginning.lessons
@@ -141,6 +145,7 @@ class AdaptResult:
         return cls(
             kept=gate.kept,
             active=saved.active,
+            overtaken_by=overtaken_by,
             verdict=str(gate.verdict),
             explanation=gate.explain(run.recipe.margin, data.concerns),
             name=saved.name,
@@ -217,6 +222,12 @@ class AdaptResult:
     @property
     def summary(self) -> str:
         """What happened and what to do next."""
+        if self.overtaken_by is not None:
+            activate = shlex.join(["sebp-edge", "adapters", "activate", self.name, str(self.version)])
+            return (
+                f"{self.explanation} Version {self.version} is saved, but not active: version {self.overtaken_by} "
+                f"became active meanwhile, and the two were not compared. To activate it nevertheless: {activate}"
+            )
         if self.kept:
             refit = ""
             if self.trained_on_all:

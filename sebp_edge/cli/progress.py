@@ -22,6 +22,7 @@ from sebp_edge.events import (
     MemoryProbed,
     MemoryRanOut,
     ModelLoaded,
+    NameInUse,
     Notice,
     PreparationProgress,
     Sink,
@@ -105,7 +106,7 @@ class ProgressPrinter:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Notice():
+            case Notice() | NameInUse():
                 self._print_note(escape(event.message))
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
@@ -186,8 +187,9 @@ class ProgressPrinter:
     def _learning_on(self, event: LearningOn) -> None:
         out.print(event.summary)
         if event.gone:
-            documents = f"{_plural(event.gone, 'document')} {'is' if event.gone == 1 else 'are'}"
-            self._print_note(f"{documents} gone, but still known; --sync learns again without")
+            documents = f"{_plural(event.gone, 'document')} of version {event.version}"
+            verb, them = ("is", "it") if event.gone == 1 else ("are", "them")
+            self._print_note(f"{documents} {verb} not among these texts, but still known; --sync forgets {them}")
 
     def _training_started(self, event: TrainingStarted) -> None:
         documents = f"{_plural(event.train_documents, 'document')} for training"
