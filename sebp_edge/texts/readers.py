@@ -119,13 +119,14 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:
     """Returns the content to learn, and how many data of pictures were left out of it."""
-    if isinstance(content, Unreadable):
-        return content, 0
+    num_pictures = 0
     try:
-        content, num_pictures = without_data(clean_content(content))
-        return clean_content(content) if num_pictures else content, num_pictures
+        if not isinstance(content, Unreadable):
+            content, num_pictures = without_data(clean_content(content))
+            content = clean_content(content) if num_pictures else content
     except Unreadable as reason:
-        return reason.with_traceback(None), 0
+        content = reason.with_traceback(None)
+    return content, num_pictures
 
 
 class _Faults:
