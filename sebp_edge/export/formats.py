@@ -4,7 +4,6 @@ Each is read back by its own program if that is installed, and else by this pack
 files with those that were meant.
 """
 
-import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from sebp_edge.export.mlx import read_adapter, write_adapter
 from sebp_edge.export.ollama import modelfile
 from sebp_edge.export.read_back import Agreement, Comparison, agreement, check_agreement, check_tokens, likeliest
 from sebp_edge.export.safetensors_file import read_tensors, write_weights
+from sebp_edge.export.settings import check_settings, write_settings
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import Read
@@ -140,20 +140,19 @@ class Merged(Format):
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         write_weights(folder / "model.safetensors", self._source.weights, done)
-        config = json.loads(self._source.config.to_json_string(use_diff=False))
-        config["dtype"] = str(self._source.weights.dtype).removeprefix("torch.")
-        config["architectures"] = [type(self._source.model).__name__]
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        self._source.tokenizer.save_pretrained(folder)
-        if (settings := self._source.base_path / "generation_config.json").is_file():
-            shutil.copyfile(settings, folder / settings.name)
+        write_settings(folder, self._source)
 
     def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        check_settings(folder, self._source)
         # The files are rounded to their dtype, so they are compared with what they should hold, not with the adapter.
         dtype = self._source.weights.dtype
         expected, _ = comparison.with_weights(lambda name: self._source.weights.read(name).to(dtype))
         found, loss = comparison.with_model(folder)
         return _compare("transformers", found, comparison, loss, expected)
+
+    def check_tensors(self, folder: Path, check: Check) -> ReadBack:
+        check_settings(folder, self._source)
+        return super().check_tensors(folder, check)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         weights, found = self._source.weights, read_tensors(folder / "model.safetensors")

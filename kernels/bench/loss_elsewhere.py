@@ -1,0 +1,54 @@
+"""Computes the loss of a model folder with another program, whose interpreter runs this file.
+
+    INTERPRETER kernels/bench/loss_elsewhere.py transformers|mlx_lm FOLDER < rows.json
+
+Reads rows of token ids and a text, and writes the program's version, the mean loss of the rows' tokens in nats, in fp32,
+and the tokens that it reads in the text. Imports nothing of this project.
+"""
+
+import importlib.metadata
+import json
+import math
+import sys
+
+
+def main() -> None:
+    program, folder = sys.argv[1:]
+    request = json.load(sys.stdin)
+    compute = {"transformers": with_transformers, "mlx_lm": with_mlx_lm}[program]
+    losses, tokens = compute(folder, request["rows"], request["text"])
+    version = importlib.metadata.version(program.replace("_", "-"))
+    print(json.dumps({"version": version, "loss": math.fsum(losses) / len(losses), "tokens": tokens}))
+
+
+def with_transformers(folder: str, rows: list[list[int]], text: str) -> tuple[list[float], list[int]]:
+    """Returns the losses of all tokens but the rows' first, and the tokens of the text."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    losses = []
+    for row in rows:
+        with torch.no_grad():
+            logits = model(torch.tensor([row])).logits[0, :-1].float()
+        losses += torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="none").tolist()
+    return losses, AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+
+
+def with_mlx_lm(folder: str, rows: list[list[int]], text: str) -> tuple[list[float], list[int]]:
+    """Returns the losses of all tokens but the rows' first, and the tokens of the text."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    import mlx_lm
+
+    model, tokenizer = mlx_lm.load(folder)
+    model.set_dtype(mx.float32)
+    losses = []
+    for row in rows:
+        logits = model(mx.array([row]))[0, :-1]
+        losses += nn.losses.cross_entropy(logits, mx.array(row[1:])).tolist()
+    return losses, tokenizer.encode(text)
+
+
+if __name__ == "__main__":
+    main()
