@@ -74,7 +74,7 @@ def _show(result) -> None:
             "these files, in nats per token"
         )
     if result.gain_kept:
-        columns = ["quant", "base model", "with the adapter", "gain kept"]
+        columns = ["quant", "rounded base model", "with the adapter", "gain kept"]
         rows = [
             [one.quant, f"{one.loss_base:.3f}", f"{one.loss:.3f}", "-" if one.share is None else f"{one.share:.1%}"]
             for one in result.gain_kept

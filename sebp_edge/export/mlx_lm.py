@@ -8,7 +8,6 @@ from pathlib import Path
 from sebp_edge.export.child import Predicted, run
 from sebp_edge.stopping import Check
 
-
 _WITHOUT_WINDOWS = ("mistral", "qwen2", "qwen3", "smollm3", "gemma2", "phi3")
 
 
