@@ -41,6 +41,7 @@ def _remembered_path(store, record) -> str:
         resolve(path)
     except ModelError as error:
         raise ModelError(
-            f"{made_for}, which is no longer at {str(path)!r}; give it with --model, where it is now."
+            f"{made_for}, which is no longer at {str(path)!r}; give the adapter's name, and with --model the {kind}'s new "
+            "place."
         ) from error
     return str(path)
