@@ -110,6 +110,12 @@ def make_source(folder: Path, family: str, tokenizer=None) -> Path:
     return folder
 
 
+def say_theta(model: Path) -> None:
+    """Adds the name of theta that mlx-lm reads to a model's config.json, which transformers 5 has written."""
+    values = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(values | {"rope_theta": THETA}), encoding="utf-8")
+
+
 def make_adapter(folder: Path, model_folder: Path, **record) -> Path:
     """Writes a random LoRA adapter of a model into a folder, as a version of the store is."""
     base = load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))

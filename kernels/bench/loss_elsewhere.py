@@ -1,9 +1,9 @@
 """Computes the loss of a model folder with another program, whose interpreter runs this file.
 
-    INTERPRETER kernels/bench/loss_elsewhere.py transformers|mlx_lm FOLDER < rows.json
+    INTERPRETER kernels/bench/loss_elsewhere.py transformers|mlx_lm FOLDER < request.json
 
-Reads rows of token ids and a text, and writes the program's version, the mean loss of the rows' tokens in nats, in fp32,
-and the tokens that it reads in the text. Imports nothing of this project.
+Reads rows of token ids and a text. Writes the program's version; the mean loss of the rows' tokens, in nats, in fp32;
+and the tokens that it reads in the text, or null if it cannot load the tokenizer. Imports nothing of this project.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ def main() -> None:
     print(json.dumps({"version": version, "loss": math.fsum(losses) / len(losses), "tokens": tokens}))
 
 
-def with_transformers(folder: str, rows: list[list[int]], text: str) -> tuple[list[float], list[int]]:
+def with_transformers(folder: str, rows: list[list[int]], text: str) -> tuple[list[float], list[int] | None]:
     """Returns the losses of all tokens but the rows' first, and the tokens of the text."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,7 +32,10 @@ def with_transformers(folder: str, rows: list[list[int]], text: str) -> tuple[li
         with torch.no_grad():
             logits = model(torch.tensor([row])).logits[0, :-1].float()
         losses += torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="none").tolist()
-    return losses, AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    try:
+        return losses, AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    except (ValueError, ImportError):  # what transformers 4 raises for the classes and settings of transformers 5
+        return losses, None
 
 
 def with_mlx_lm(folder: str, rows: list[list[int]], text: str) -> tuple[list[float], list[int]]:

@@ -41,7 +41,7 @@ def _remembered_path(store, record) -> str:
         resolve(path)
     except ModelError as error:
         raise ModelError(
-            f"{made_for}, which is no longer at {str(path)!r}; give the adapter's name, and with --model the {kind}'s new "
-            "place."
+            f"{made_for}, which is no longer at {str(path)!r}; give the adapter's name, and with --model the {kind}'s "
+            "new place."
         ) from error
     return str(path)

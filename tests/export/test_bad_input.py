@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import assert_one_sentence, process, records, run
-from export_sources import make_adapter, make_source
+from export_sources import make_adapter, make_source, say_theta
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
@@ -19,7 +19,9 @@ from sebp_edge.export.source import Source
 
 @pytest.fixture
 def model(tmp_path):
-    return make_source(tmp_path / "model", "llama")
+    model = make_source(tmp_path / "model", "llama")
+    say_theta(model)
+    return model
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from export_sources import ROPE, THETA, long_texts, make_adapter, make_source
+from export_sources import ROPE, THETA, long_texts, make_adapter, make_source, say_theta
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -125,8 +125,7 @@ def test_a_peft_folder_has_the_adapter_and_nothing_of_ours(llama, tmp_path):
 @pytest.fixture
 def llama_for_mlx(llama):
     """The model with the names in its config.json that mlx-lm reads, and its adapter."""
-    config = llama[0] / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": THETA}))
+    say_theta(llama[0])
     return llama
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,17 +47,18 @@ def in_ollama(gguf_file, tmp_path, monkeypatch):
     return digest
 
 
-def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folder, recipe):
-    done = run("adapt", notes_folder, "--model", gguf_file, "--recipe", recipe)
+def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folder, recipe, tmp_path):
+    file = shutil.copy(gguf_file, tmp_path)
+    done = run("adapt", notes_folder, "--model", file, "--recipe", recipe)
     assert done.exit_code == 0, done.stderr
     text = run("generate", "the ferry", "--name", "default", "--max-tokens", "5")
     assert text.exit_code == 0, text.stderr
-    moved = gguf_file.rename(gguf_file.with_name("moved.gguf"))
+    moved = Path(file).rename(tmp_path / "moved.gguf")
     assert_one_sentence(
         run("generate", "the ferry", "--name", "default"), "a file 'small.gguf', which is no longer at .*small.gguf'"
     )
-    with moved.open("ab") as file:
-        file.write(b"changed")
+    with moved.open("ab") as changed:
+        changed.write(b"more")
     assert_one_sentence(run("generate", "the ferry", "--name", "default", "--model", moved), "was made for small.gguf")
 
 
