@@ -1,9 +1,10 @@
-"""Computes the loss of a model folder with another program, whose interpreter runs this file.
+"""Computes the losses of model folders with another program, whose interpreter runs this file.
 
-    INTERPRETER kernels/bench/loss_elsewhere.py transformers|mlx_lm FOLDER < request.json
+    INTERPRETER kernels/bench/loss_elsewhere.py transformers|mlx_lm < request.json
 
-Reads rows of token ids and a text. Writes the program's version; the mean loss of the rows' tokens, in nats, in fp32;
-and the tokens that it reads in the text, or null if it cannot load the tokenizer. Imports nothing of this project.
+Reads folders with rows of token ids, and a text. Writes the program's version, and for each folder: the mean loss of the
+rows' tokens, in nats, in fp32; and the tokens that it reads in the text, or null if it cannot load the tokenizer.
+Imports nothing of this project.
 """
 
 import importlib.metadata
@@ -13,12 +14,13 @@ import sys
 
 
 def main() -> None:
-    program, folder = sys.argv[1:]
-    request = json.load(sys.stdin)
+    program, request = sys.argv[1], json.load(sys.stdin)
     compute = {"transformers": with_transformers, "mlx_lm": with_mlx_lm}[program]
-    losses, tokens = compute(folder, request["rows"], request["text"])
-    version = importlib.metadata.version(program.replace("_", "-"))
-    print(json.dumps({"version": version, "loss": math.fsum(losses) / len(losses), "tokens": tokens}))
+    found = []
+    for model in request["models"]:
+        losses, tokens = compute(model["folder"], model["rows"], request["text"])
+        found.append({"loss": math.fsum(losses) / len(losses), "tokens": tokens})
+    print(json.dumps({"version": importlib.metadata.version(program.replace("_", "-")), "found": found}))
 
 
 def with_transformers(folder: str, rows: list[list[int]], text: str) -> tuple[list[float], list[int] | None]:

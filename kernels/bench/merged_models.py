@@ -2,8 +2,8 @@
 
     python kernels/bench/merged_models.py ENVIRONMENTS [MODEL...] [--families] [--record [FILE]]
 
-transformers 4.57 and mlx-lm run in environments of their own in the folder ENVIRONMENTS, which are made with pip if they
-are not there. Each model gets a random LoRA adapter, and its merged folder is read on two texts of examples/notes.
+transformers 4.57 and mlx-lm run in environments of their own in the folder ENVIRONMENTS, which are made with pip if
+they are not there. Each model gets a random LoRA adapter, and its merged folder is read on two texts of examples/notes.
 --families adds small random models of each family, with each kind of rotary embeddings, whose settings are none of the
 programs' defaults. The rows "before" have the config.json and tokenizer that transformers 5 writes by itself, without
 the older names.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,8 +34,9 @@ from sebp_edge.export.read_back import CPU, Comparison
 from sebp_edge.export.settings import check_settings
 from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model, without_progress_bars
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.texts.documents import own_text
+from sebp_edge.texts.readers import Reading, read_texts
 
 SOURCES = (
     *("sebp_edge/export", "sebp_edge/models", "kernels/bench/loss_elsewhere.py", "kernels/bench/export_differences.py"),
@@ -95,12 +97,14 @@ def main() -> None:
     programs = {"transformers 5": (Path(sys.executable), "transformers")}
     for name, (packages, program) in PROGRAMS.items():
         programs[name] = make_environment(options.environments / name.replace(" ", "-"), packages), program
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for model in options.models:
-            rows += losses(model, Path(model).name, 0.003, programs)
+        cases = [(model, Path(model).name, 0.003) for model in options.models]
         for number, (name, (family, changes)) in enumerate(CASES.items() if options.families else ()):
-            rows += losses(make_model(Path(folder) / str(number), family, changes), name, 0.05, programs)
+            cases.append((make_model(Path(folder) / f"base-{number}", family, changes), name, 0.05))
+        found = []
+        for number, case in enumerate(cases):
+            found += merged(Path(folder) / str(number), *case)
+        rows = list(compared(found, programs))
     if options.record:
         evidence.record("merged-models", SOURCES, rows, options.record, on_cpu=True)
 
@@ -114,39 +118,68 @@ def make_environment(folder: Path, packages: list[str]) -> Path:
     return python
 
 
-def losses(model: str | Path, name: str, spread: float, programs: dict[str, tuple[Path, str]]) -> Iterator[dict]:
-    """Yields a row for each program that reads the merged model, with the older names and without them.
+@dataclass(frozen=True)
+class MergedModel:
+    """A merged model's folder, with the older names or "before", without them.
+
+    Attributes:
+        rows: the token ids of the texts.
+        ours: our loss on these, in nats per token.
+        tokens: the tokens that we read in TEXT.
+        lacks: whether mlx-lm is known to compute something else.
+    """
+
+    name: str
+    when: str
+    folder: Path
+    rows: list[list[int]]
+    ours: float
+    tokens: list[int]
+    lacks: bool
+
+
+def merged(folder: Path, model: str | Path, name: str, spread: float) -> Iterator[MergedModel]:
+    """Yields a model merged with a random adapter, with the older names and without them.
 
     Args:
-        spread: the standard deviation of the random adapter's lora_B.
+        spread: the standard deviation of the adapter's lora_B.
+    """
+    folder.mkdir()
+    adapter, reference = folder / "adapter", resolve(model)
+    write_adapter(adapter, load_base_model(reference, Recipe.load("notes"), CPU), spread)
+    source = Source.open("adapter", adapter, AdapterRecord.read(adapter), reference)
+    notes = sorted(read_texts(NOTES).documents, key=lambda document: len(own_text(document.content)))[-NUM_ROWS:]
+    comparison = Comparison(source, Reading(notes), silent, lambda: None)
+    longest = sorted((example.input_ids for example in comparison.texts.examples), key=len)[-NUM_ROWS:]
+    comparison.texts.rows[:] = rows = [list(ids[:LENGTH]) for ids in longest]
+    dtype = source.weights.dtype
+    expected, _ = comparison.with_weights(lambda key: source.weights.read(key).to(dtype))
+    tokens, lacks = source.tokenizer(TEXT)["input_ids"], any(what_it_lacks(source.config))
+    after, before = folder / "after", folder / "before"
+    after.mkdir()
+    Merged(source).write(after, lambda *_: None, lambda: None)
+    check_settings(after, source)
+    before.mkdir()
+    (before / "model.safetensors").symlink_to(after / "model.safetensors")
+    write_as_before(before, source)
+    for where in (after, before):
+        yield MergedModel(name, where.name, where, rows, mean_loss(expected, rows), tokens, lacks)
+
+
+def compared(models: list[MergedModel], programs: dict[str, tuple[Path, str]]) -> Iterator[dict]:
+    """Yields a row for each model and program.
+
+    Args:
         programs: the interpreter of each program, and what `loss_elsewhere` calls it.
     """
-    reference = resolve(model)
-    with tempfile.TemporaryDirectory() as temporary:
-        adapter, folder = Path(temporary) / "adapter", Path(temporary) / "merged"
-        write_adapter(adapter, load_base_model(reference, Recipe.load("notes"), CPU), spread)
-        source = Source.open("adapter", adapter, AdapterRecord.read(adapter), reference)
-        comparison = Comparison(source, read_texts(NOTES), silent, lambda: None)
-        longest = sorted((example.input_ids for example in comparison.texts.examples), key=len)[-NUM_ROWS:]
-        comparison.texts.rows[:] = rows = [list(ids[:LENGTH]) for ids in longest]
-        dtype = source.weights.dtype
-        expected, _ = comparison.with_weights(lambda key: source.weights.read(key).to(dtype))
-        ours = mean_loss(expected, rows)
-        folder.mkdir()
-        Merged(source).write(folder, lambda *_: None, lambda: None)
-        check_settings(folder, source)
-        lacks = any(what_it_lacks(source.config))
-        tokens = source.tokenizer(TEXT)["input_ids"]
-        about = {"model": name, "tokens": sum(map(len, rows)), "ours": ours}
-        for when in ("after", "before"):
-            if when == "before":
-                write_as_before(folder, source)
-            for program, (python, called) in programs.items():
-                found = ask(python, called, folder, rows)
-                row = about | {"when": when, "program": program, "version": found["version"], "loss": found["loss"]}
-                row |= {"same_tokens": found["tokens"] == tokens, "lacks": lacks and program == "mlx-lm"}
-                print(*(f"{each:.5f}" if isinstance(each, float) else each for each in row.values()), flush=True)
-                yield row
+    for program, (python, called) in programs.items():
+        version, found = ask(python, called, [(each.folder, each.rows) for each in models])
+        for model, one in zip(models, found, strict=True):
+            row = {"model": model.name, "when": model.when, "program": program, "version": version}
+            row |= {"tokens": sum(map(len, model.rows)), "ours": model.ours, "loss": one["loss"]}
+            row |= {"same_tokens": one["tokens"] == model.tokens, "lacks": model.lacks and program == "mlx-lm"}
+            print(*(f"{each:.5f}" if isinstance(each, float) else each for each in row.values()), flush=True)
+            yield row
 
 
 def mean_loss(log_probabilities: list[torch.Tensor], rows: list[list[int]]) -> float:
@@ -160,33 +193,26 @@ def mean_loss(log_probabilities: list[torch.Tensor], rows: list[list[int]]) -> f
 
 def write_as_before(folder: Path, source: Source) -> None:
     """Writes config.json and the tokenizer as transformers 5 does by itself."""
-    for file in folder.glob("*token*"):
-        file.unlink()
     config = json.loads(source.config.to_json_string(use_diff=False))
     config |= {
         "dtype": str(source.weights.dtype).removeprefix("torch."),
         "architectures": [type(source.model).__name__],
     }
     (folder / "config.json").write_text(json.dumps(config))
-    with without_progress_bars():
-        source.tokenizer.save_pretrained(folder)
+    source.tokenizer.save_pretrained(folder)
 
 
-def ask(python: Path, program: str, folder: Path, rows: list[list[int]]) -> dict:
-    """Returns what `loss_elsewhere` prints in another interpreter, without the network."""
+def ask(python: Path, program: str, models: list[tuple[Path, list[list[int]]]]) -> tuple[str, list[dict]]:
+    """Returns the version of a program and what it computes with model folders and rows, without the network."""
     quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     quiet.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [python, READER, program, folder],
-        input=json.dumps({"rows": rows, "text": TEXT}),
-        capture_output=True,
-        text=True,
-        env=quiet,
-        check=False,
-    )
+    request = {"text": TEXT, "models": [{"folder": str(folder), "rows": rows} for folder, rows in models]}
+    command = [python, READER, program]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:
         raise RuntimeError(f"{program} failed: {done.stderr[-500:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return answer["version"], answer["found"]
 
 
 if __name__ == "__main__":
