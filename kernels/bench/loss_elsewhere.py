@@ -2,8 +2,8 @@
 
     INTERPRETER kernels/bench/loss_elsewhere.py transformers|mlx_lm < request.json
 
-Reads folders with rows of token ids, and a text. Writes the program's version, and for each folder: the mean loss of the
-rows' tokens, in nats, in fp32; and the tokens that it reads in the text, or null if it cannot load the tokenizer.
+Reads folders with rows of token ids, and a text. Writes the program's version, and for each folder: the mean loss of
+the rows' tokens, in nats, in fp32; and the tokens that it reads in the text, or null if it cannot load the tokenizer.
 Imports nothing of this project.
 """
 
