@@ -46,6 +46,8 @@ def write_settings(folder: Path, source: Source) -> None:
     _write(folder / _CONFIG, complete_config(source.config, own_config(source), type(source.model).__name__, dtype))
     if (settings := source.base_path / _GENERATION).is_file():
         shutil.copyfile(settings, folder / _GENERATION)
+    elif source.reference.is_gguf:
+        source.model.generation_config.save_pretrained(folder)
     _write_tokenizer(folder, source)
 
 

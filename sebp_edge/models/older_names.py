@@ -28,7 +28,8 @@ def complete_config(config, own: Mapping, architecture: str, dtype: str) -> dict
     """
     known = json.loads(config.to_json_string())
     values = known | dict(own)
-    values.pop("auto_map", None)  # the code that it names does not come along
+    # The code that `auto_map` names does not come along, and `_name_or_path` may be a path of the user's.
+    values = _without(values, {"auto_map", "_name_or_path"})
     for part in config.sub_configs:
         if isinstance(known.get(part), dict):
             own_part = own.get(part) if isinstance(own.get(part), dict) else {}

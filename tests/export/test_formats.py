@@ -66,6 +66,7 @@ def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
     (model / "generation_config.json").write_text('{"eos_token_id": [1, 6]}')
     Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="merged")
     merged = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
     assert merged["only_other_programs_read_it"] == [1, 2]
     assert (merged["rope_theta"], merged["rope_parameters"]) == (THETA, ROPE)
     assert (tmp_path / "out" / "generation_config.json").read_text() == '{"eos_token_id": [1, 6]}'

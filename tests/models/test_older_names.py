@@ -108,9 +108,11 @@ def test_older_names_that_contradict_the_newer_ones_are_replaced(own):
 
 def test_settings_that_only_others_read_are_kept_and_code_is_not_named():
     config, own = written_by_5("llama")
-    values = complete(config, own | {"other": {"a": [1]}, "auto_map": {"AutoConfig": "code.Config"}})
+    values = complete(
+        config, own | {"other": {"a": [1]}, "auto_map": {"AutoConfig": "code.Config"}, "_name_or_path": "/a"}
+    )
     assert values["other"] == {"a": [1]}
-    assert "auto_map" not in values
+    assert not {"auto_map", "_name_or_path"} & values.keys()
     assert (values["dtype"], values["torch_dtype"]) == ("bfloat16", "bfloat16")
     assert values["architectures"] == ["SomeForCausalLM"]
 
