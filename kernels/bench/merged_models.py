@@ -48,7 +48,7 @@ PROGRAMS = {
     "transformers 4": (["torch", "transformers==4.57.*"], "transformers"),
     "mlx-lm": (["mlx[cpu]" if sys.platform == "linux" else "mlx", "mlx-lm"], "mlx_lm"),
 }
-LENGTH, NUM_ROWS, TEXT = 256, 2, "The ferry left at six.\nIt was naïve to think that we would catch it."
+LENGTH, NUM_ROWS, TEXT = 128, 2, "The ferry left at six.\nIt was naïve to think that we would catch it."
 THETA, LOCAL = 300_000.0, 3_000.0
 DEFAULT = SIZES["rope_parameters"]
 LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}

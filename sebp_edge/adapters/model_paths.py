@@ -25,9 +25,7 @@ def remember(store: Path, fingerprint: str, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    known = _read(store)
-    if known.get(fingerprint) != str(path):
-        _write(store, known | {fingerprint: str(path)})
+    _write(store, _read(store) | {fingerprint: str(path)})
 
 
 def forget(store: Path, fingerprints: Collection[str]) -> None:

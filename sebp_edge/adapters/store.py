@@ -246,10 +246,13 @@ class AdapterStore:
         Raises:
             StorageError: it cannot be written.
         """
+        path = path.expanduser().absolute()
+        if model_paths.path_of(self.folder, fingerprint) == path:
+            return
         with storage_errors("Cannot write to", self.folder):
             make_private(self.folder)
             with self._locked():
-                model_paths.remember(self.folder, fingerprint, path.expanduser().absolute())
+                model_paths.remember(self.folder, fingerprint, path)
 
     @property
     def questions_folder(self) -> Path:

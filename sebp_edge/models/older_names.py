@@ -60,10 +60,8 @@ def differing_names(values: Mapping, config, unread: Collection[str]) -> list[st
 
 
 def has_older_names(config) -> bool:
-    """Whether the settings of a model's rotary embeddings can be written under the older names."""
-    parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
-    found = [(getattr(part, ROPE, None), part) for part in parts if part is not None]
-    return all(not rope or bool(_older_rope(rope, part.model_type)) for rope, part in found)
+    """Whether all settings of a model's rotary embeddings can be written under the older names."""
+    return not differing_names(complete_config(config, {}, "", ""), config, (ROPE,))
 
 
 def readable_by_older(values: dict) -> dict:

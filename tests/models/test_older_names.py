@@ -3,10 +3,18 @@
 import json
 
 import pytest
-from export_sources import FAMILIES, LOCAL_THETA, LONG_ROPE, MERGED_ONLY, THETA
-from transformers import AutoConfig
+from export_sources import FAMILIES, GEMMA_3, LINEAR_ROPE, LOCAL_THETA, LONG_ROPE, MERGED_ONLY, THETA
+from export_sources import ROPE as DEFAULT_ROPE
+from transformers import AutoConfig, Gemma3TextConfig
 
-from sebp_edge.models.older_names import OLDER_ROPE, ROPE, complete_config, differing_names, readable_by_older
+from sebp_edge.models.older_names import (
+    OLDER_ROPE,
+    ROPE,
+    complete_config,
+    differing_names,
+    has_older_names,
+    readable_by_older,
+)
 
 ALL = FAMILIES | MERGED_ONLY
 _LINEAR = {"type": "linear", "rope_type": "linear", "factor": 4.0}
@@ -128,3 +136,9 @@ def test_a_tokenizers_settings_are_those_of_transformers_4():
     }
     for kept in ({"tokenizer_class": "LlamaTokenizer"}, {"extra_special_tokens": {"image_token": "<i>"}}):
         assert readable_by_older(kept) == kept
+
+
+def test_settings_without_older_names_are_known_as_such():
+    assert all(has_older_names(make()) for make in ALL.values())
+    scaled = {"full_attention": DEFAULT_ROPE, "sliding_attention": LINEAR_ROPE}
+    assert not has_older_names(Gemma3TextConfig(**GEMMA_3, rope_parameters=scaled))
