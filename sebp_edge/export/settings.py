@@ -81,8 +81,9 @@ def check_for_mlx_lm(source: Source) -> None:
     is_named = "rope_theta" in own or config.model_type in _SAME_THETA
     if not is_named or differing_names(own, config, (ROPE,)):
         raise ExportError(
-            f"mlx-lm reads rope_theta in the base model's config.json, and {source.reference.public_name} does not say "
-            "it there, so mlx-lm would compute something else; use --format merged, whose folder says it."
+            "mlx-lm reads rope_theta and rope_scaling in the base model's config.json, and "
+            f"{source.reference.public_name} does not say there what rope_parameters says, so mlx-lm would compute "
+            "something else; use --format merged, whose folder says both."
         )
 
 
