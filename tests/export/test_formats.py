@@ -134,7 +134,7 @@ def llama_for_mlx(llama):
 def test_a_base_from_which_mlx_lm_reads_another_theta_is_refused(llama, tmp_path, theta):
     config = llama[0] / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | ({"rope_theta": theta} if theta else {})))
-    with pytest.raises(ExportError, match="mlx-lm reads rope_theta and rope_scaling .* --format merged"):
+    with pytest.raises(ExportError, match=r"mlx-lm reads rope_theta and rope_scaling .* --format merged"):
         Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format="mlx")
 
 
