@@ -43,7 +43,6 @@ MODELS = {
     "gemma2": lambda: make_model(
         Gemma2Config(
             **SIZES,
-            **no_defaults(),
             head_dim=8,
             sliding_window=24,
             attn_logit_softcapping=0.7,
