@@ -24,6 +24,7 @@ from sebp_edge.errors import (
     ModelError,
     NonFiniteLoss,
     OptionError,
+    StorageError,
     TextsError,
     TrainingStopped,
 )
@@ -511,9 +512,12 @@ class Personalizer:
             reading = None if texts is None else read_texts(texts)
             self.in_use.release()
             name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
-            return export(
+            result = export(
                 name, folder, record, self.reference, to, format, quant, reading, self._notify, self._signal.check
             )
+            if self.store.folder.is_dir():
+                self._remember_model(record)
+            return result
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
         """Puts a saved adapter on the base model instead of the current one; returns its record.
@@ -634,7 +638,18 @@ class Personalizer:
         folder, record = self.store.find(adapter, version)
         self._load()
         self.in_use.load_adapter(folder, record, self.on_event)
+        if self.store.folder.is_dir():
+            self._remember_model(record)
         return record
+
+    def _remember_model(self, record: AdapterRecord) -> None:
+        """Remembers where the base model of an adapter is, if it was given as a folder or a file."""
+        if not self.reference.has_path:
+            return
+        try:
+            self.store.remember_model(record.fingerprint, Path(self.reference.location))
+        except StorageError as error:
+            self.on_event(Notice(f"{error} The path of the base model is not remembered."))
 
     def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
         """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
@@ -795,6 +810,7 @@ class Personalizer:
         return error
 
     def _notify_saved(self, saved: SavedAdapter) -> None:
+        self._remember_model(saved.record)
         # Not `_notify`, which could still stop the call.
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
 

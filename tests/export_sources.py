@@ -11,6 +11,7 @@ from stored_adapter import RECORD
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -26,7 +27,8 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.recipe import Recipe
 
-# Queries are wider than hidden states, heads share keys, and all sizes are multiples of a quantisation's blocks.
+# Queries are wider than hidden states, heads share keys, and all sizes are multiples of a quantisation's blocks. What
+# programs take by default is nowhere in these models, so that a setting that is lost changes what they compute.
 SIZES = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -36,23 +38,28 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "initializer_range": 0.08,
+    "rms_norm_eps": 3e-3,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
     "tie_word_embeddings": True,
 }
+THETA, LOCAL_THETA = 300_000.0, 3_000.0
+ROPE = {"rope_type": "default", "rope_theta": THETA}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": LOCAL_THETA}
 LLAMA_3_ROPE = {
     "rope_type": "llama3",
-    "rope_theta": 10000.0,
+    "rope_theta": THETA,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0, "original_max_position_embeddings": 64}
 LONG_ROPE = {
     "rope_type": "longrope",
-    "rope_theta": 10000.0,
+    "rope_theta": THETA,
     "long_factor": [1.0 + number for number in range(8)],
     "short_factor": [1.0 + number / 8 for number in range(8)],
     "original_max_position_embeddings": 128,
@@ -60,40 +67,39 @@ LONG_ROPE = {
 # The window is shorter than the texts that are compared.
 WINDOW = {"sliding_window": 16}
 GEMMA_2 = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 32}
+GEMMA_3 = SIZES | WINDOW | {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
+UNTIED = SIZES | {"tie_word_embeddings": False}
 FAMILIES = {
-    "llama": lambda: LlamaConfig(**SIZES, head_dim=32),
-    "llama-3.1": lambda: LlamaConfig(**SIZES | {"tie_word_embeddings": False}, rope_parameters=LLAMA_3_ROPE),
+    "llama": lambda: LlamaConfig(**SIZES, head_dim=32, rope_parameters=ROPE),
+    "llama-3.1": lambda: LlamaConfig(**UNTIED, rope_parameters=LLAMA_3_ROPE),
     "llama-linear": lambda: LlamaConfig(**SIZES, rope_parameters=LINEAR_ROPE),
-    "mistral": lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=None),
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32),
-    "smollm3": lambda: SmolLM3Config(**SIZES),
+    "mistral": lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=None, rope_parameters=ROPE),
+    "qwen2": lambda: Qwen2Config(**SIZES, rope_parameters=ROPE),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, rope_parameters=ROPE),
+    "smollm3": lambda: SmolLM3Config(**SIZES, rope_parameters=ROPE),
     "gemma2": lambda: Gemma2Config(
-        **SIZES | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, **GEMMA_2
+        **SIZES | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, **GEMMA_2, rope_parameters=ROPE
     ),
     "gemma3": lambda: Gemma3TextConfig(
-        **SIZES | {"num_hidden_layers": 6}, head_dim=32, query_pre_attn_scalar=32, **WINDOW
+        **GEMMA_3, rope_parameters={"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
     ),
     "gemma3-linear": lambda: Gemma3TextConfig(
-        **SIZES | {"num_hidden_layers": 6},
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        rope_parameters={
-            "full_attention": LINEAR_ROPE,
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-        **WINDOW,
+        **GEMMA_3, rope_parameters={"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE}
     ),
-    "phi3": lambda: Phi3Config(**SIZES | {"tie_word_embeddings": False}),
-    "phi3-long": lambda: Phi3Config(
-        **SIZES | {"tie_word_embeddings": False}, rope_parameters=LONG_ROPE, original_max_position_embeddings=128
-    ),
+    "phi3": lambda: Phi3Config(**UNTIED, rope_parameters=ROPE | {"partial_rotary_factor": 0.5}),
+    "phi3-long": lambda: Phi3Config(**UNTIED, rope_parameters=LONG_ROPE, original_max_position_embeddings=128),
+}
+# Other models that can be merged, but are not written as GGUF.
+MERGED_ONLY = {
+    "gemma": lambda: GemmaConfig(**SIZES, head_dim=32, rope_parameters=ROPE),
+    "llama-yarn": lambda: LlamaConfig(**SIZES, rope_parameters=YARN_ROPE),
+    "mistral-window": lambda: MistralConfig(**SIZES, head_dim=32, **WINDOW, rope_parameters=ROPE),
 }
 
 
 def make_source(folder: Path, family: str, tokenizer=None) -> Path:
     """Writes a random model of a family into a folder."""
-    model = make_model(FAMILIES[family](), "eager")
+    model = make_model((FAMILIES | MERGED_ONLY)[family](), "eager")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)
         for parameter in model.parameters():
@@ -102,6 +108,12 @@ def make_source(folder: Path, family: str, tokenizer=None) -> Path:
     model.save_pretrained(folder)
     (tokenizer or make_tokenizer()).save_pretrained(folder)
     return folder
+
+
+def say_theta(model: Path) -> None:
+    """Adds the name of theta that mlx-lm reads to a model's config.json, which transformers 5 has written."""
+    values = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(values | {"rope_theta": THETA}), encoding="utf-8")
 
 
 def make_adapter(folder: Path, model_folder: Path, **record) -> Path:

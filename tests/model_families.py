@@ -24,6 +24,11 @@ from transformers import (
 )
 
 
+def no_defaults() -> dict:
+    """Settings that no program takes by default, so that one that is lost changes what a model computes."""
+    return {"rms_norm_eps": 1e-4, "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}}
+
+
 def make_model(config, attention="sdpa"):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -32,8 +37,8 @@ def make_model(config, attention="sdpa"):
 
 MODELS = {
     "llama": make_llama,
-    "qwen3": lambda: make_model(Qwen3Config(**SIZES, head_dim=8)),
-    "mistral": lambda: make_model(MistralConfig(**SIZES, sliding_window=5)),
+    "qwen3": lambda: make_model(Qwen3Config(**SIZES, **no_defaults(), head_dim=8)),
+    "mistral": lambda: make_model(MistralConfig(**SIZES, **no_defaults(), sliding_window=5)),
     # Only transformers' eager attention has a softcap; in fp64 it gives NaN for padding rows that see no key.
     "gemma2": lambda: make_model(
         Gemma2Config(
@@ -49,7 +54,7 @@ MODELS = {
     "gemma3": lambda: make_model(
         Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
     ),
-    "phi3": lambda: make_model(Phi3Config(**SIZES)),
+    "phi3": lambda: make_model(Phi3Config(**SIZES, **no_defaults())),
 }
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
@@ -68,14 +73,16 @@ NO_DROPOUT_DISTILBERT = {
     "pad_token_id": 2,
 }
 DECODERS = {
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
-    "mistral": lambda: MistralConfig(**SIZES, sliding_window=5),
+    "qwen2": lambda: Qwen2Config(**SIZES, **no_defaults()),
+    "qwen3": lambda: Qwen3Config(**SIZES, **no_defaults(), head_dim=8),
+    "mistral": lambda: MistralConfig(**SIZES, **no_defaults(), sliding_window=5),
     # The window is wide because the dense model's eager attention gives NaN in a window without a real token.
-    "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8, sliding_window=24, final_logit_softcapping=1.5),
+    "gemma2": lambda: Gemma2Config(
+        **SIZES, **no_defaults(), head_dim=8, sliding_window=24, final_logit_softcapping=1.5
+    ),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
     "phi": lambda: PhiConfig(**SIZES, resid_pdrop=0.0),
-    "phi3": lambda: Phi3Config(**SIZES),
+    "phi3": lambda: Phi3Config(**SIZES, **no_defaults()),
     "gpt2": lambda: GPT2Config(**GPT2, **NO_DROPOUT_GPT2),
     "cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
     "granite": lambda: GraniteConfig(**SIZES, logits_scaling=3.0),

@@ -9,6 +9,7 @@ rounding alone changes.
 """
 
 import argparse
+import copy
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -36,7 +37,7 @@ from sebp_edge.texts.readers import read_texts
 
 SOURCES = ("sebp_edge/export", "sebp_edge/gguf", "sebp_edge/models", "kernels/bench/export.py", __file__)
 NOTES = evidence.ROOT / "examples" / "notes"
-_SIZES = {
+SIZES = {
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 6,
@@ -44,17 +45,26 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
     "initializer_range": 0.05,
+    # Not the programs' defaults, so that a lost setting shows.
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300_000.0},
 }
 # The windows of Gemma are shorter than the texts.
-_GEMMA = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64, "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64, "hidden_activation": "gelu_pytorch_tanh"}
 FAMILIES = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {"head_dim": 64},
     "smollm3": {},
-    "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "gemma3_text": _GEMMA,
+    "gemma2": GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": GEMMA
+    | {
+        "rope_parameters": {
+            "full_attention": SIZES["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3_000.0},
+        }
+    },
     "phi3": {},
 }
 QUANTS = ("f32", "f16", "q8_0", "q4_0")
@@ -80,11 +90,16 @@ def main() -> None:
         evidence.record("export-differences", SOURCES, rows, options.record, on_cpu=True)
 
 
-def make_model(folder: Path, family: str) -> Path:
-    """Writes a random model of a family, with the bundled tokenizer."""
+def make_model(folder: Path, family: str, changes: dict | None = None) -> Path:
+    """Writes a random model of a family, with the bundled tokenizer.
+
+    Args:
+        changes: settings other than those in `SIZES`; by default the family's in `FAMILIES`.
+    """
     tokenizer = local_tokenizer(resolve("tiny"))
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
-    config = AutoConfig.for_model(family, **_SIZES, **ids, vocab_size=len(tokenizer), **FAMILIES[family])
+    sizes = SIZES | ids | {"vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model(family, **copy.deepcopy(sizes | (FAMILIES[family] if changes is None else changes)))
     torch.manual_seed(0)
     with without_progress_bars():
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -1,9 +1,12 @@
-"""The documents' tables of GGUF files: reading, training on them, exporting, and what llama.cpp computes with them."""
+"""The documents' tables of GGUF files and of exports: reading, training, writing, and what other programs compute."""
 
 from collections.abc import Callable
 from functools import partial
 
 from tables import Row, if_recorded, markdown, ms, recorded, rows
+
+# Losses that are closer than this, in nats, are the same.
+SAME_LOSS = 5e-4
 
 
 def gguf_types() -> str:
@@ -79,9 +82,33 @@ def _difference(row: Row) -> str:
     return f"{row['mean_difference']:.1e} ({row['largest_difference']:.1e})"
 
 
+def merged_models() -> str:
+    """Losses of merged models in other programs, with the older names in config.json and without them."""
+    found: dict[str, dict[tuple, Row]] = {}
+    for row in rows("merged-models"):
+        found.setdefault(row["model"], {})[row["when"], row["program"]] = row
+    programs = list(dict.fromkeys(program for one in found.values() for _, program in one))
+    body = []
+    for model, by_program in found.items():
+        cells = [f"{next(iter(by_program.values()))['ours']:.4f}"]
+        cells += [_loss(by_program["after", program]) for program in programs]
+        cells += [_loss(by_program["before", program]) for program in programs[1:]]
+        body.append([model, *cells])
+    version = {row["program"]: row["version"] for one in found.values() for row in one.values()}
+    named = [f"{program.split()[0]} {version[program]}" for program in programs]
+    head = ("model", "sebp-edge", *named, *(f"before, {each}" for each in named[1:]))
+    return f"{markdown(head, body)}\n\n{recorded('merged-models')}"
+
+
+def _loss(row: Row) -> str:
+    """A loss, in bold if it is not ours."""
+    return f"{row['loss']:.4f}" if abs(row["loss"] - row["ours"]) < SAME_LOSS else f"**{row['loss']:.4f}**"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "export-costs": partial(if_recorded, "export", export_costs),
     "export-differences": partial(if_recorded, "export-differences", export_differences),
+    "merged-models": partial(if_recorded, "merged-models", merged_models),
     "gguf-files": partial(if_recorded, "gguf-loading", gguf_files),
     "gguf-training": partial(if_recorded, "gguf-training", gguf_training),
     "gguf-types": partial(if_recorded, "gguf-loading", gguf_types),

@@ -387,7 +387,7 @@ def export_gain() -> str:
         losses += [mean(row["rounded"] for row in own)] if own else []
         cells = [f"{loss:.3f}" for loss in losses]
         shares = (
-            [(row["rounded_base"] - row["rounded"]) / gain for row, gain in zip(each, gains, strict=True)]
+            [(row["base"] - row["rounded"]) / gain for row, gain in zip(each, gains, strict=True)]
             for each in (usual, own)
             if each
         )

@@ -2,7 +2,7 @@
 
 `store` has all methods; `folders` and `lock` write and delete safely, `names` maps names to folders, `record` and
 `documents` are what a version says of itself, `garbage` is gc's rule, `difference` compares versions, `archive` moves
-them, `forgetting` and `erasure` remove what knew a document.
+them, `model_paths` says where their base models are, `forgetting` and `erasure` remove what knew a document.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 """

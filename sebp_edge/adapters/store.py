@@ -14,6 +14,7 @@
     <data folder>/adapters/.lock                the lock for all changes
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
+    <data folder>/adapters/.models              where the base models are that were given as a folder or a file
     <data folder>/adapters/.questions/          questions that models wrote about documents, by the documents' hashes
 
 `sebp_edge.adapters.names` says which folder has which adapter. A version is written into a temporary folder beside the
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from sebp_edge.adapters import archive
+from sebp_edge.adapters import archive, model_paths
 from sebp_edge.adapters.folders import (
     NUMBER,
     Saveable,
@@ -234,6 +235,24 @@ class AdapterStore:
             f"{str(path)!r} is damaged, so the numbers of removed versions are not known; restore the file, or delete "
             "it to count anew."
         )
+
+    def model_path(self, record: AdapterRecord) -> Path | None:
+        """Returns where an adapter's base model was last; None if it was not given as a folder or a file."""
+        return model_paths.path_of(self.folder, record.fingerprint)
+
+    def remember_model(self, fingerprint: str, path: Path) -> None:
+        """Remembers where a base model is, for its adapters; no record or archive contains the path.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        path = path.expanduser().absolute()
+        if model_paths.path_of(self.folder, fingerprint) == path:
+            return
+        with storage_errors("Cannot write to", self.folder):
+            make_private(self.folder)
+            with self._locked():
+                model_paths.remember(self.folder, fingerprint, path)
 
     @property
     def questions_folder(self) -> Path:
@@ -598,6 +617,7 @@ class AdapterStore:
 
         folder = self._folder(name)
         paths = [self.version_folder(name, version) for version in versions]
+        fingerprints = _fingerprints(paths)
         remaining = set(self.versions(name)) - set(versions)
         activated = self._activated(name)
         if not remaining:
@@ -611,6 +631,13 @@ class AdapterStore:
             advice = "; delete them"
             with storage_errors("The adapter was removed, but some of its files remain in", renamed, advice):
                 shutil.rmtree(renamed)
+        self._forget_models(fingerprints)
+
+    def _forget_models(self, fingerprints: set[str]) -> None:
+        """Forgets where base models are that no version was made for any more."""
+        if any(model_paths.path_of(self.folder, fingerprint) for fingerprint in fingerprints):
+            folders = [self._folder(name) / str(version) for name in self.names() for version in self.versions(name)]
+            model_paths.forget(self.folder, fingerprints - _fingerprints(folders))
 
     def _remember_where(self, saved: SavedAdapter, one: "Where") -> None:
         from sebp_edge.adapters import where
@@ -719,6 +746,15 @@ class AdapterStore:
 def _activation_errors(saved: SavedAdapter) -> AbstractContextManager[None]:
     what = f"Version {saved.version} of the adapter {saved.name!r} was saved but not activated: cannot write to"
     return storage_errors(what, saved.path.parent)
+
+
+def _fingerprints(folders: list[Path]) -> set[str]:
+    """Returns the fingerprints of the base models of versions whose records can be read."""
+    found = set()
+    for folder in folders:
+        with suppress(AdapterError):
+            found.add(AdapterRecord.read(folder).fingerprint)
+    return found
 
 
 def _is_adapter(folder: Path) -> bool:

@@ -49,7 +49,7 @@ def export(
             from sebp_edge.personalizer import Personalizer
 
         store = AdapterStore()
-        base = model or find_base_model(store.find(name, version)[1])
+        base = model or find_base_model(store, store.find(name, version)[1])
         with show_progress(as_json) as sink:
             personalizer = Personalizer(base, store=store, device="cpu", on_event=sink)
             result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)
@@ -74,7 +74,7 @@ def _show(result) -> None:
             "these files, in nats per token"
         )
     if result.gain_kept:
-        columns = ["quant", "base model", "with the adapter", "gain kept"]
+        columns = ["quant", "rounded base model", "with the adapter", "gain kept"]
         rows = [
             [one.quant, f"{one.loss_base:.3f}", f"{one.loss:.3f}", "-" if one.share is None else f"{one.share:.1%}"]
             for one in result.gain_kept

@@ -68,7 +68,7 @@ def forget(
 
         store = AdapterStore()
         newest = store.active_version(name) or max(store.versions(name))
-        base = model or find_base_model(store.open(name, newest).record)
+        base = model or find_base_model(store, store.open(name, newest).record)
         personalizer = Personalizer(
             base, store=store, device=device, memory_budget=memory, on_event=lambda event: sink(event)
         )

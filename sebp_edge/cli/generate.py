@@ -91,7 +91,7 @@ def generate(
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
         record = store.find(chosen, version)[1] if chosen else None
-        base = model or (find_base_model(record) if record else DEFAULT_MODEL)
+        base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
         precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}
         personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)

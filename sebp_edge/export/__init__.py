@@ -6,6 +6,7 @@ export, target         the main path: an adapter in, a verified folder out, writ
 result                 what an export reports
 weights                the base model's weights with the adapter merged in, a tensor at a time
 safetensors_file       writes weights as safetensors, a tensor at a time
+settings               writes a merged model's config and tokenizer, and checks what other programs read in them
 gguf_file              writes and reads GGUF files
 families               what GGUF calls a model family's tensors and settings
 tokenizer              what GGUF calls a tokenizer's rules and tokens

@@ -101,6 +101,7 @@ def export(
         quant=getattr(written, "quant", None),
         num_bytes=sum(sizes.values()),
         seconds=time.perf_counter() - begin,
+        prompts=record.prompts,
         merged_into=None if written.is_adapter else source.merged_into,
         read_back_by=found.program,
         mean_difference=found.agreement and found.agreement.mean_difference,
@@ -110,7 +111,7 @@ def export(
         loss_adapter=comparison and comparison.loss_adapter,
         loss=found.loss,
         gain_kept=tuple(kept),
-        warnings=(*warnings, *_warnings(written, kept, source.trained_for)),
+        warnings=(*warnings, *written.warnings(), *_losses(written, kept, comparison, found.loss, reading)),
     )
 
 
@@ -134,29 +135,42 @@ def _load(
 
 
 def measure(source: Source, comparison: Comparison, formats: Iterable[Gguf]) -> list[GainKept]:
-    """Measures how much of the adapter's gain quantisations keep, up to the first that keeps enough."""
+    """Measures how much of the adapter's gain quantisations keep, up to the first that keeps enough.
+
+    The gain is over the base model that the user has, which is not rounded.
+    """
     gain, found = comparison.loss_base - comparison.loss_adapter, []
     base = source.weights.of_base()
     for each in formats:
         loss_base = comparison.loss_with_weights(each.rounded(base.read))
         loss = comparison.loss_with_weights(each.rounded(source.weights.read))
-        share = (loss_base - loss) / gain if gain > 0 else None
+        share = (comparison.loss_base - loss) / gain if gain > 0 else None
         found.append(GainKept(each.quant, loss_base, loss, share))
         if share is not None and share >= ENOUGH:
             break
     return found
 
 
-def _warnings(written: Format, kept: list[GainKept], trained_for: str | None) -> Iterator[str]:
-    """Yields what the user should know about the exported files."""
-    if isinstance(written, Gguf) and trained_for not in (None, written.quant):
-        yield f"This adapter was trained for {trained_for}, and may gain less in {written.quant}."
-    if isinstance(written, Gguf) and written.is_shortened:
+def _losses(
+    written: Format,
+    kept: list[GainKept],
+    comparison: Comparison | None,
+    loss: float | None,
+    reading: Reading | None,
+) -> Iterator[str]:
+    """Yields what the user should know about the loss of quantised files, beside that of the model that they have."""
+    if not isinstance(written, Gguf) or comparison is None or loss is None:
+        return
+    base, adapter = comparison.loss_base, comparison.loss_adapter
+    # Rounding costs more than the adapter changes, for better or worse; so the file is also worse than the base model.
+    if loss - adapter > abs(base - adapter):
+        on = "general text" if reading is None else "these texts"
         yield (
-            f"The file says that the model reads {written.context_length:,} tokens, since llama.cpp has no sliding "
-            "windows for this family and would compute longer texts otherwise."
+            f"This file is worse than the model without the adapter: {loss:.3f} instead of {base:.3f} nats per token "
+            f"on {on} ({adapter:.3f} with the adapter, before rounding to {written.quant}); choose a larger "
+            "quantisation."
         )
-    if kept and kept[-1].share is None:
+    elif kept and kept[-1].share is None:
         yield "The adapter does not lower the loss on these texts, so there is no gain to keep."
     elif kept and kept[-1].share < ENOUGH:
         share = f"{kept[-1].share:.0%}"

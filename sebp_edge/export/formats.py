@@ -4,7 +4,6 @@ Each is read back by its own program if that is installed, and else by this pack
 files with those that were meant.
 """
 
-import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -30,13 +29,16 @@ from sebp_edge.export.gguf_file import (
 )
 from sebp_edge.export.k_quants import K_QUANTS, requantise
 from sebp_edge.export.mlx import read_adapter, write_adapter
-from sebp_edge.export.ollama import modelfile
+from sebp_edge.export.ollama import RAW, modelfile
 from sebp_edge.export.read_back import Agreement, Comparison, agreement, check_agreement, check_tokens, likeliest
 from sebp_edge.export.safetensors_file import read_tensors, write_weights
+from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_settings
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import Read
 from sebp_edge.models.lora import LoraFactors, read_factors
+from sebp_edge.models.older_names import has_older_names
+from sebp_edge.questions.asking import plain_question
 from sebp_edge.stopping import Check
 
 OURSELVES = "sebp-edge"
@@ -87,6 +89,10 @@ class Format(ABC):
             ExportError: it is something else.
         """
 
+    def warnings(self) -> Iterator[str]:
+        """Yields what the user should know about the written files, a sentence each."""
+        yield from ()
+
     def check_tensors(self, folder: Path, check: Check) -> ReadBack:
         """Reads the files back without running a model, for machines whose memory does not hold it.
 
@@ -134,26 +140,52 @@ class Peft(Format):
 class Merged(Format):
     """A model folder of transformers, in the dtype of the base model's files."""
 
+    _refusal: str | None = None
+
     @property
     def num_bytes(self) -> int:
         return self._source.model.num_parameters() * self._source.weights.dtype.itemsize
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         write_weights(folder / "model.safetensors", self._source.weights, done)
-        config = json.loads(self._source.config.to_json_string(use_diff=False))
-        config["dtype"] = str(self._source.weights.dtype).removeprefix("torch.")
-        config["architectures"] = [type(self._source.model).__name__]
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        self._source.tokenizer.save_pretrained(folder)
-        if (settings := self._source.base_path / "generation_config.json").is_file():
-            shutil.copyfile(settings, folder / settings.name)
+        write_settings(folder, self._source)
 
     def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        check_settings(folder, self._source)
         # The files are rounded to their dtype, so they are compared with what they should hold, not with the adapter.
         dtype = self._source.weights.dtype
         expected, _ = comparison.with_weights(lambda name: self._source.weights.read(name).to(dtype))
         found, loss = comparison.with_model(folder)
+        self._refusal = self._ask_mlx_lm(folder, comparison, expected)
         return _compare("transformers", found, comparison, loss, expected)
+
+    def _ask_mlx_lm(self, folder: Path, comparison: Comparison, expected: list[Tensor]) -> str | None:
+        """Reads the folder with mlx-lm, if that is installed; returns a sentence if it cannot read such models.
+
+        Raises:
+            ExportError: it computes something else, and is not known to.
+        """
+        if not mlx_lm.is_installed() or any(mlx_lm.what_it_lacks(self._source.config)):
+            return None
+        try:
+            found = mlx_lm.predict(folder, None, comparison.texts.rows, comparison.check)
+        except ExportError:
+            return "mlx-lm, which is installed here, cannot load the folder; load it with transformers."
+        check_agreement("mlx-lm", agreement(expected, found, comparison.texts.rows))
+        return None
+
+    def warnings(self) -> Iterator[str]:
+        if not has_older_names(self._source.config):
+            yield (
+                "transformers before 5 has no names for some settings of this model's rotary embeddings, and computes "
+                "something else; load the folder with transformers 5."
+            )
+        yield from mlx_lm.what_it_lacks(self._source.config)
+        yield from filter(None, [self._refusal])
+
+    def check_tensors(self, folder: Path, check: Check) -> ReadBack:
+        check_settings(folder, self._source)
+        return super().check_tensors(folder, check)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         weights, found = self._source.weights, read_tensors(folder / "model.safetensors")
@@ -183,11 +215,6 @@ class Gguf(Format):
         """The longest text that the file says the model reads."""
         return self._model.context_length
 
-    @property
-    def is_shortened(self) -> bool:
-        """Whether that is shorter than the base model's."""
-        return self.context_length < self._source.config.max_position_embeddings
-
     def write(self, folder: Path, done: Done, check: Check) -> None:
         own = "f16" if self.quant in K_QUANTS else self.quant
         path = folder / (".f16" if self.quant in K_QUANTS else self.file)
@@ -195,6 +222,16 @@ class Gguf(Format):
         if self.quant in K_QUANTS:
             requantise(path, folder / self.file, self.quant, check)
             path.unlink()
+
+    def warnings(self) -> Iterator[str]:
+        trained_for = self._source.trained_for
+        if trained_for not in (None, self.quant):
+            yield f"This adapter was trained for {trained_for}, and may gain less in {self.quant}."
+        if self.context_length < self._source.config.max_position_embeddings:
+            yield (
+                f"The file says that the model reads {self.context_length:,} tokens, since llama.cpp has no sliding "
+                "windows for this family and would compute longer texts otherwise."
+            )
 
     def rounded(self, read: Read) -> Read:
         """Returns a reader that rounds weights as a file of this quantisation does."""
@@ -230,18 +267,24 @@ class Gguf(Format):
 
 
 class Ollama(Gguf):
-    """A GGUF file, and the Modelfile from which Ollama makes a model."""
+    """A GGUF file, and the Modelfile from which Ollama makes a model.
+
+    It renders prompts as `generate` does: in the model's chat form only if the adapter was trained on that.
+    """
 
     def __init__(self, source: Source, quant: str):
         super().__init__(source, quant)
-        self._check_template()
+        self._modelfile()
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         super().write(folder, done, check)
-        (folder / "Modelfile").write_text(self._check_template(), encoding="utf-8")
+        (folder / "Modelfile").write_text(self._modelfile(), encoding="utf-8")
 
-    def _check_template(self) -> str:
-        return modelfile(self._source.tokenizer, self.file, needs_chat=self._source.record.uses_chat_template)
+    def _modelfile(self) -> str:
+        prompts, tokenizer = self._source.record.prompts, self._source.tokenizer
+        asks = prompts == "question"
+        needs_chat = prompts == "chat" or (asks and bool(tokenizer.chat_template))
+        return modelfile(tokenizer, self.file, needs_chat=needs_chat, raw=plain_question(RAW) if asks else RAW)
 
 
 class GgufLora(Format):
@@ -287,6 +330,7 @@ class Mlx(Format):
         super().__init__(source)
         if source.reference.is_gguf:
             raise ExportError("mlx-lm loads no GGUF file to put the adapter on; use --format merged, which it loads.")
+        check_for_mlx_lm(source)
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         write_adapter(folder, self._source.weights.factors, self._source.config.num_hidden_layers)
@@ -300,6 +344,9 @@ class Mlx(Format):
         same = agreement(comparison.expected, found, rows)
         check_agreement("mlx-lm", same)
         return ReadBack("mlx-lm", same, comparison.loss_adapter)
+
+    def warnings(self) -> Iterator[str]:
+        yield from mlx_lm.what_it_lacks(self._source.config)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         return self._factors(read_adapter(folder))

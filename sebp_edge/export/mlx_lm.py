@@ -1,11 +1,14 @@
-"""Runs mlx-lm on a base model with an exported adapter, in a child process, in fp32."""
+"""Runs mlx-lm on a model, with an adapter or without one, in a child process, in fp32."""
 
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from sebp_edge.export.child import Predicted, run
 from sebp_edge.stopping import Check
+
+_WITHOUT_WINDOWS = ("mistral", "qwen2", "qwen3", "smollm3", "gemma2", "phi3")
 
 
 def is_installed() -> bool:
@@ -13,13 +16,34 @@ def is_installed() -> bool:
     return find_spec("mlx_lm") is not None and find_spec("mlx") is not None and not getattr(sys, "frozen", False)
 
 
-def predict(base: Path, adapter: Path, rows: list[list[int]], check: Check) -> Predicted:
+def what_it_lacks(config) -> Iterator[str]:
+    """Yields what mlx-lm computes otherwise than transformers with a model, a sentence each."""
+    window = getattr(config, "sliding_window", None)
+    if config.model_type in _WITHOUT_WINDOWS and window and window < config.max_position_embeddings:
+        yield (
+            f"mlx-lm has no sliding windows for {config.model_type} models, so it computes something else for texts of "
+            f"more than {window:,} tokens."
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and rope["long_factor"] != rope["short_factor"]:
+        yield (
+            "mlx-lm has only the rotary embeddings for long texts of this model, so it computes something else for "
+            f"texts of up to {rope['original_max_position_embeddings']:,} tokens."
+        )
+
+
+def predict(base: Path, adapter: Path | None, rows: list[list[int]], check: Check) -> Predicted:
     """Returns what mlx-lm predicts after each token of `rows`.
+
+    Args:
+        base: the folder of a model.
+        adapter: the folder of an adapter for it; None for the model alone.
 
     Raises:
         ExportError: it cannot read the folders.
     """
-    return run(__name__, "mlx-lm", {"base": str(base), "adapter": str(adapter), "rows": rows}, check)
+    request = {"base": str(base), "adapter": None if adapter is None else str(adapter), "rows": rows}
+    return run(__name__, "mlx-lm", request, check)
 
 
 def _answer(request: dict, top: int) -> dict:

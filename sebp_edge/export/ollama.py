@@ -128,30 +128,32 @@ _CHATS = [
 _SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-def modelfile(tokenizer, file: str, *, needs_chat: bool) -> str:
+def modelfile(tokenizer, file: str, *, needs_chat: bool, raw: str = RAW) -> str:
     """Returns the Modelfile of an exported GGUF file.
 
     Args:
         file: the GGUF file's name, in the same folder.
-        needs_chat: whether the adapter was trained on chats.
+        needs_chat: whether the adapter was trained on chats. Without them, the Modelfile has no chat form, in which the
+            adapter was neither trained nor judged.
+        raw: the template for an adapter that was not trained on chats.
 
     Raises:
         ExportError: the model's chat template has none of the known formats.
     """
     lines = [f"FROM ./{file}"]
+    if not needs_chat:
+        return "\n".join([*lines, f'TEMPLATE """{raw}"""']) + "\n"
     found = _recognise(tokenizer) if tokenizer.chat_template else None
     if found is not None:
         chat_format, system = found
         lines.append(f'TEMPLATE """{chat_format.template}"""')
         lines += [f'SYSTEM """{system}"""'] if system else []
         lines.append(f'PARAMETER stop "{chat_format.stop}"')
-    elif needs_chat:
+    else:
         raise ExportError(
             f"This model's chat template has no known form ({', '.join(FORMATS)}); use --format gguf, which keeps the "
             "template for programs that read Jinja."
         )
-    else:
-        lines.append(f'TEMPLATE """{RAW}"""')
     return "\n".join(lines) + "\n"
 
 

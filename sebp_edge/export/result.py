@@ -12,7 +12,8 @@ class GainKept:
     Attributes:
         quant: the quantisation.
         loss_base, loss: the losses of the quantised base model and of the quantised merged model, in nats per token.
-        share: (`loss_base` - `loss`) / (the base model's loss - the adapter's); None if the adapter has no gain.
+        share: (the base model's loss - `loss`) / (the base model's loss - the adapter's), both before quantisation;
+            below 0 if the quantised model is worse than the base model. None if the adapter has no gain.
     """
 
     quant: str
@@ -32,6 +33,8 @@ class ExportResult:
         quant: the quantisation; None if the format has none.
         num_bytes: the size of all files.
         seconds: the duration of the export, read back included.
+        prompts: how prompts are to be given, as the adapter was trained and judged: "text" to continue, "chat", or
+            "question" (see `AdapterRecord.prompts`).
         merged_into: the weights that the adapter was merged into; None if it was not merged.
         read_back_by: the program that has read the files: "llama.cpp", "transformers", "PEFT" or "mlx-lm"; "sebp-edge"
             if that is not installed.
@@ -50,6 +53,7 @@ class ExportResult:
     quant: str | None
     num_bytes: int
     seconds: float
+    prompts: str
     merged_into: str | None
     read_back_by: str
     mean_difference: float | None
@@ -65,9 +69,10 @@ class ExportResult:
     def summary(self) -> str:
         """What was written, who has read it, and how to use it."""
         kind = f"{self.format}, {self.quant}" if self.quant else self.format
+        texts_only = " Let it continue a text: it was not trained to chat." if self.prompts == "text" else ""
         return (
             f"Exported to {self.path!r} ({kind}, {gigabytes(self.num_bytes)}), read back by {self.read_back_by}. "
-            f"{_USES[self.format]}"
+            f"{_USES[self.format]}{texts_only}"
         )
 
     def to_dict(self) -> dict:

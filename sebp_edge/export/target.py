@@ -20,20 +20,44 @@ _TEMPORARY, _LOCK = ".exporting-", ".lock"
 def check_target(to: str | Path) -> Path:
     """Returns the folder to make, after checking before any work is done that it can be made.
 
+    Folders around it that do not exist are made with it.
+
     Raises:
         OptionError: it exists, or is no path.
-        StorageError: the folder around it does not exist or cannot be written to.
+        StorageError: no folder can be made there.
     """
     if not str(to):
         raise OptionError("The folder to export to has no name; give a new folder.")
     target = expand_user(to).absolute()
-    with storage_errors(_CANNOT, target, "; choose another location"):
-        if os.path.lexists(target):
+    around = next(folder for folder in target.parents if os.path.lexists(folder))
+    if not around.is_dir():
+        raise StorageError(f"{str(around)!r} is not a folder, so nothing can be exported into it; choose another one.")
+    with storage_errors(_CANNOT, target, "; choose another location"), _folders_around(target) as made:
+        with suppress(FileNotFoundError):  # all other errors show that no folder can have this name
+            target.lstat()
             raise OptionError(f"{str(target)!r} already exists; choose a new folder, so that nothing is overwritten.")
-        if not target.parent.is_dir():
-            raise StorageError(f"The folder {str(target.parent)!r} does not exist; create it or choose another one.")
         shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=target.parent))
+        _delete_empty(made)
     return target
+
+
+@contextmanager
+def _folders_around(target: Path) -> Iterator[list[Path]]:
+    """Context with the folders around a target, which are made; on an error, deletes those again that it has made."""
+    made = [folder for folder in target.parents if not os.path.lexists(folder)]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield made
+    except BaseException:
+        _delete_empty(made)
+        raise
+
+
+def _delete_empty(folders: list[Path]) -> None:
+    """Deletes folders, the innermost first, unless there is something in them by now."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def check_space(target: Path, size: int) -> None:
@@ -43,10 +67,11 @@ def check_space(target: Path, size: int) -> None:
         StorageError: they do not.
     """
     with storage_errors(_CANNOT, target):
-        free = shutil.disk_usage(target.parent).free
+        parent = next(folder for folder in target.parents if folder.exists())
+        free = shutil.disk_usage(parent).free
     if size > free:
         raise StorageError(
-            f"The export needs {gigabytes(size)}, but only {gigabytes(free)} are free in {str(target.parent)!r}; free "
+            f"The export needs {gigabytes(size)}, but only {gigabytes(free)} are free in {str(parent)!r}; free "
             "space or choose another location."
         )
 
@@ -55,12 +80,12 @@ def check_space(target: Path, size: int) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `target`, which becomes `target` at the end; deletes it on any error.
 
-    First deletes the temporary folders of processes that were killed.
+    Makes the folders around it too. First deletes the temporary folders of processes that were killed.
 
     Raises:
         StorageError: the disk refuses it, or `target` exists by now; nothing is left.
     """
-    with storage_errors(_CANNOT, target):
+    with storage_errors(_CANNOT, target), _folders_around(target) as made:
         _delete_leftovers(target.parent)
         with _locked_name(target.parent) as temporary:
             temporary.mkdir(0o700)
@@ -73,7 +98,8 @@ def new_folder(target: Path) -> Iterator[Path]:
                 if os.path.lexists(target):
                     raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
                 temporary.rename(target)
-                flush(target.parent)
+                for folder in (target, *made):
+                    flush(folder.parent)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
 

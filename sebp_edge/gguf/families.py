@@ -207,7 +207,7 @@ def _rope(file: GgufFile, common: dict) -> dict[str, Any]:
             )
     scaling = file.get(_key(file, "rope.scaling.type"), str, "none")
     if "rope_factors_long.weight" in file.tensors and file.architecture == "phi3":
-        return rope | _long_rope(file)
+        return rope | _long_rope(file, common["max_position_embeddings"])
     if scaling == "linear":
         return rope | {"rope_type": "linear", "factor": _number(file, "rope.scaling.factor")}
     if scaling != "none":
@@ -228,15 +228,19 @@ def _llama3_rope(file: GgufFile, size: int, theta: float) -> dict[str, Any]:
     return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3_ROPE}
 
 
-def _long_rope(file: GgufFile) -> dict[str, Any]:
+def _long_rope(file: GgufFile, context: int) -> dict[str, Any]:
     factors = {name: file.read(f"rope_factors_{name}.weight").tolist() for name in ("long", "short")}
-    return {
+    original = _count(file, "rope.scaling.original_context_length")
+    rope = {
         "rope_type": "longrope",
         "long_factor": factors["long"],
         "short_factor": factors["short"],
-        "original_max_position_embeddings": _count(file, "rope.scaling.original_context_length"),
-        "attention_factor": _number(file, "rope.scaling.attn_factor", 1.0),
+        "original_max_position_embeddings": original,
     }
+    factor = _number(file, "rope.scaling.attn_factor", 1.0)
+    usual = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original > 1 else 1.0
+    # Only where it is not what transformers computes by itself, since transformers 4 refuses to be told.
+    return rope if math.isclose(factor, usual, rel_tol=1e-6) else rope | {"attention_factor": factor}
 
 
 def _llama(file: GgufFile, common: dict) -> dict[str, Any]:

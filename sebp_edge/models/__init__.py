@@ -8,6 +8,7 @@ installed, local_models
 loading, encoders      load a base model and its tokenizer, and an encoder to analyze
 gguf_base              base models in GGUF files
 libraries              keeps libraries from printing and from needless imports
+older_names            what transformers 5 renamed in configs, for programs that read the names before
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
 architecture, shape    what the sparse backward pass needs to know of a model, and its sizes

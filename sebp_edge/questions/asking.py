@@ -17,7 +17,7 @@ def with_answers(pairs: Sequence[tuple[str, str]], tokenizer, document: str | No
     turns = [(_after(document, first), answer), *others]
     if not tokenizer.chat_template:
         *before, (last, answer) = turns
-        return Completion(_plain_turns(before) + _plain(last), f" {answer}")
+        return Completion(_plain_turns(before) + plain_question(last), f" {answer}")
     return Conversation(tuple(_messages(turns)))
 
 
@@ -34,8 +34,13 @@ def prompt_for(
     """
     asked = _after(document, question)
     if not tokenizer.chat_template:
-        return encode_prompt(_plain_turns(before) + _plain(asked), tokenizer, chat=False)
+        return encode_prompt(_plain_turns(before) + plain_question(asked), tokenizer, chat=False)
     return encode_prompt([*_messages(before), {"role": "user", "content": asked}], tokenizer, chat=True)
+
+
+def plain_question(question: str) -> str:
+    """Returns a question in the plain format, up to where its answer begins."""
+    return f"Question: {question}\nAnswer:"
 
 
 def end_ids(tokenizer) -> list[int]:
@@ -57,8 +62,4 @@ def _messages(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _plain_turns(turns: Sequence[tuple[str, str]]) -> str:
-    return "".join(f"{_plain(asked)} {answer}\n\n" for asked, answer in turns)
-
-
-def _plain(asked: str) -> str:
-    return f"Question: {asked}\nAnswer:"
+    return "".join(f"{plain_question(asked)} {answer}\n\n" for asked, answer in turns)

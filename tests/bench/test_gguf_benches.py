@@ -54,7 +54,7 @@ def test_an_export_is_measured(tmp_path):
 def test_rounding_activations_as_llama_cpp_does_explains_its_difference(monkeypatch, tmp_path):
     # One layer: a value on the edge between two roundings changes everything after it, and the order of sums, which
     # differs between processors, decides it.
-    monkeypatch.setitem(export_differences._SIZES, "num_hidden_layers", 1)
+    monkeypatch.setitem(export_differences.SIZES, "num_hidden_layers", 1)
     model = export_differences.make_model(tmp_path / "llama", "llama")
     theirs, rounded = export_differences.differences(model, 0.05, ["q8_0"])
     assert theirs["first_token"] > 100 * theirs["first_token_rounded"]

@@ -229,7 +229,7 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert "base_model\tmicro-llama\n" in run("adapters", "show", "default").stdout
 
     assert run("generate", "the ferry", "--model", adapt[3], "--name", "default", "--max-tokens", 2).exit_code == 0
-    assert_one_sentence(run("generate", "the ferry"), "a folder 'micro-llama'; give that folder with --model")
+    assert run("generate", "the ferry", "--max-tokens", 2).exit_code == 0
     assert_one_sentence(run("generate", "the " * 300, "--model", adapt[3]), "expected 1 to 127 for this model")
     assert_one_sentence(run("generate", "the", "--name", "defualt"), "There is no adapter 'defualt'; did you mean")
     assert_one_sentence(run("generate", "the", "--name", ".."), "Invalid adapter name")

@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 from command import assert_one_sentence, process, records, run
-from export_sources import make_adapter, make_source
+from export_sources import make_adapter, make_source, say_theta
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BusyError, Interrupted, StorageError
 from sebp_edge.events import TensorWritten
+from sebp_edge.export.source import Source
 
 
 @pytest.fixture
 def model(tmp_path):
-    return make_source(tmp_path / "model", "llama")
+    model = make_source(tmp_path / "model", "llama")
+    say_theta(model)
+    return model
 
 
 @pytest.fixture
@@ -89,11 +92,30 @@ def test_strange_names_are_refused(stored, model, place, name):
     assert not list(place.iterdir())
 
 
-@pytest.mark.parametrize("to", ["missing/out", "x" * 300, "~nobody-of-that-name/out"])
-def test_targets_that_cannot_be_made_are_refused(stored, model, place, to):
+def test_missing_folders_around_the_target_are_made(stored, model, place):
+    result = export(model, "--to", place / "new" / "er" / "out", "--format", "peft")
+    assert result.exit_code == 0, result.output
+    assert (place / "new" / "er" / "out" / "adapter_config.json").is_file()
+    assert [path.name for path in (place / "new" / "er").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    "to", ["x" * 300, "missing/" + "x" * 300, "~nobody-of-that-name/out", "file/out", "link/a/out"]
+)
+def test_targets_that_cannot_be_made_are_refused_before_the_model_is_loaded(stored, model, place, monkeypatch, to):
+    monkeypatch.setattr(Source, "open", lambda *_: pytest.fail("the model was opened"))
+    (place / "file").touch()
+    (place / "link").symlink_to(place / "nowhere")
     result = export(model, "--to", to if to.startswith("~") else place / to)
-    assert_one_sentence(result, "does not exist|Cannot export|unknown user", result.exit_code)
+    assert_one_sentence(result, "is not a folder|Cannot export|unknown user", result.exit_code)
     assert result.exit_code in (1, 2)
+    assert {path.name for path in place.iterdir()} == {"file", "link"}
+
+
+def test_a_failed_export_leaves_no_new_folder_around_its_target(stored, model, place):
+    path = stored.folder / "mine" / "1" / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert export(model, "--to", place / "new" / "out", "--format", "peft").exit_code == 1
     assert not list(place.iterdir())
 
 

@@ -1,9 +1,11 @@
 """Every family, quantisation and format: what is written is what another program computes with."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
-from export_sources import FAMILIES, SIZES, long_texts, make_adapter, make_source
+from export_sources import FAMILIES, SIZES, THETA, long_texts, make_adapter, make_source
 from gguf import GGMLQuantizationType, GGUFReader, dequantize, quantize
 from safetensors.torch import load_file
 from transformers import CohereConfig, MistralConfig, Qwen2Config
@@ -56,6 +58,21 @@ def test_an_exported_file_is_a_base_model_that_computes_the_same(source, tmp_pat
     with torch.no_grad():
         difference = found(ids).logits - expected(ids).logits
     assert difference.abs().max() < 0.02
+
+
+@pytest.mark.parametrize("family", ["qwen3", "phi3-long"])
+def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(source, tmp_path, family):
+    model, adapter = source(family)
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
+    file = tmp_path / "out" / "adapter-f16.gguf"
+    adapter = make_adapter(tmp_path / "of the file", file)
+    Personalizer(file, device="cpu").export(adapter, tmp_path / "merged", format="merged")
+    values = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert values["rope_theta"] == values["rope_parameters"]["rope_theta"] == THETA
+    assert len(values["rope_scaling"] or []) == (3 if family == "phi3-long" else 0)  # transformers 4 takes no fourth
+    assert json.loads((tmp_path / "merged" / "generation_config.json").read_text())["eos_token_id"] == 1
+    tokenizer = json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])

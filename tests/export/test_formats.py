@@ -4,21 +4,25 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from export_sources import long_texts, make_adapter, make_source
+from export_sources import ROPE, THETA, long_texts, make_adapter, make_source, say_theta
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import Personalizer
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.events import TensorWritten, silent
 from sebp_edge.export import export as main_path
-from sebp_edge.export import llama_cpp, mlx_lm
+from sebp_edge.export import formats, llama_cpp, mlx_lm
 from sebp_edge.export.gguf_file import QUANTISATIONS
+from sebp_edge.export.source import Source
 from sebp_edge.models.adaptation import load
+from sebp_edge.models.catalog import resolve
 from sebp_edge.models.compressed import COMPRESSED
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import encode
@@ -55,6 +59,53 @@ def test_a_merged_folder_is_the_model_with_the_adapter(llama, tmp_path):
     assert not (tmp_path / "out").stat().st_mode & 0o077
 
 
+def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
+    model, adapter = llama
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(values | {"only_other_programs_read_it": [1, 2]}))
+    (model / "generation_config.json").write_text('{"eos_token_id": [1, 6]}')
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="merged")
+    merged = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
+    assert merged["only_other_programs_read_it"] == [1, 2]
+    assert (merged["rope_theta"], merged["rope_parameters"]) == (THETA, ROPE)
+    assert (tmp_path / "out" / "generation_config.json").read_text() == '{"eos_token_id": [1, 6]}'
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    tokenizer = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (model, tmp_path / "out"))
+    assert before("the <|user|> ferry")["input_ids"] == after("the <|user|> ferry")["input_ids"]
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+@pytest.mark.parametrize("lost", ["rope_theta", "rope_parameters", "rms_norm_eps"])
+def test_a_merged_config_from_which_a_program_reads_something_else_is_refused(
+    llama, tmp_path, monkeypatch, has_memory, lost
+):
+    write = formats.write_settings
+
+    def lose(folder, source):
+        write(folder, source)
+        values = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({name: value for name, value in values.items() if name != lost}))
+
+    monkeypatch.setattr(formats, "write_settings", lose)
+    if not has_memory:
+        monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+    with pytest.raises(ExportError, match=r"config\.json says something else than the base model's"):
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format="merged")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_merged_model_that_mlx_lm_computes_otherwise_says_so(tmp_path):
+    model = make_source(tmp_path / "model", "mistral-window")
+    adapter = make_adapter(tmp_path / "adapter", model)
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="merged")
+    (warning,) = result.warnings
+    assert warning.startswith("mlx-lm has no sliding windows for mistral models")
+    assert "more than 16 tokens" in warning
+
+
 def test_the_bases_file_is_not_changed(llama, tmp_path):
     model, adapter = llama
     before = (model / "model.safetensors").read_bytes()
@@ -72,18 +123,33 @@ def test_a_peft_folder_has_the_adapter_and_nothing_of_ours(llama, tmp_path):
     PeftModel.from_pretrained(base, tmp_path / "out")
 
 
+@pytest.fixture
+def llama_for_mlx(llama):
+    """The model with the names in its config.json that mlx-lm reads, and its adapter."""
+    say_theta(llama[0])
+    return llama
+
+
+@pytest.mark.parametrize("theta", [None, 10_000.0])
+def test_a_base_from_which_mlx_lm_reads_another_theta_is_refused(llama, tmp_path, theta):
+    config = llama[0] / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | ({"rope_theta": theta} if theta else {})))
+    with pytest.raises(ExportError, match=r"mlx-lm reads rope_theta and rope_scaling .* --format merged"):
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format="mlx")
+
+
 @pytest.mark.skipif(not mlx_lm.is_installed(), reason="mlx-lm is not installed")
-def test_mlx_lm_computes_what_we_do(llama, tmp_path):
-    model, adapter = llama
+def test_mlx_lm_computes_what_we_do(llama_for_mlx, tmp_path):
+    model, adapter = llama_for_mlx
     result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="mlx", texts=long_texts())
     assert result.read_back_by == "mlx-lm"
     assert result.largest_difference < 1e-3
     assert abs(result.loss_adapter - result.loss_base) > 1e-3
 
 
-def test_mlx_factors_are_transposed(llama, tmp_path, monkeypatch):
+def test_mlx_factors_are_transposed(llama_for_mlx, tmp_path, monkeypatch):
     monkeypatch.setattr(mlx_lm, "is_installed", lambda: False)
-    model, adapter = llama
+    model, adapter = llama_for_mlx
     result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="mlx")
     assert (result.read_back_by, result.largest_difference) == ("sebp-edge", None)
     name = "model.layers.0.self_attn.q_proj"
@@ -101,16 +167,14 @@ def test_without_llama_cpp_we_read_back_ourselves(llama, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("format", ["gguf", "ollama", "gguf-lora", "merged", "mlx", "peft"])
-def test_without_memory_the_tensors_are_compared(llama, tmp_path, monkeypatch, format):
+def test_without_memory_the_tensors_are_compared(llama_for_mlx, tmp_path, monkeypatch, format):
     monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
-    result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format=format)
+    result = Personalizer(llama_for_mlx[0], device="cpu").export(llama_for_mlx[1], tmp_path / "out", format=format)
     assert (result.read_back_by, result.loss) == ("sebp-edge", None)
     assert "was not run to compare it" in result.warnings[0]
 
 
-def test_other_tensors_than_meant_are_found(llama, tmp_path, monkeypatch):
-    from sebp_edge.export import formats
-
+def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, monkeypatch):
     monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
     write = formats.Mlx.write
 
@@ -121,7 +185,7 @@ def test_other_tensors_than_meant_are_found(llama, tmp_path, monkeypatch):
 
     monkeypatch.setattr(formats.Mlx, "write", spoil)
     with pytest.raises(ExportError, match="other weights than were written"):
-        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format="mlx")
+        Personalizer(llama_for_mlx[0], device="cpu").export(llama_for_mlx[1], tmp_path / "out", format="mlx")
     assert not (tmp_path / "out").exists()
 
 
@@ -216,7 +280,50 @@ def test_the_gain_is_measured_on_rounded_weights(llama, tmp_path):
     assert kept.loss == pytest.approx(result.loss, abs=1e-6)
     assert kept.loss_base != result.loss_base
     gain = result.loss_base - result.loss_adapter
-    assert kept.share == (pytest.approx((kept.loss_base - kept.loss) / gain) if gain > 0 else None)
+    assert kept.share == (pytest.approx((result.loss_base - kept.loss) / gain) if gain > 0 else None)
+
+
+def weaken(adapter, factor):
+    """Makes an adapter change less."""
+    path = adapter / "adapter_model.safetensors"
+    weights = {name: value * factor if "lora_B" in name else value for name, value in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("texts", [None, "the user's"])
+def test_a_file_that_is_worse_than_the_model_without_the_adapter_says_so(llama, tmp_path, texts):
+    model, adapter = llama
+    weaken(adapter, 1e-3)
+    texts = texts and long_texts()
+    export = Personalizer(model, device="cpu").export
+    rounded = export(adapter, tmp_path / "q4_0", quant="q4_0", texts=texts)
+    assert rounded.loss > rounded.loss_base
+    said = f"worse than the model without the adapter: {rounded.loss:.3f} instead of {rounded.loss_base:.3f}"
+    (warning,) = rounded.warnings
+    assert said in warning
+    assert ("on these texts" if texts else "on general text") in warning
+    merged = export(adapter, tmp_path / "merged", format="merged", texts=texts)
+    assert not any("worse than" in warning for warning in merged.warnings)
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "file", "is_worse"),
+    [
+        (2.522, 2.487, 2.721, True),
+        (2.522, 2.487, 2.500, False),
+        (2.522, 2.487, 2.522001, True),
+        (2.522, 2.600, 2.6001, False),  # the adapter itself costs that much
+        (2.522, 2.600, 2.721, True),
+    ],
+)
+def test_a_file_is_compared_with_the_model_that_is_not_rounded(llama, base, adapter, file, is_worse):
+    model, folder = llama
+    source = Source.open("adapter", folder, AdapterRecord.read(folder), resolve(model))
+    losses = SimpleNamespace(loss_base=base, loss_adapter=adapter)
+    found = list(main_path._losses(formats.Gguf(source, "q4_0"), [], losses, file, None))
+    assert len(found) == is_worse
+    assert not is_worse or f"{file:.3f} instead of {base:.3f}" in found[0]
+    assert list(main_path._losses(formats.Merged(source), [], losses, file, None)) == []
 
 
 def judged_loss(personalizer, adapter):

@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 from builders import make_tokenizer
+from export_sources import make_adapter, make_source
 
+from sebp_edge import Personalizer
 from sebp_edge.errors import ExportError
 from sebp_edge.export.ollama import FORMATS, RAW, modelfile
 
@@ -135,8 +137,29 @@ def test_a_default_system_message_is_written():
     assert 'SYSTEM """You are kind."""' in text
 
 
-def test_a_model_without_a_template_continues_texts():
-    assert template_of(modelfile(tokenizer_with(None), "x.gguf", needs_chat=False)) == RAW
+@pytest.mark.parametrize("template", [None, *TEMPLATES.values()])
+def test_an_adapter_that_was_not_trained_on_chats_continues_texts(template):
+    text = modelfile(tokenizer_with(template), "x.gguf", needs_chat=False)
+    assert text == 'FROM ./x.gguf\nTEMPLATE """{{ .Prompt }}"""\n'
+
+
+@pytest.mark.parametrize(
+    ("record", "template", "expected"),
+    [
+        ({}, CHATML, RAW),
+        ({"chat": False}, CHATML, RAW),
+        ({"chat": True}, CHATML, FORMATS["chatml"].template),
+        ({"recipe": {"name": "notes", "method": "lora", "chat_template": True}}, CHATML, FORMATS["chatml"].template),
+        ({"recipe": {"name": "know", "method": "lora", "questions": "rules"}}, CHATML, FORMATS["chatml"].template),
+        ({"recipe": {"name": "know", "method": "lora", "questions": "rules"}}, None, f"Question: {RAW}\nAnswer:"),
+    ],
+)
+def test_ollama_renders_prompts_as_the_adapter_was_trained(tmp_path, record, template, expected):
+    model = make_source(tmp_path / "model", "llama", tokenizer_with(template))
+    adapter = make_adapter(tmp_path / "adapter", model, **record)
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="ollama")
+    assert template_of((tmp_path / "out" / "Modelfile").read_text()) == expected
+    assert ("it was not trained to chat" in result.summary) == (expected == RAW)
 
 
 @pytest.mark.parametrize(

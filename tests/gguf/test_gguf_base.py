@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,14 +47,19 @@ def in_ollama(gguf_file, tmp_path, monkeypatch):
     return digest
 
 
-def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folder, recipe):
-    done = run("adapt", notes_folder, "--model", gguf_file, "--recipe", recipe)
+def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folder, recipe, tmp_path):
+    file = shutil.copy(gguf_file, tmp_path)
+    done = run("adapt", notes_folder, "--model", file, "--recipe", recipe)
     assert done.exit_code == 0, done.stderr
-    text = run("generate", "the ferry", "--model", gguf_file, "--name", "default", "--max-tokens", "5")
+    text = run("generate", "the ferry", "--name", "default", "--max-tokens", "5")
     assert text.exit_code == 0, text.stderr
+    moved = Path(file).rename(tmp_path / "moved.gguf")
     assert_one_sentence(
-        run("generate", "the ferry", "--name", "default"), "in a file 'small.gguf'; give that file with --model"
+        run("generate", "the ferry", "--name", "default"), "a file 'small.gguf', which is no longer at .*small.gguf'"
     )
+    with moved.open("ab") as changed:
+        changed.write(b"more")
+    assert_one_sentence(run("generate", "the ferry", "--name", "default", "--model", moved), "was made for small.gguf")
 
 
 def test_an_adapter_of_ollamas_model_finds_its_base_model(in_ollama, notes_folder, recipe):

@@ -1,0 +1,50 @@
+"""Where base models are that were given as a folder or a GGUF file: their paths, by the models' fingerprints.
+
+Adapters record a model's name only, since they may be given away. The paths are in one file of the store, which only
+its owner can read, and which no archive contains.
+"""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from sebp_edge.files import read_json, write_atomically
+
+_FILE = ".models"
+
+
+def path_of(store: Path, fingerprint: str) -> Path | None:
+    """Returns where a model was when an adapter was made for it or used with it; None if that is not known."""
+    path = _read(store).get(fingerprint)
+    return Path(path) if isinstance(path, str) else None
+
+
+def remember(store: Path, fingerprint: str, path: Path) -> None:
+    """Writes where a model is; only for the holder of the store's lock.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(store, _read(store) | {fingerprint: str(path)})
+
+
+def forget(store: Path, fingerprints: Collection[str]) -> None:
+    """Deletes the paths of models; only for the holder of the store's lock.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    known = _read(store)
+    if not known.keys().isdisjoint(fingerprints):
+        _write(store, {name: path for name, path in known.items() if name not in fingerprints})
+
+
+def _read(store: Path) -> dict:
+    try:
+        return read_json(store / _FILE)
+    except (OSError, ValueError):  # the user is asked for the model, and the file is written anew
+        return {}
+
+
+def _write(store: Path, paths: dict) -> None:
+    write_atomically(store / _FILE, json.dumps(paths, indent=1) + "\n")
