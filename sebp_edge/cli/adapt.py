@@ -85,7 +85,8 @@ def adapt(
                 return
 
         with quick_imports():
-            from sebp_edge.cli.progress import show_progress, show_result
+            from sebp_edge.cli.last_screen import show_result
+            from sebp_edge.cli.progress import show_progress
             from sebp_edge.personalizer import Personalizer
 
         result = None
@@ -109,7 +110,7 @@ def adapt(
             if as_json:
                 print_json(result.to_dict())
             else:
-                show_result(result)
+                show_result(result, with_samples=keep_samples)
         except KeyboardInterrupt as stop:
             if result is None:
                 raise
