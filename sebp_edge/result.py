@@ -211,7 +211,9 @@ class AdaptResult:
             longest, number = self.copies[0], len(self.copies)
             what = f"{longest.run} tokens of {longest.document!r} word for word"
             if number > 1:
-                what = f"parts of {number:,} documents word for word, up to {longest.run} tokens of {longest.document!r}"
+                what = (
+                    f"parts of {number:,} documents word for word, up to {longest.run} tokens of {longest.document!r}"
+                )
             warnings.append(
                 f"The adapter repeats {what} (the base model {longest.base_run}); keep it as private as your texts."
             )

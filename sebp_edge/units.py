@@ -1,15 +1,16 @@
 """Formats sizes, durations, shares and counts for people."""
 
+from collections.abc import Callable, Iterable, Sequence
+
 
 def gigabytes(size: float) -> str:
     """Formats a size in bytes: "6.4 GB" (10^9 bytes), or "26 MB" below 0.1 GB."""
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
 
 
-def sizes_apart(first: float, second: float) -> tuple[str, str]:
-    """Formats two sizes that a sentence compares: in MB, or in bytes, if different ones would look the same."""
-    formats = (gigabytes, lambda size: f"{size / 1e6:,.0f} MB", lambda size: f"{size:,.0f} bytes")
-    return _apart(first, second, formats)
+def sizes_apart(*sizes: float) -> list[str]:
+    """Formats sizes that a sentence compares: in MB, or in bytes, if different ones would look the same."""
+    return _apart(sizes, (gigabytes, lambda size: f"{size / 1e6:,.0f} MB", lambda size: f"{size:,.0f} bytes"))
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -17,9 +18,9 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{round(100 * share, digits) + 0.0:.{digits}f} %"
 
 
-def percents_apart(first: float, second: float) -> tuple[str, str]:
-    """Formats two shares that a sentence compares: with more digits if different ones would look the same."""
-    return _apart(first, second, [lambda share, digits=digits: percent(share, digits) for digits in range(1, 5)])
+def percents_apart(*shares: float) -> list[str]:
+    """Formats shares that a sentence compares: with more digits if different ones would look the same."""
+    return _apart(shares, [lambda share, digits=digits: percent(share, digits) for digits in range(1, 5)])
 
 
 def duration(seconds: float) -> str:
@@ -34,9 +35,10 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _apart(first: float, second: float, formats) -> tuple[str, str]:
+def _apart(numbers: Sequence[float], formats: Iterable[Callable[[float], str]]) -> list[str]:
+    """Formats numbers by the first format in which different ones differ, or else by the last."""
     for show in formats:
-        shown = show(first), show(second)
-        if first == second or shown[0] != shown[1]:
+        shown = [show(number) for number in numbers]
+        if len({*shown}) == len({*numbers}):
             break
     return shown

@@ -94,7 +94,9 @@ class GateResult:
             _, asked = percents_apart(self.gain.lower, margin)
             return f"{change}. The gate asks for a fall of at least {asked} with 95 % confidence; more text helps most."
         if self.verdict is Verdict.WORSE_THAN_ACTIVE:
-            return f"{change}. But version {self.active.version}, which is active, {_worse_than(self.gain_over_active)}."
+            return (
+                f"{change}. But version {self.active.version}, which is active, {_worse_than(self.gain_over_active)}."
+            )
         if self.verdict is Verdict.NOT_COMPARABLE:
             return (
                 f"{change}. But it cannot be compared with version {self.active.version}, which is active: "
@@ -162,7 +164,7 @@ def _describe(gain: Comparison, margin: float) -> str:
 
 def _visible(change: float, margin: float) -> str:
     """Formats the size of a change with as many digits as tell it from nothing, and from the margin."""
-    return max((percents_apart(abs(change), other)[0] for other in (0, margin)), key=len)
+    return percents_apart(abs(change), 0, margin)[0]
 
 
 def _worse_than(gain: Comparison) -> str:
