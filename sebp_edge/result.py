@@ -204,8 +204,8 @@ class AdaptResult:
         warnings = []
         if not rise <= MAX_RISE:
             warnings.append(
-                f"The loss on general text rose by {percent(rise)}: the adapter is worse at other subjects; fewer epochs "
-                "or a lower learning rate cost less."
+                f"The loss on general text rose by {percent(rise)}: the adapter is worse at other subjects; fewer "
+                "epochs or a lower learning rate cost less."
             )
         if self.copies:
             longest, number = self.copies[0], len(self.copies)
@@ -236,8 +236,8 @@ class AdaptResult:
             return self.explanation
         if self.refit_loss is not None and not self.trained_on_all:
             return (
-                f"{self.explanation} A training on all documents did not lower the loss further, so the adapter is as it "
-                "was tested."
+                f"{self.explanation} A training on all documents did not lower the loss further, so the adapter is as "
+                "it was tested."
             )
         if not self.trained_on_all:
             return self.explanation

@@ -148,8 +148,8 @@ def save_best_state(
     saved = save(store, NewVersion.of(run, memory), make_record(run, None, seed, memory), name, prefix=reason)
     state = "best state so far" if run.result is None else "state that was tested"
     message = (
-        f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active. To activate "
-        f"it: {describe_activation(store, saved)}"
+        f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active. To "
+        f"activate it: {describe_activation(store, saved)}"
     )
     return error_type(message, name=name, version=saved.version), saved
 

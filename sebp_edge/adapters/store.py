@@ -619,8 +619,8 @@ class AdapterStore:
         if size > free:
             needed, left = sizes_apart(size, free)
             raise StorageError(
-                f"The adapter needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose another "
-                "location."
+                f"The adapter needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose "
+                "another location."
             )
 
     def _folder(self, name: str) -> Path:

@@ -47,8 +47,8 @@ def check_space(target: Path, size: int) -> None:
     if size > free:
         needed, left = sizes_apart(size, free)
         raise StorageError(
-            f"The export needs {needed}, but only {left} are free in {str(target.parent)!r}; free space or choose another "
-            "location."
+            f"The export needs {needed}, but only {left} are free in {str(target.parent)!r}; free space or choose "
+            "another location."
         )
 
 

@@ -15,9 +15,9 @@ BY_PEOPLE, IN_QUIZ = (7, 32), (23, 73)
 
 _WHAT_A_QUIZ_SHOWS = (
     "The quiz asks in the words of the rules that made the questions of the training. Expect fewer right answers to "
-    f"questions in your own words: in tests of a small model, {BY_PEOPLE[0]} to {BY_PEOPLE[1]} of 100 where the quiz had "
-    f"{IN_QUIZ[0]} to {IN_QUIZ[1]}. Wrong answers sound as sure as right ones: where a fact must be exact, search in the "
-    "notes, or give the note with the question."
+    f"questions in your own words: in tests of a small model, {BY_PEOPLE[0]} to {BY_PEOPLE[1]} of 100 where the quiz "
+    f"had {IN_QUIZ[0]} to {IN_QUIZ[1]}. Wrong answers sound as sure as right ones: where a fact must be exact, search "
+    "in the notes, or give the note with the question."
 )
 
 

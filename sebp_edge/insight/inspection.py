@@ -171,8 +171,8 @@ class Inspection:
         chosen = self.plan.chosen
         time = "" if chosen.seconds is None else f", about {duration(chosen.seconds)}"
         sentences = [
-            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}: at "
-            f"most {gigabytes(chosen.peak)}{time}."
+            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}: "
+            f"at most {gigabytes(chosen.peak)}{time}."
         ]
         if self.beginning:
             sentences.append(self.beginning)

@@ -28,8 +28,8 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
         raise MachineError(
             f"{reference.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least "
-            f"{shown} to adapt with the recipe {recipe.name!r}{why}; this machine's {device.type.upper()} has {left} free "
-            f"of {total}; choose a smaller model or close other programs."
+            f"{shown} to adapt with the recipe {recipe.name!r}{why}; this machine's {device.type.upper()} has {left} "
+            f"free of {total}; choose a smaller model or close other programs."
         )
 
 

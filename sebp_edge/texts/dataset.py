@@ -13,8 +13,8 @@ from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_finger
 from sebp_edge.texts.splits import MIN_CLUSTERS, Draw, Split, draw_splits
 
 _TOO_FEW = (
-    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give more "
-    "documents."
+    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
+    "more documents."
 )
 
 

@@ -113,8 +113,8 @@ class GateResult:
         if self.before is not None:
             return "All lines of the test documents stand in many documents, so the adapter was not judged."
         return (
-            f"Judging takes at least {MIN_CLUSTERS} documents that are not copies of each other, so the adapter was not "
-            "judged."
+            f"Judging takes at least {MIN_CLUSTERS} documents that are not copies of each other, so the adapter was "
+            "not judged."
         )
 
     def with_refit(self, loss: float | None, judged_loss: float | None, *, has_judged_state: bool) -> "GateResult":
