@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import ClassVar, TextIO
 
+from sebp_edge.units import plural
+
 __all__ = [
     "AdapterSaved",
     "Evaluated",
@@ -161,7 +163,7 @@ class LearningOn(Event):
     def summary(self) -> str:
         """What is trained on."""
         return (
-            f"Learning on from version {self.version}: {self.new:,} new documents, {self.changed:,} changed, "
+            f"Learning on from version {self.version}: {plural(self.new, 'new document')}, {self.changed:,} changed, "
             f"{self.replayed:,} of the other {self.unchanged:,} again."
         )
 

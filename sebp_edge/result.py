@@ -252,7 +252,7 @@ class AdaptResult:
     def next_steps(self) -> dict[str, str]:
         """What to do next: what it is for, and the command."""
         steps = {"Activate it anyway": self.activation} if self.activation else {"Try it": self.command}
-        return steps | {"All figures and warnings": self.report_command}
+        return steps | {"All figures": self.report_command}
 
     @property
     def summary(self) -> str:

@@ -67,7 +67,7 @@ class NewVersion:
             fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
             for number, fingerprint in run.dataset.fingerprints.items()
         }
-        report = reporting.make_report(run, assessment)
+        report = reporting.make_report(run, assessment, memory)
         samples = reporting.keep_samples(run, assessment) if memory.keeps_samples else None
         return cls(run.adaptation, judged, history, memory.entries | entries, memory.known, report, samples)
 

@@ -8,6 +8,8 @@ from sebp_edge.texts.documents import printable
 
 # Of a terminal; what does not fit is in the adapter's report.
 LINES, COLUMNS = 15, 80
+# Of the reasons for the verdict, so that warnings have room.
+REASON_LINES = 5
 
 
 def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
@@ -21,7 +23,7 @@ def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
     for what, command in result.next_steps.items():
         is_report = command == result.report_command
         screen.add(4, f"{what}: {command}{' --with-samples' if with_samples and is_report else ''}", is_command=True)
-    screen.add(1, result.account)
+    screen.add(1, result.account, limit=REASON_LINES)
     for warning in result.warnings:
         screen.add(2, f"warning: {warning}", "yellow")
     if result.kept or result.active:
@@ -36,14 +38,19 @@ class _Screen:
         self._paragraphs: list[tuple[int, Text]] = []
         self._left = LINES
 
-    def add(self, place: int, words: str, style: str = "", *, is_command: bool = False) -> None:
-        """Adds a paragraph as far as lines are left; leaves out a command that does not fit, which nobody could run."""
-        paragraph = Text(printable(words), style)
+    def add(self, place: int, words: str, style: str = "", *, limit: int = LINES, is_command: bool = False) -> None:
+        """Adds a paragraph as far as lines are left; leaves out a command that does not fit, which nobody could run.
+
+        Args:
+            place: shown paragraphs are sorted by it.
+            limit: the most lines for this paragraph.
+        """
+        paragraph, limit = Text(printable(words), style), min(limit, self._left)
         lines = paragraph.wrap(out, COLUMNS)
-        if len(lines) > self._left:
-            if is_command or not self._left:
+        if len(lines) > limit:
+            if is_command or not limit:
                 return
-            lines = lines[: self._left]
+            lines = lines[:limit]
             lines[-1].truncate(COLUMNS - 2)
             lines[-1].append(" …")
             paragraph = Text(" ").join(lines)

@@ -45,8 +45,12 @@ MIN_WIDTH_FOR_LOSS = 70
 
 
 @contextmanager
-def show_progress(as_json: bool) -> Iterator[Sink]:
-    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does."""
+def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
+    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does.
+
+    Args:
+        lists_left_out: whether to list what was left out of the texts, and why, and not only how much.
+    """
     if as_json:
         yield _InterruptOnFailedWrite(JsonLines(sys.stdout))
     elif out.is_terminal:
@@ -58,9 +62,9 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
             _TimeColumn(compact=True),
         )
         with Progress(*columns, console=out, expand=True, transient=True) as bar:
-            yield _InterruptOnFailedWrite(ProgressPrinter(bar))
+            yield _InterruptOnFailedWrite(ProgressPrinter(bar, lists_left_out=lists_left_out))
     else:
-        yield _InterruptOnFailedWrite(ProgressPrinter(None))
+        yield _InterruptOnFailedWrite(ProgressPrinter(None, lists_left_out=lists_left_out))
 
 
 class _InterruptOnFailedWrite:
@@ -101,8 +105,8 @@ class _TimeColumn(TimeRemainingColumn):
 class ProgressPrinter:
     """Prints events as text. Steps move the bar; without a bar, a step is printed every few seconds."""
 
-    def __init__(self, bar: Progress | None):
-        self._bar = bar
+    def __init__(self, bar: Progress | None, *, lists_left_out: bool = True):
+        self._bar, self._lists_left_out = bar, lists_left_out
         self._task = None
         self._last_print = 0.0
         self._num_documents = self._num_trainings = 0
@@ -178,13 +182,16 @@ class ProgressPrinter:
     def _texts_read(self, event: TextsRead) -> None:
         self._num_documents = event.documents
         out.print(f"{plural(event.documents, 'document')}, {plural(event.tokens, 'token')}")
+        self._start_task("preparing")
+        if not self._lists_left_out and event.left_out:
+            out.print(f"{len(event.left_out):,} left out; sebp-edge inspect says why")
+            return
         if event.left_out:
-            out.print(f"{len(event.left_out)} left out:")
+            out.print(f"{len(event.left_out):,} left out:")
         for item in event.left_out[:MAX_LEFT_OUT_LINES]:
             out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
         if len(event.left_out) > MAX_LEFT_OUT_LINES:
             out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists them all)", style="dim")
-        self._start_task("preparing")
 
     def _learning_on(self, event: LearningOn) -> None:
         out.print(event.summary)

@@ -9,6 +9,7 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import content_hash
+from sebp_edge.texts.lessons import Lessons
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import SplitHistory
 
@@ -22,6 +23,7 @@ class TextsMemory:
         known: the texts that it has learnt; None if its training was stopped.
         entries: what the list of documents says of those that it knows although they are gone, by key.
         learnt_on_from: the version that it learnt on from; None if it began at the base model.
+        lessons: what was trained on then; None if it began at the base model.
         keeps_samples: whether it keeps samples of text, and names, for its page.
     """
 
@@ -29,6 +31,7 @@ class TextsMemory:
     known: KnownTexts | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
     learnt_on_from: int | None = None
+    lessons: Lessons | None = None
     keeps_samples: bool = False
 
     @classmethod
@@ -49,4 +52,4 @@ class TextsMemory:
         elif beginning.forgets:
             history = history.only_known()
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
-        return cls(history, known, entries, beginning.version)
+        return cls(history, known, entries, beginning.version, beginning.lessons)
