@@ -6,6 +6,7 @@ Recipe.load("notes").replace(epochs=3)
 """
 
 import dataclasses
+import difflib
 import math
 import tomllib
 from dataclasses import dataclass
@@ -137,8 +138,9 @@ class Recipe:
         if Path(name).suffix == ".toml":
             return _parse(Path(name).stem, _read_file(Path(name)))
         bundled = resources.files("sebp_edge.recipes")
-        if str(name) not in (known := [*cls.names(), *_OF_THE_PAPER]):
-            raise RecipeError(f"Unknown recipe {str(name)!r}; {suggest(str(name), known)}")
+        if str(name) not in [*cls.names(), *_OF_THE_PAPER]:
+            close = difflib.get_close_matches(str(name), _OF_THE_PAPER, n=1)
+            raise RecipeError(f"Unknown recipe {str(name)!r}; {suggest(str(name), close or cls.names())}")
         return _parse(str(name), (bundled / f"{name}.toml").read_text(encoding="utf-8"))
 
     @classmethod
