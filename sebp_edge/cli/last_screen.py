@@ -21,8 +21,9 @@ def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
     screen, style = _Screen(), "green" if result.kept else "yellow"
     screen.add(0, result.headline, f"bold {style}")
     for what, command in result.next_steps.items():
-        is_report = command == result.report_command
-        screen.add(4, f"{what}: {command}{' --with-samples' if with_samples and is_report else ''}", is_command=True)
+        if with_samples and command == result.report_command:
+            what, command = f"{what} and samples", f"{command} --with-samples"
+        screen.add(4, f"{what}: {command}", is_command=True)
     screen.add(1, result.account, limit=REASON_LINES)
     for warning in result.warnings:
         screen.add(2, f"warning: {warning}", "yellow")
