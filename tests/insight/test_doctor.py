@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stored_adapter import RECORD, FakeAdaptation
 
+from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.insight import doctor
 from sebp_edge.machine import devices
 
@@ -38,6 +40,8 @@ def test_everything_an_adaptation_depends_on_is_checked(own_data_folder):
     assert f"torch {torch.__version__}" in found["libraries"].state
     assert "free of" in found["memory"].state
     assert found["adapters"].state == f"{own_data_folder}, 0 adapters"
+    AdapterStore().save(FakeAdaptation(), AdapterRecord(**RECORD), "one", activate=True)
+    assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"
     assert not own_data_folder.exists()
 
 
