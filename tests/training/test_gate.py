@@ -76,7 +76,7 @@ def test_a_bound_is_said_with_the_sign_of_its_sentence(gain, lower, words):
     [
         (-0.09, -0.12, "is better. .* the new loss is 9.0 % higher, and may be 12.0 % higher .* the gate allows 2.0 %"),
         (0.01, -0.03, "may be better. .* the new loss is 1.0 % lower, but may be 3.0 % higher"),
-        (-0.01, -0.0204, r"1.0 % higher, and may be 2\.04 % higher .* the gate allows 2\.00 %"),
+        (-0.01, -0.0204, r"is better. .* 1.0 % higher, and may be 2\.04 % higher .* the gate allows 2\.00 %"),
     ],
 )
 def test_a_worse_version_is_told_from_the_active_one_in_words(gain, lower, words):
