@@ -106,10 +106,11 @@ def _list_models(found: list[dict]) -> None:
         print_table(["name", "parameters", "state"], rows)
         return
     shown = there if len(there) <= MAX_ROWS else there[: MAX_ROWS - 1]
-    room = out.width - max(len(f"  {size}  {state}") for _, size, state in shown)
+    columns = ["on this machine", "parameters", ""]
+    others = [max(len(column), *(len(row[number]) for row in shown)) for number, column in enumerate(columns) if number]
     for row in shown:
-        row[0] = _cut(row[0], max(room, 10))
-    print_table(["on this machine", "parameters", ""], shown)
+        row[0] = _cut(row[0], out.width - sum(others) - 2 * len(columns))
+    print_table(columns, shown)
     if len(there) > len(shown):
         out.print(f"and {len(there) - len(shown):,} more (--json lists them all)", style="dim")
     others = ", ".join(f"{name} ({size})" for name, size, _ in rows[len(there) :])
@@ -130,7 +131,7 @@ def _show_models(found: list[dict]) -> None:
 
 def _cut(name: str, width: int) -> str:
     text = Text(name)
-    text.truncate(width, overflow="ellipsis")
+    text.truncate(max(width, 1), overflow="ellipsis")
     return text.plain
 
 

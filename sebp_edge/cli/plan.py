@@ -82,9 +82,7 @@ def show_plan(result) -> None:
     chosen = result.chosen
     parts = [[name, gigabytes(size), DESCRIPTIONS[name]] for name, size in asdict(chosen.footprint).items() if size]
     print_table(["memory", "size", "for"], parts)
-    others = {"larger": result.larger, "smaller": result.smaller, "also fits": result.full}
-    others = {word: other for word, other in others.items() if other is not None}
-    peak, budget, *peaks = sizes_apart(chosen.peak, result.budget, *(other.peak for other in others.values()))
+    peak, budget = sizes_apart(chosen.peak, result.budget)
     if result.requested_budget is not None:
         budget = f"the {budget} that other programs leave"
     out.print(
@@ -99,8 +97,10 @@ def show_plan(result) -> None:
         )
     if chosen.host_memory:
         out.print(f"  host memory: {gigabytes(chosen.host_memory)}", style="dim")
-    for (word, other), size in zip(others.items(), peaks, strict=True):
-        out.print(f"  {word}: {other.description}; {size}{duration_suffix(other.seconds)}", style="dim")
+    for word, other in (("larger", result.larger), ("smaller", result.smaller), ("also fits", result.full)):
+        if other is not None:
+            size, _ = sizes_apart(other.peak, chosen.peak)
+            out.print(f"  {word}: {other.description}; {size}{duration_suffix(other.seconds)}", style="dim")
 
 
 def duration_suffix(seconds: float | None) -> str:

@@ -3,6 +3,7 @@
 Most commands run in this process; those that need a terminal or streams of their own share a few processes.
 """
 
+import itertools
 import json
 import os
 import re
@@ -57,6 +58,24 @@ except SystemExit as end:
 def test_every_command_has_help(command):
     for flag in ("--help", "-h"):
         assert run(command, flag).exit_code == 0
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("command", [["adapt"], ["forget"], ["adapters", "gc"], ["plan"]], ids=" ".join)
+def test_paragraphs_of_help_are_wrapped_once(command, columns):
+    lines = [line.strip() for line in run(*command, "--help", env={"COLUMNS": str(columns)}).stdout.splitlines()]
+    paragraphs = "\n".join(lines[: next(n for n, line in enumerate(lines) if line.startswith("╭"))]).split("\n\n")
+    for paragraph in paragraphs:
+        words = [line for line in paragraph.split("\n") if line]
+        for line, following in itertools.pairwise(words):
+            assert len(line) + 1 + len(following.split()[0]) > columns - 4, paragraph
+
+
+def test_a_shell_can_complete_commands_and_options():
+    for words, expected in (("sebp-edge ad", {"adapt", "adapters"}), ("sebp-edge adapt --ep", {"--epochs"})):
+        completion = {"_SEBP_EDGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = run(prog_name="sebp-edge", env=completion)
+        assert {*done.stdout.split()} == expected
 
 
 def test_the_version_is_printed():
