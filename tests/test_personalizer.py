@@ -303,8 +303,8 @@ def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_ve
     whole = make().adapt(notes_folder, name="whole")
     personalizer = make(on_event=sink)
     message = (
-        r"^Interrupted\. The state that was tested is saved as version 1 of .* 'default'; it is not active\. To activate "
-        r"it: store\.activate\(store\.open\('default', 1\)\)$"
+        r"^Interrupted\. The state that was tested is saved as version 1 of .* 'default'; it is not active\. To "
+        r"activate it: store\.activate\(store\.open\('default', 1\)\)$"
     )
     with pytest.raises(Interrupted, match=message):
         personalizer.adapt(notes_folder)
