@@ -215,7 +215,7 @@ class AdaptResult:
                     f"parts of {number:,} documents word for word, up to {longest.run} tokens of {longest.document!r}"
                 )
             warnings.append(
-                f"The adapter repeats {what} (the base model {longest.base_run}); keep it as private as your texts."
+                f"The adapter repeats {what} (the base model alone {longest.base_run}); keep it as private as your texts."
             )
         return tuple(warnings)
 

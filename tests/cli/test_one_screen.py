@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import time
 
 import pytest
@@ -65,17 +64,20 @@ def test_a_recipe_fits(screen, name):
     assert len(lines_of(screen, run("recipes", name))) < LINES
 
 
-def test_an_analysis_of_two_losses_fits(screen, tmp_path, model_folder):
+def test_an_analysis_of_two_losses_fits(screen, tmp_path, model_folder, monkeypatch):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "quick.toml").write_text(RECIPE)
     pairs = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    (texts / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     for number in range(30):
-        (tmp_path / f"{number}.md").touch()
-    options = {"--model": model_folder, "--recipe": tmp_path / "quick.toml", "--html": "a.html", "--examples": 4}
-    result = run("analyze", tmp_path, *(part for pair in options.items() for part in pair))
+        (texts / f"{number}.md").touch()
+    options = {"--model": model_folder, "--recipe": tmp_path / "quick.toml", "--examples": 4}
+    result = run("analyze", texts, *(part for pair in options.items() for part in pair))
     lines = lines_of(screen, result)
     assert len(lines) < LINES, "\n".join(lines)
-    assert any(re.match(r"30 left out|3\d left out", line) for line in lines)
+    assert "30 left out; sebp-edge inspect says why" in lines
 
 
 # ------------------------------------------------------------------------------------------------------- the progress
