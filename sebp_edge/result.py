@@ -214,9 +214,8 @@ class AdaptResult:
                 what = (
                     f"parts of {number:,} documents word for word, up to {longest.run} tokens of {longest.document!r}"
                 )
-            warnings.append(
-                f"The adapter repeats {what} (the base model alone {longest.base_run}); keep it as private as your texts."
-            )
+            alone = f"the base model alone {longest.base_run}"
+            warnings.append(f"The adapter repeats {what} ({alone}); keep it as private as your texts.")
         return tuple(warnings)
 
     @property

@@ -32,6 +32,7 @@ from sebp_edge.events import (
     AdapterSaved,
     Evaluated,
     ExamplesEvaluated,
+    ModelLoaded,
     Notice,
     StepDone,
     TextsRead,
@@ -78,6 +79,13 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     planned = next(event for event in events if isinstance(event, TrainingStarted))
     assert (planned.train_documents, planned.validation_documents, planned.test_documents) == (15, 4, 5)
     assert {type(event) for event in events} >= {TextsRead, StepDone, AdapterSaved}
+
+
+def test_the_size_of_the_model_is_said_without_that_of_the_adapter(make, notes_folder, monkeypatch):
+    events, sizes = [], []
+    monkeypatch.setattr("sebp_edge.assessment.expectation", lambda reference, size, **_: sizes.append(size) or "")
+    make(on_event=events.append).adapt(notes_folder)
+    assert sizes == [event.parameters for event in events if isinstance(event, ModelLoaded)]
 
 
 def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_folder, model_folder):
