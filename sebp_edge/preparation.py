@@ -41,8 +41,8 @@ MIN_TEXT_BYTES = 30_000_000
 
 ASKED_TOGETHER = "questions about all documents are learnt together"
 SAVED_INACTIVE = (
-    "The adapter will be saved, but not activated unless keep_anyway is set; `sebp-edge adapters activate` activates it "
-    "afterwards."
+    "The adapter will be saved, but not activated unless keep_anyway is set; `sebp-edge adapters activate` activates "
+    "it afterwards."
 )
 
 
