@@ -40,8 +40,6 @@ def test_everything_an_adaptation_depends_on_is_checked(own_data_folder):
     assert f"torch {torch.__version__}" in found["libraries"].state
     assert "free of" in found["memory"].state
     assert found["adapters"].state == f"{own_data_folder}, 0 adapters"
-    AdapterStore().save(FakeAdaptation(), AdapterRecord(**RECORD), "one", activate=True)
-    assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"
     assert not own_data_folder.exists()
 
 
@@ -89,3 +87,8 @@ def test_a_folder_without_access_or_space_is_a_problem(tmp_path, monkeypatch):
     assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(3e8)))
     assert doctor._write_problem(tmp_path) == "It has only 0.3 GB of free disk space."
+
+
+def test_one_adapter_is_no_plural(own_data_folder):
+    AdapterStore().save(FakeAdaptation(), AdapterRecord(**RECORD), "one", activate=True)
+    assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"
