@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 from itertools import groupby, pairwise
 
 import pytest
@@ -275,6 +276,21 @@ def test_the_error_if_nothing_fits_says_what_would(shape_3b):
     enough = message.split("raise the budget to ")[1].split(" or ")[0]
     assert plan_3b(shape_3b, enough).chosen.peak <= MemoryBudget.parse(enough).size
     assert float(message.split("at most about ")[1].split()[0]) == pytest.approx(1.1, abs=0.2)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+@pytest.mark.parametrize("requested", [False, True], ids=["budget", "what other programs leave of it"])
+@pytest.mark.parametrize("lacking", [1, 3 * 10**7, 10**9])
+def test_a_refusal_never_needs_as_much_as_it_has(shape_3b, lacking, requested):
+    dataset, on_gpu = make_dataset(8), Target.this_machine(CUDA, 650_000_000)
+    smallest = min(choice.peak for choice in candidates(shape_3b, dataset, on_gpu).for_recipe(RECIPE))
+    size = smallest - lacking
+    budget = MemoryBudget(size, size + lacking // 2 + 1 if requested else None)
+    with pytest.raises(MachineError) as caught:
+        plan_of(shape_3b, dataset, RECIPE, on_gpu, budget)
+    sizes = re.findall(r"(?:about|is|leave) ([\d,.]+ (?:GB|MB|bytes))", str(caught.value))
+    assert len(sizes) == 2 + requested
+    assert len({*sizes}) == len({smallest, budget.size, budget.requested or budget.size}), sizes
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
