@@ -49,6 +49,10 @@ class Interruptions:
             signum = self._deferred.pop(0)
             self._handlers[signum](signum, None)
 
+    def drop(self) -> None:
+        """Drops deferred signals; called where what they would interrupt is over."""
+        self._deferred.clear()
+
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         try:
             for signum, handler in self._handlers.items():

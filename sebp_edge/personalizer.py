@@ -49,6 +49,7 @@ from sebp_edge.model_in_use import ModelInUse
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
+from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
@@ -280,7 +281,8 @@ class Personalizer:
         """
         preparation = self._preparation(StopSignal())
         size = None if gpu is None else preparation.parse_gpu_memory(gpu)
-        return preparation.plan(preparation.read(texts), loaded_bytes=self.in_use.loaded_bytes, gpu=size).plan
+        with quiet_libraries():
+            return preparation.plan(preparation.read(texts), loaded_bytes=self.in_use.loaded_bytes, gpu=size).plan
 
     def inspect(self, texts, *, name: str = "default", stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
@@ -651,7 +653,8 @@ class Personalizer:
         try:
             self._signal = StopSignal(stop_when)
             self._signal.check()
-            yield
+            with quiet_libraries():
+                yield
         except StopRequested as request:
             raise Interrupted("Stopped; nothing was changed.") from request
         finally:

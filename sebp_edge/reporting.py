@@ -1,6 +1,5 @@
 """Makes the report of a training run, which is kept in the version's folder."""
 
-import re
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -32,7 +31,6 @@ from sebp_edge.training.run import TrainingRun
 
 # A curve with more steps has means of several, so that the report of a long training stays small.
 MAX_POINTS = 300
-_NAMES_ANOTHER = re.compile("^the same as .*", re.DOTALL)
 
 
 def make_report(run: TrainingRun, assessment: Assessment | None, memory: TextsMemory) -> TrainingReport:
@@ -119,7 +117,7 @@ def _parts(values: list, size: int) -> list[list]:
 def _texts(run: TrainingRun) -> Texts:
     data = run.dataset
     roles = Counter(document.role for document in data.draw.history.documents if document.role is not None)
-    reasons = Counter(_NAMES_ANOTHER.sub("the same as another one", item.reason) for item in data.left_out)
+    reasons = Counter(item.kind for item in data.left_out)
     return Texts(
         documents=data.num_documents,
         examples=len(data.examples),

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 from typer.testing import CliRunner
+from warm import WarmProcess
 
-from sebp_edge.cli import app
+from sebp_edge.cli.commands import app
 
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 # A background job of a shell ignores SIGINT (under nohup SIGHUP too), and its child processes inherit that.
@@ -15,16 +16,37 @@ RESTORE_SIGNALS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 )
-COMMAND = [sys.executable, "-c", f"{RESTORE_SIGNALS}; from sebp_edge.cli import main; main()"]
+CODE = f"{RESTORE_SIGNALS}; from sebp_edge.cli import main; main()"
+COMMAND = [sys.executable, "-c", CODE]
+IS_COLD = sys.platform != "linux"
 
 
 def run(*arguments, **options):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
 
 
-def process(*arguments, **options):
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], **options)
+def process(*arguments, cold=IS_COLD, **options):
+    """Starts the command in a process of its own.
+
+    Args:
+        cold: whether the process imports what it needs itself, which is slow with torch, and quick without.
+    """
+    return _start([CODE, *arguments], cold, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options)
+
+
+def python(code, *arguments):
+    """Returns what this code prints in a process of its own, which has torch and the package imported."""
+    with _start([code, *arguments], IS_COLD, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}) as one:
+        output, errors = one.communicate(timeout=200)
+    assert one.returncode == 0, errors
+    return output
+
+
+def _start(arguments, cold, options):
+    options = {"text": True} | options
+    if cold:
+        return subprocess.Popen([sys.executable, "-c", *map(str, arguments)], **options)
+    return WarmProcess(arguments, **options)
 
 
 def records(text):

@@ -1,7 +1,6 @@
 """Measures the memory that loading a GGUF file takes, in a process of its own. Linux only."""
 
-import subprocess
-import sys
+from command import python
 
 _CHILD = """
 import gc, re, sys
@@ -28,6 +27,4 @@ print((kilobytes("VmHWM") - before) * 1024 / weights)
 
 def peak_of_loading(path, precision: str) -> float:
     """Returns the peak memory of loading a file in "full" precision or in "4 bits", divided by the weights' size."""
-    done = subprocess.run([sys.executable, "-c", _CHILD, path, precision], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return float(done.stdout)
+    return float(python(_CHILD, path, precision))

@@ -79,7 +79,7 @@ def main() -> None:
 
     subprocess.Popen = _Watched
     forbid()
-    from sebp_edge.cli import app
+    from sebp_edge.cli.commands import app
 
     for line in sys.stdin:
         arguments = json.loads(line)

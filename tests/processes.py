@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -44,7 +45,9 @@ class Processes:
             raise AssertionError("\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(failures)))
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forks each from a process that has imported torch and transformers.
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context.set_forkserver_preload(["torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "peft"])
         for rank in range(self.count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.count, self.backend), daemon=True)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from sebp_edge import frozen
 
 ROOT = Path(__file__).parents[1]
 (HOOK,) = [path for folder in frozen.hook_folders() for path in Path(folder).glob("hook-*.py")]
+REFUSING_HOOK = HOOK.parent / "pre_safe_import_module" / HOOK.name
 RUN_HOOK = """
 import json, runpy, sys
+runpy.run_path(sys.argv[2])["pre_safe_import_module"](None)
 found = runpy.run_path(sys.argv[1])
 print(json.dumps({name: found[name] for name in ("datas", "hiddenimports", "module_collection_mode")}))
 """
@@ -28,7 +31,7 @@ def collected(tmp_path_factory):
     installed = tmp_path_factory.mktemp("installed")
     for source, target in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
         shutil.copytree(ROOT / source, installed / "sebp_edge" / target, dirs_exist_ok=True)
-    command = [sys.executable, "-c", RUN_HOOK, str(installed / "sebp_edge" / "frozen" / HOOK.name)]
+    command = [sys.executable, "-c", RUN_HOOK, str(installed / "sebp_edge" / "frozen" / HOOK.name), REFUSING_HOOK]
     environment = os.environ | {"PYTHONPATH": str(installed)}
     finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=installed)
     return json.loads(finished.stdout.splitlines()[-1]) | {"installed": installed}
@@ -63,3 +66,12 @@ def test_the_kernels_source_is_collected(collected):
     assert with_kernels
     assert {path.parent for path in with_kernels} == {ROOT / "kernels" / "ops" / "gpu"}
     assert collected["module_collection_mode"] == {"sebp_edge.ops.gpu": "pyz+py"}
+
+
+@pytest.mark.skipif(not Path(sebp_edge.__file__).is_relative_to(ROOT), reason="needs an editable install")
+def test_an_editable_install_is_refused_with_one_sentence_before_anything_is_collected():
+    hook = runpy.run_path(str(REFUSING_HOOK))["pre_safe_import_module"]
+    with pytest.raises(
+        SystemExit, match=r"^PyInstaller cannot collect sebp-edge .* editable install\. Install a wheel"
+    ):
+        hook(None)

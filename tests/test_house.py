@@ -54,12 +54,14 @@ HOMES = {
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
     "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
-    "docx": ("sebp_edge/texts/formats/docx.py",),
+    "turbohtml": ("sebp_edge/texts/formats/html.py",),
+    "markdown_it": ("sebp_edge/texts/formats/markdown.py",),
+    "yaml": ("sebp_edge/texts/formats/front_matter.py",),
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
-    # Chat templates raise its errors.
-    "jinja2": ("sebp_edge/pages/", "sebp_edge/texts/conversations.py"),
+    # Chat templates are programs in its language.
+    "jinja2": ("sebp_edge/pages/", "sebp_edge/texts/templates.py", "sebp_edge/texts/template_child.py"),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
 }
 
@@ -82,8 +84,9 @@ PUBLIC = {
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
         ScratchBuffer Selector adamw_ detect fake_quantise_ gated gated_lora_linear gather_rows keep_rows
-        linear_cross_entropy lora_linear nonzero_rows prune_ rms_norm row_norms runs_flash_attention runs_kernels
-        scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
+        linear_cross_entropy lora_linear nonzero_rows precise_sums prune_ rms_norm row_norms runs_flash_attention
+        runs_kernels scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise
+        tuning
     """,
     "sebp_edge.research": """
         ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan SemiStructured
@@ -97,6 +100,7 @@ OTHER_ERRORS = {
     "kernels/ops/": "ValueError RuntimeError",  # as torch's own operations; docstrings list them
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
+    "sebp_edge/frozen/": "SystemExit",  # ends PyInstaller
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",
@@ -109,7 +113,9 @@ OTHER_ERRORS = {
     "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
-    "sebp_edge/texts/": "Unreadable",
+    # A chat template's own errors too, and signals between the processes that render it.
+    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
+    "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/insight/bench/correctness.py": "ValueError",
     "sebp_edge/models/answering.py": "NonFiniteLogits",
@@ -224,7 +230,10 @@ def test_every_package_is_shipped():
         ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
         ("sebp_edge.insight", "sebp_edge/insight/*.html"),
         ("sebp_edge.pages", "sebp_edge/pages/*.html"),
+        ("sebp_edge.frozen", "sebp_edge/frozen/*/*.py"),
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
+        ("sebp_edge.frozen", "sebp_edge/frozen/*.dat"),
+        ("sebp_edge.frozen", "sebp_edge/frozen/rthooks/*.py"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

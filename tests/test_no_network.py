@@ -11,7 +11,7 @@ import pytest
 import typer
 from no_network import is_supported
 
-from sebp_edge.cli import app
+from sebp_edge.cli.commands import app
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs seccomp of Linux on x86-64 or ARM")
 

@@ -15,6 +15,7 @@ from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
 from .lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Recompute, ScratchBuffer, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
+from .precise_sums import precise_sums
 from .prune import prune_, shrink_pruned_
 from .rms_norm import rms_norm
 from .rows import ActiveRows, Rows, Selector
@@ -46,6 +47,7 @@ __all__ = [
     "linear_cross_entropy",
     "lora_linear",
     "nonzero_rows",
+    "precise_sums",
     "prune_",
     "rms_norm",
     "row_norms",

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend
+from .precise_sums import precise_sums
 
 # The other targets of some rows, int64 [C, K], and their shares, fp32 [C, K].
 Others = tuple[Tensor, Tensor]
@@ -29,6 +30,7 @@ CHUNK_LOGITS = 2**26
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
+    @precise_sums()
     def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
@@ -47,11 +49,14 @@ class _FrozenHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dlosses_C):
         (dhidden_CD,) = ctx.saved_tensors
-        return dhidden_CD * dlosses_C[:, None].to(dhidden_CD.dtype), None, None, None, None, None, None
+        # In fp32: rounding the same small number for all rows would scale every gradient.
+        out_CD = torch.mul(dhidden_CD, dlosses_C[:, None], out=torch.empty_like(dhidden_CD))
+        return out_CD, None, None, None, None, None, None
 
 
 class _TrainedHead(torch.autograd.Function):
     @staticmethod
+    @precise_sums()
     def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
@@ -66,6 +71,7 @@ class _TrainedHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @precise_sums()
     def backward(ctx, dlosses_C):
         hidden_CD, weight_VD, targets_C = ctx.saved_tensors
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
@@ -74,7 +80,7 @@ class _TrainedHead(torch.autograd.Function):
             _, dlogits = _losses_and_dlogits_(
                 logits, targets_C[chunk], _rows(ctx.others, chunk), ctx.scale, ctx.softcap, needs_gradient=True
             )
-            dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
+            dlogits.mul_(dlosses_C[chunk, None])
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
             del logits, dlogits

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from . import backend, choices
 from .move_rows import RowTarget, keep_rows, take, take_gradient, take_kept
+from .precise_sums import precise_sums
 from .rows import ActiveRows, Rows, as_rows, verify_skipped
 
 Keep = Callable[[Tensor, Tensor, Rows], Tensor]
@@ -40,6 +41,7 @@ class Gradients(NamedTuple):
     dbias: Tensor | None = None
 
 
+@precise_sums()
 def _gradients_of_compact_rows(
     dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, needed: NeededGradients
 ) -> Gradients:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.console import discard_output, one_sentence_errors, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.options import (
     Context,
@@ -111,6 +111,11 @@ def adapt(
                 print_json(result.to_dict())
             else:
                 show_result(result, with_samples=keep_samples)
+        except BrokenPipeError:
+            # The reader is gone, but the exit code still says whether the adapter is kept.
+            if result is None:
+                raise
+            discard_output()
         except KeyboardInterrupt as stop:
             if result is None:
                 raise

@@ -9,15 +9,19 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from signal import default_int_handler
 from types import FrameType
+from typing import TextIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sebp_edge.errors import SebpEdgeError
+from sebp_edge.cli import exit_interrupted
+from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import JsonLines
+from sebp_edge.files import cache_folder
+from sebp_edge.interruptions import SIGNALS, Interruptions
 
 
 class _Console(Console):
@@ -26,74 +30,110 @@ class _Console(Console):
         raise
 
 
-for stream in ("stdout", "stderr"):
-    # A service may have no standard streams.
-    if getattr(sys, stream) is None:
-        setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115
-
 # Lines are wrapped at words on a terminal, but not on a pipe.
 out = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 err = _Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 # Minimum width of a table's last column, in characters.
 LAST_COLUMN = 20
-# Errors of an output that cannot be written: a full disk, a closed terminal.
-OUTPUT_ERRNOS = (errno.ENOSPC, errno.EIO)
+# Errors of an output that cannot be written: a full disk or quota, a closed terminal, a stream for reading only.
+OUTPUT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# The exit code if the reader of the output has gone away: what shells report of a program that SIGPIPE has ended.
+READER_GONE = 141
 
 
 @contextlib.contextmanager
 def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     """Prints each deliberate error as one sentence and exits with its code; Ctrl-C exits with 130.
 
-    If the standard output cannot be written (a closed pipe, a full disk), the command also ends without a traceback.
+    Ends without a traceback if the standard output cannot be written, too (a closed pipe, a full disk).
     """
     try:
-        silence_libraries()
-        with _interrupts_despite_libraries():
+        with _interruptible():
+            silence_libraries()
             yield
     except SebpEdgeError as error:
         _fail(type(error).__name__, str(error), error.exit_code, as_json)
     except KeyboardInterrupt:
-        _fail("Interrupted", "Interrupted; nothing was changed.", 130, as_json)
-    except BrokenPipeError:
-        # The reader is gone, so nobody would see a message.
-        discard_output()
-        raise typer.Exit(1) from None
+        _fail("Interrupted", "Interrupted; nothing was changed.", Interrupted.exit_code, as_json)
     except OSError as error:
-        if error.errno not in OUTPUT_ERRNOS:
-            raise
-        discard_output()
-        _fail("StorageError", f"The output could not be written: {error.strerror}.", 1, as_json=False)
+        raise typer.Exit(_report_failed_output(error)) from None
 
 
 @contextlib.contextmanager
-def _interrupts_despite_libraries() -> Iterator[None]:
-    """Raises KeyboardInterrupt for unexpected errors after Ctrl-C, since native code may replace it by its own."""
+def _interruptible() -> Iterator[None]:
+    """Makes signals raise a KeyboardInterrupt; afterwards the outcome is known, so the command's own ignore them.
+
+    Raises KeyboardInterrupt for unexpected errors after a signal, too, since native code may replace it by its own.
+    """
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    # A background job ignores SIGINT, a host program may have handlers of its own, and only the main thread has any.
+    handlers = {s: handler for s, handler in handlers.items() if handler in (exit_interrupted, default_int_handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}
     received = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        signal.default_int_handler(number, frame)
+        default_int_handler(number, frame)
 
-    # A background job ignores SIGINT, and only the main thread may change handlers.
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        for signum in handlers:
+            signal.signal(signum, interrupt)
+        with Interruptions() as interruptions:
+            yield
+            interruptions.drop()
     except Exception as error:
         if received and not isinstance(error, SebpEdgeError | OSError | typer.Exit):
             raise KeyboardInterrupt from error
         raise
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, signal.SIG_IGN if handler is exit_interrupted else handler)
 
 
-def discard_output() -> None:
-    """Discards all further output to the standard output, and what it has buffered."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+@contextlib.contextmanager
+def reporting_failed_outputs() -> Iterator[None]:
+    """Exits without a traceback if an output cannot be written, by what precedes a command too, such as its help.
+
+    Writes what is buffered, since Python would print its own message if that fails at its exit.
+    """
+    exit_code = 0
+    try:
+        yield
+    except SystemExit as exit:
+        exit_code = exit.code
+        if isinstance(exit.__context__, BrokenPipeError):  # for which typer and rich exit with 1
+            exit_code = READER_GONE
+            discard_output()
+    except OSError as error:
+        exit_code = _report_failed_output(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            exit_code = exit_code or _report_failed_output(error)
+            discard_output(stream)
+    sys.exit(exit_code)
+
+
+def _report_failed_output(error: OSError) -> int:
+    """Prints why the standard output cannot be written, and returns the exit code; raises other errors again."""
+    if isinstance(error, BrokenPipeError):
+        discard_output()
+        return READER_GONE
+    if error.errno not in OUTPUT_ERRNOS:
+        raise error
+    discard_output()
+    _print_error(f"The output could not be written: {error.strerror}.")
+    return StorageError.exit_code
+
+
+def discard_output(stream: TextIO | None = None) -> None:
+    """Discards all further output to a stream, and what it has buffered; by default to the standard output."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, (stream or sys.stdout).fileno())
+    os.close(null)
 
 
 @contextlib.contextmanager
@@ -103,6 +143,7 @@ def quick_imports() -> Iterator[None]:
     Objects created on import live until the exit, so checking them is wasted work. This changes the whole process, so
     it is only for the command line's own. A terminal shows a status line meanwhile.
     """
+    _give_torch_a_cache_folder()
     gc.disable()
     try:
         with err.status("starting", spinner="line"):
@@ -112,14 +153,31 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
 
 
+def _give_torch_a_cache_folder() -> None:
+    """Keeps torch from making a folder on import whose name in the system's temporary folder others can predict."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    folder = cache_folder() / "torch"
+    with contextlib.suppress(OSError):  # torch then uses the temporary folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
-    # Either stream may be closed.
-    with contextlib.suppress(OSError):
-        if as_json:
+    if as_json:
+        try:
             print_json({"event": "error", "error": kind, "message": message})
-    with contextlib.suppress(OSError):
-        err.print(f"[bold red]sebp-edge:[/] {_escaped(message)}")
+        except OSError:
+            discard_output()
+    _print_error(message)
     raise typer.Exit(exit_code) from None
+
+
+def _print_error(message: str) -> None:
+    try:
+        err.print(f"[bold red]sebp-edge:[/] {_escaped(message)}")
+    except OSError:
+        discard_output(sys.stderr)
 
 
 def _escaped(text: str) -> str:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from sebp_edge.errors import ExportError
 from sebp_edge.export.tokenizer import adds_bos
+from sebp_edge.texts.conversations import render_prompt
+from sebp_edge.texts.documents import Unreadable
 
 Messages = list[dict[str, str]]
 _CONTENT = ".Content"
@@ -158,10 +160,9 @@ def _recognise(tokenizer) -> tuple[ChatFormat, str] | None:
 
     def render(chat: Messages) -> str | None:
         try:
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, date_string=_DATE)
-        except Exception:  # a template may raise anything, on a system message for example
+            return render_prompt(chat, tokenizer, date_string=_DATE).removeprefix(bos)
+        except Unreadable:  # templates refuse a system message, for example
             return None
-        return text.removeprefix(bos)
 
     # Ollama adds the BOS token itself, if the tokenizer adds it to texts.
     bos = tokenizer.bos_token if adds_bos(tokenizer) else ""

@@ -194,7 +194,7 @@ class Inspection:
 def _by_reason(left_out: list[LeftOut]) -> tuple[Reason, ...]:
     found = defaultdict(list)
     for item in left_out:
-        found["the same as another one" if item.reason.startswith("the same as ") else item.reason].append(item.source)
+        found[item.kind].append(item.source)
     return tuple(Reason(reason, tuple(found[reason])) for reason in sorted(found, key=lambda each: -len(found[each])))
 
 

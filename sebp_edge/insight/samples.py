@@ -103,8 +103,7 @@ def _continue(base: BaseModel, prompt: EncodedPrompt, check: Callable[[], None])
 
 def _beginning_of(content: Content) -> str | list[dict[str, str]]:
     if isinstance(content, Conversation):
-        roles = [message["role"] for message in content.messages]
-        return list(content.messages[: roles.index("assistant")])
+        return list(content.messages[: content.turns[0]])
     if isinstance(content, Completion):
         return content.prompt
     return _first_words(content)

@@ -7,6 +7,7 @@ installed, local_models
                        the GGUF files of Ollama and LM Studio, and all models on this machine
 loading, encoders      load a base model and its tokenizer, and an encoder to analyze
 gguf_base              base models in GGUF files
+libraries              keeps libraries from printing and from needless imports
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
 architecture, shape    what the sparse backward pass needs to know of a model, and its sizes

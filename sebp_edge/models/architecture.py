@@ -3,10 +3,14 @@
 Nothing here changes a model.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2CLS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge.models.lora import without_adapter
@@ -97,6 +101,24 @@ def first_module_after_attention(block: nn.Module | None) -> nn.Module | None:
     """
     attention = getattr(block, "attention", None)
     return getattr(attention, "output", None) or getattr(block, "sa_layer_norm", None)
+
+
+def configs_of(model: nn.Module) -> list[PretrainedConfig]:
+    """Returns the configs that a model's modules hold, and the configs inside of these."""
+    found: dict[int, PretrainedConfig] = {}
+    waiting = [vars(module).get("config") for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if isinstance(config, PretrainedConfig) and id(config) not in found:
+            found[id(config)] = config
+            waiting += vars(config).values()
+    return list(found.values())
+
+
+def attention_functions(model: nn.Module) -> tuple[Callable | None, Callable | None]:
+    """Returns the functions that are registered as a model's attention and its mask; None if its own code has them."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return ALL_ATTENTION_FUNCTIONS.get(name), ALL_MASK_ATTENTION_FUNCTIONS.get(name)
 
 
 def longest_sequence(model: nn.Module) -> int | None:

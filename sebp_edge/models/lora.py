@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import Linear as PeftLoraLinear
-from peft.tuners.lora.layer import LoraVariant
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from peft.utils.integrations import dequantize_bnb_weight
 from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.files import read_json
 from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.machine.devices import forked_random_state
+from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, fake_quantise_, lora_linear
 from sebp_edge.ops.fake_quantise import BLOCK
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
+
+with quick_import_of_bitsandbytes():
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft.tuners.lora.layer import Linear as PeftLoraLinear
+    from peft.tuners.lora.layer import LoraVariant
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+    from peft.utils.integrations import dequantize_bnb_weight
 
 # PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.
 _READ_OR_OF_NO_EFFECT = {
@@ -130,7 +133,7 @@ class LoraAdapter:
         """
         if merge_for is None:
             return self
-        layers, self.merge_for = _adapted_layers(base.model), merge_for
+        layers, self.merge_for = adapted_layers(base.model), merge_for
         own = {layer.base_layer.weight for layer in layers}
         others = [weight for name, weight in base.model.named_parameters() if weight.dim() > 1 and "lora_" not in name]
         if odd := {weight.shape[-1] for weight in others if weight.shape[-1] % BLOCK}:
@@ -150,7 +153,7 @@ class LoraAdapter:
 
     @contextmanager
     def _without_product(self) -> Iterator[None]:
-        layers = _adapted_layers(self.model)
+        layers = adapted_layers(self.model)
         scalings = [dict(layer.scaling) for layer in layers]
         try:
             for layer in layers:
@@ -265,7 +268,8 @@ def _round_(weight: Tensor, quantisation: str) -> None:
         fake_quantise_(rows, rows.float(), quantisation)
 
 
-def _adapted_layers(model: nn.Module) -> list[nn.Module]:
+def adapted_layers(model: nn.Module) -> list[nn.Module]:
+    """Returns PEFT's layers in a model."""
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
 
 

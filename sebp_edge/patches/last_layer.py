@@ -14,12 +14,13 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from sebp_edge.models.architecture import last_block
+from sebp_edge.models.architecture import is_norm, last_block
 from sebp_edge.models.sharding import FSDPModule
 from sebp_edge.ops import gather_rows, scatter_rows
 from sebp_edge.patches.agreement import find_mismatch
 from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.state import has_hooks
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,7 @@ class LastLayer(Patch):
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
-        block = last_block(decoder)
-        attention = getattr(block, "self_attn", None)
-        parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), getattr(block, "mlp", None)]
-        self._parts = parts if None not in parts else []
+        self._parts = _parts_of(decoder)
         self._layers = {layer for part in self._parts for layer in part.modules()}
         self.query: nn.Module | None = self._parts[0] if self._parts else None
         self._rows: Tensor | slice | None = None
@@ -49,21 +47,35 @@ class LastLayer(Patch):
             self._replace(part, _OnRows(self, part.forward))
 
     def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
-        """Whether restricting the last layer leaves the losses the same; tested once.
+        """Whether restricting the last layer leaves the losses the same; tested once, and again after `forget_trial`.
 
         Args:
             losses: returns the losses of a trial batch, given whether to restrict.
         """
         if self._exact is None:
-            reason = "it lacks q_proj, o_proj or mlp"
-            if any(isinstance(layer, FSDPModule) for layer in self._layers):
-                reason = "its parts are sharded one by one"
-            elif self._parts:
+            reason = self._find_obstacle(decoder)
+            if reason is None:
                 reason = find_mismatch(decoder, lambda: losses(False), lambda: losses(True))
             self._exact = reason is None
             if reason is not None:
                 logger.info("The last layer computes all rows: %s", reason)
         return self._exact
+
+    def forget_trial(self) -> None:
+        """Makes `is_exact` test again, since the model has changed."""
+        self._exact = None
+
+    def _find_obstacle(self, decoder: nn.Module) -> str | None:
+        """Returns why no trial is needed to compute all rows, or None."""
+        if not self._parts:
+            return "it lacks q_proj, o_proj or mlp"
+        if self._parts != _parts_of(decoder):
+            return "it is another layer now"
+        if any(isinstance(layer, FSDPModule) for layer in self._layers):
+            return "its parts are sharded one by one"
+        if any(map(has_hooks, _readers(decoder))):
+            return "hooks would see meaningless rows"
+        return None
 
     @contextmanager
     def restricted_to(self, rows: Tensor | slice | None) -> Iterator[None]:
@@ -88,6 +100,20 @@ class LastLayer(Patch):
         x_NK = x.reshape(-1, x.shape[-1])
         out_1AM = forward(gather_rows(x_NK, self._rows)[None], *args, **kwargs)
         return scatter_rows(out_1AM.squeeze(0), self._rows, len(x_NK)).reshape(*x.shape[:-1], -1)
+
+
+def _parts_of(decoder: nn.Module) -> list[nn.Module]:
+    """Returns the last block's query and output projections and its MLP; empty if it lacks one of them."""
+    block = last_block(decoder)
+    attention = getattr(block, "self_attn", None)
+    parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), getattr(block, "mlp", None)]
+    return parts if None not in parts else []
+
+
+def _readers(decoder: nn.Module) -> list[nn.Module]:
+    """Returns the modules whose inputs or outputs are restricted: the last block's, the final norm, the base model."""
+    base = decoder.base_model
+    return [*last_block(decoder).modules(), *filter(is_norm, base.children()), base]
 
 
 class _OnRows:

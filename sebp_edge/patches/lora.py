@@ -29,6 +29,7 @@ from sebp_edge.ops import (
 )
 from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.patch import Patch, is_wrapped
+from sebp_edge.patches.state import has_hooks
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -65,9 +66,7 @@ class FusedLora(Patch):
         """
         scratch = ScratchBuffer()
         for parent in list(self._model.modules()):
-            children = {name: child for name, child in parent.named_children() if not is_wrapped(child)}
-            whole = {name: child for name, child in children.items() if not is_sharded(child)}
-            plain = {name: child for name, child in whole.items() if plain_projection(child)}
+            plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
                 group = _Group([plain[name] for name in names], rows_for, source_of, scratch)
                 self._undo.append(partial(self._unstack, group))
@@ -79,9 +78,12 @@ class FusedLora(Patch):
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
 
-    def drop_sharded(self) -> None:
-        """Leaves the layers to PEFT that were sharded after they were fused: stacked weights would never be freed."""
-        for group in [group for group in self._groups if is_sharded(group.layers[0])]:
+    def drop_changed(self) -> None:
+        """Leaves layers to PEFT that were changed since they were fused, so that they cannot be fused any more.
+
+        Layers whose adapter was only switched are compared at every call.
+        """
+        for group in [group for group in self._groups if any(map(_needs_its_parts, group.layers))]:
             self._unstack(group)
 
     def _unstack(self, group: "_Group") -> None:
@@ -119,6 +121,19 @@ class FusedLora(Patch):
                 group.forget()
 
 
+def _is_fusable(layer: nn.Module) -> bool:
+    return plain_projection(layer) is not None and not is_wrapped(layer) and not _needs_its_parts(layer)
+
+
+def _needs_its_parts(layer: nn.Module) -> bool:
+    """Whether the parts of a PEFT layer must be called, for their hooks or forwards, or to gather their weights.
+
+    Stacked weights of a sharded layer would never be freed.
+    """
+    parts = [part for part in layer.modules() if part is not layer]
+    return is_sharded(layer) or any(has_hooks(part) or is_wrapped(part) for part in parts)
+
+
 def _grouped(plain: dict[str, nn.Module], ungrouped: nn.Module | None) -> list[tuple[str, ...]]:
     together = [tuple(name for name in group if name in plain and plain[name] is not ungrouped) for group in GROUPS]
     groups = [group for group in together if group and _alike([plain[name] for name in group])]
@@ -135,7 +150,7 @@ class _Group:
     """Layers that are called in succession with the same input: the first call computes all outputs.
 
     Attributes:
-        stacked: the stacked projections; None before `stack` and after `unstack`.
+        stacked: the stacked projections; None before `stack`, and after `unstack`, which leaves the layers to PEFT.
         is_fresh: whether `stacked` is known to match the layers, its copies of the adapters included.
     """
 
@@ -196,7 +211,7 @@ class _Group:
 
     def _can_compute(self, x: Tensor) -> bool:
         """Whether the layers can be computed together for `x` in their present state; if so, updates `stacked`."""
-        if torch.is_autocast_enabled(x.device.type) or is_sharded(self.layers[0]):
+        if self.stacked is None or torch.is_autocast_enabled(x.device.type) or is_sharded(self.layers[0]):
             return False
         if not (self.is_fresh or self._try_refresh()):
             return False
@@ -212,8 +227,11 @@ class _Group:
             self.stacked.refresh()
         return True
 
+    @torch.no_grad()
     def _stack(self, projections: list[LoraProjection]) -> None:
-        self.stacked = LoraGroup.stack(projections, self._scratch)
+        # Tensors made in inference mode could not be trained with later.
+        with torch.inference_mode(False):
+            self.stacked = LoraGroup.stack(projections, self._scratch)
         if isinstance(self.stacked.weight, Tensor):
             for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
                 projection.weight.data = part

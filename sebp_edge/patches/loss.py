@@ -17,14 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.models.sharding import FSDPModule, own_class
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logits
-from sebp_edge.patches.agreement import find_mismatch, trial_batch
+from sebp_edge.patches.agreement import (
+    FAILURES,
+    FULL_PRECISION,
+    disagreement,
+    find_mismatch,
+    gradients_agree,
+    trial_batch,
+)
 from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.last_layer import LastLayer
-from sebp_edge.patches.patch import has_own_forward
-from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.patches.patch import is_wrapped
+from sebp_edge.patches.state import has_hooks
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +54,16 @@ class Head:
         max_logits: the largest number of logits that exist at once; at least one row's.
 
     Raises:
-        SparsityError: the head is not a linear layer without a bias.
+        SparsityError: the head is not a linear layer without a bias, or is not called: it has hooks, or its forward is
+            replaced.
     """
 
     def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS):
         self._linear = decoder.get_output_embeddings()
         if own_class(self._linear) is not nn.Linear or self._linear.bias is not None:
             raise SparsityError("its head is not a linear layer without a bias.")
+        if has_hooks(self._linear) or is_wrapped(self._linear):
+            raise SparsityError("its head has hooks or a replaced forward, which would not run.")
         self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
 
     @property
@@ -143,12 +155,18 @@ def _logit_options(config) -> dict[str, float | None]:
 
 
 class FusedLoss:
-    """Forward pass of a causal decoder that returns its loss and no logits."""
+    """Forward pass of a causal decoder that returns its loss and no logits.
 
-    def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer):
+    Holds for the model as it is when this is made.
+
+    Args:
+        original_forward: the decoder's forward before it was sparsified.
+        is_wrapped: whether that is not its class's own. This calls the base model, past anything that wraps it.
+    """
+
+    def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer, *, is_wrapped: bool):
         self._decoder, self._original_forward, self._last_layer = decoder, original_forward, last_layer
-        # This calls the base model, past anything that wraps the decoder's forward.
-        self._wrapped = not has_own_forward(decoder)
+        self._is_wrapped = is_wrapped
         self._head: Head | None = None
         self._output_type: type | None = None
 
@@ -198,12 +216,47 @@ class FusedLoss:
     @cached_property
     def _reason_to_keep(self) -> str | None:
         """The reason to keep the model's own loss, or None; found at the first batch."""
-        reason = "its forward is already wrapped (as by accelerate for mixed precision); sparsify the model first."
-        if not self._wrapped:
+        reason = self._find_obstacle()
+        if reason is None:
             reason = find_mismatch(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
         if reason is not None:
             logger.warning("The model keeps its own loss and logits: %s", reason)
         return reason
+
+    def _find_obstacle(self) -> str | None:
+        """Makes the head; returns why no trial is needed to keep the model's own loss, or None."""
+        if self._is_wrapped:
+            return "its forward is already wrapped (as by accelerate for mixed precision); sparsify the model first."
+        if not self._has_usual_loss():
+            return "its loss function is not the mean cross-entropy of the next tokens."
+        try:
+            self._head = Head(self._decoder)
+        except SparsityError as error:
+            return str(error)
+        return None
+
+    @torch.enable_grad()
+    def _has_usual_loss(self) -> bool:
+        """Compares the loss function by itself, in fp32: in lower precision, rounding would hide small differences."""
+        loss_function = getattr(self._decoder, "loss_function", None)
+        if loss_function is None:
+            return True
+        labels_BT, vocabulary = trial_batch(self._decoder)[1], self._decoder.config.get_text_config().vocab_size
+        generator = torch.Generator(labels_BT.device).manual_seed(0)
+        logits_BTV = torch.randn(
+            *labels_BT.shape, vocabulary, generator=generator, device=labels_BT.device, dtype=torch.float32
+        ).requires_grad_()
+        expected = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORE)
+        try:
+            with torch.autocast(labels_BT.device.type, enabled=False):
+                own = loss_function(logits=logits_BTV, labels=labels_BT, vocab_size=vocabulary)
+                gradients = [torch.autograd.grad(loss, logits_BTV) for loss in (expected, own)]
+        except FAILURES as error:
+            if ran_out_of_memory(error):
+                raise
+            return False
+        difference = disagreement(self._decoder, expected.detach(), own.detach(), FULL_PRECISION)
+        return difference is None and gradients_agree(*gradients)
 
     def _own_loss(self) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
@@ -212,7 +265,6 @@ class FusedLoss:
         return output.loss
 
     def _trial_losses(self, restricted: bool) -> Tensor:
-        self._head = self._head or Head(self._decoder)
         input_ids, labels = trial_batch(self._decoder)
         plan = RowPlan.from_labels(labels).to(labels.device)
         return self._row_losses({"input_ids": input_ids, "use_cache": False}, plan, restricted)[1]

@@ -11,6 +11,7 @@ user's wrapper), it stays and only passes calls on, until it is outermost and ca
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import MethodType
 from typing import Self
 
 import torch
@@ -106,6 +107,15 @@ class _Link:
         self.forward = None
         drop_removed(self.module)
 
+    def __reduce__(self) -> tuple:
+        # A copied or pickled model has no patches.
+        forward = foreign_forward(self.module)
+        return (getattr, (self.module, "forward")) if forward is None else (_same, (forward,))
+
+
+def _same(forward: Callable) -> Callable:
+    return forward
+
 
 def drop_removed(module: nn.Module) -> None:
     """Removes the outermost replacements of a module whose handles were removed."""
@@ -116,6 +126,9 @@ def drop_removed(module: nn.Module) -> None:
             del module.forward
         else:
             module.forward = forward
+    # A copy of a patched model has its class's own forward as an attribute.
+    if type(forward) is MethodType and forward == MethodType(type(module).forward, module):
+        del module.forward
 
 
 def has_own_forward(module: nn.Module) -> bool:
@@ -124,9 +137,15 @@ def has_own_forward(module: nn.Module) -> bool:
     return "forward" not in vars(module)
 
 
-def is_wrapped(module: nn.Module) -> bool:
-    """Whether something other than a patch replaced the module's forward, inside patches or around them."""
+def foreign_forward(module: nn.Module) -> Callable | None:
+    """Returns what replaced the module's forward, other than patches, inside of them or around them; None if nothing
+    did."""
     forward = vars(module).get("forward")
     while type(forward) is _Link:
         forward = forward.beneath
-    return forward is not None
+    return forward
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether something other than a patch replaced the module's forward, inside patches or around them."""
+    return foreign_forward(module) is not None

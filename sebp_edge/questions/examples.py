@@ -17,6 +17,7 @@ from sebp_edge.questions.practice import practice_notes
 from sebp_edge.questions.question import Question
 from sebp_edge.questions.rules import ask
 from sebp_edge.recipe import Recipe
+from sebp_edge.texts.conversations import refuse_unusable_template
 from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example, encode
@@ -95,6 +96,7 @@ def add_questions(
 
     Raises:
         TextsError: there are too few questions, or only records.
+        ModelError: the model's chat template does not render questions.
     """
     progress, others = progress or Progress(), others or {}
     contents = {example.document: reading.documents[example.document].content for example in dataset.examples}
@@ -135,6 +137,7 @@ def _with_examples(
     length = dataset.context_length
     quiz = _draw(asked, tokenizer, length, seed)[:size]
     if len(quiz) < MIN_QUESTIONS:
+        refuse_unusable_template(tokenizer)
         raise TextsError(
             f"Only {len(quiz)} questions could be made of these documents, but the recipe {recipe.name!r} needs at "
             f"least {MIN_QUESTIONS}; give documents with facts, such as names, dates and amounts, or use the recipe "

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from sebp_edge.questions.subjects import Subject, Words, is_common, is_english, subject_of, title_from_name, words_of
 from sebp_edge.questions.word_lists import listed
+from sebp_edge.texts.edits import edit
+from sebp_edge.texts.formats.markdown import find_parts
 
 # Of a longer note, only the beginning is asked about.
 MAX_CHARACTERS = 60_000
 # A longer key is a sentence with a colon.
 MAX_KEY_WORDS = 6
 
-_FENCE = re.compile(r"^\s*(?:```|~~~)")
 _HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*$|^(={1,6})\s+(\S.*?)(?:\s+=+)?$|^(\*{1,6})\s+(\S.*)$")
 _UNDERLINE = re.compile(r"^(?:={3,}|-{3,}|~{3,})\s*$")
 _ITEM = re.compile(r"^\s*(?:[-*+•–]|\d{1,3}[.)]|[a-z]\))\s+(?:\[[ xX]\]\s+)?(.*)$")
@@ -81,7 +82,9 @@ class Note:
 
 def read_note(text: str, name: str | None) -> Note:
     text = _CONTROL.sub("", text[:MAX_CHARACTERS].replace("\r\n", "\n").replace("\r", "\n"))
-    lines = _without_code(_IMAGE.sub("", text).split("\n"))
+    text = _IMAGE.sub("", text)
+    text, _ = edit(text, [(*span, "") for span, _ in find_parts(text).fenced], [])
+    lines = [line.rstrip() for line in text.split("\n")]
     whole = plain("\n".join(lines))
     front, lines = _front_matter(lines)
     title = next((pair.value for pair in front if pair.key.lower() == "title" and pair.value), "")
@@ -101,16 +104,6 @@ def plain(text: str) -> str:
     for _ in range(2):
         text = _SIMPLE_MARKUP.sub(r"\2", text)
     return _ITALIC.sub(r"\1", text)
-
-
-def _without_code(lines: list[str]) -> list[str]:
-    kept, fenced = [], False
-    for line in lines:
-        if _FENCE.match(line):
-            fenced = not fenced
-        elif not fenced:
-            kept.append(line.rstrip())
-    return kept
 
 
 def _front_matter(lines: list[str]) -> tuple[list[Pair], list[str]]:

@@ -16,6 +16,9 @@ _CLAUSE = re.compile(
     r"(?<=[,;:)])\s+(?!\d)|\s+[–—-]\s+|\s+(?=\()"
     r"|\s+(?=(?:and|but|so|because|which|who|where|when|while|then|that|until|before|after|though|for|with)\b)"
 )
+# A line of measurements or ids without spaces, and a part of it that counts as a word; longer than any address.
+_LONG_WORD = re.compile(r"\S{300,}")
+_PART_OF_WORD = re.compile(r"\S{40,80}[,;|](?=\S)|\S{80}(?=\S)")
 _LOWER_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[a-z])")
 
 
@@ -41,6 +44,7 @@ def passages_of(note: Note) -> list[Passage]:
 
 def pieces(sentence: str, max_words: int) -> list[str]:
     """Cuts a sentence into about equal pieces of at most so many words, between its clauses if possible."""
+    sentence = _LONG_WORD.sub(lambda word: _PART_OF_WORD.sub(r"\g<0> ", word[0]), sentence)
     words = len(sentence.split())
     if words <= max_words:
         return [sentence]
@@ -91,10 +95,10 @@ def _cells(header: list[str], row: list[str]) -> Iterator[str]:
 
 def _with_lower_case(text: str) -> list[str]:
     """Splits before sentences that begin in lower case, too; "approx." ends none."""
-    sentences: list[str] = []
+    sentences: list[list[str]] = []
     for part in _LOWER_SENTENCE.split(text):
-        if sentences and ABBREVIATION.search(sentences[-1]):
-            sentences[-1] += f" {part}"
+        if sentences and ABBREVIATION.search(sentences[-1][-1]):
+            sentences[-1].append(part)
         else:
-            sentences.append(part)
-    return sentences
+            sentences.append([part])
+    return [" ".join(parts) for parts in sentences]

@@ -31,6 +31,7 @@ from sebp_edge.patches.loss import Head
 from sebp_edge.patches.mlp_chunks import CHUNK_ROWS, ChunkedMlps
 from sebp_edge.patches.norms_and_mlps import SmallOps
 from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.state import ModelState
 from sebp_edge.patches.tied_embedding import TiedEmbedding
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
@@ -41,6 +42,8 @@ ATTENTION = "sebp_edge_rows"
 class Hoisted(Patch):
     """Handle of one hoisted model: a context manager, or call `remove()` when done.
 
+    If the model changes (its modules, hooks, settings; see `ModelState`), the next batch tries every part again.
+
     Args:
         model: a causal decoder of transformers, or a PEFT model around one.
         checkpoints: how many blocks, counted from the first, keep only their input for the backward pass.
@@ -48,6 +51,9 @@ class Hoisted(Patch):
         chunked_blocks: whether MLPs run on one chunk of rows at a time, recomputed in the backward pass, and
             attention's backward pass takes a few heads at a time.
         max_logits: the largest number of logits that exist at once; at least one row's.
+
+    Attributes:
+        state: the model's state when its parts were last tried.
 
     Raises:
         SparsityError: the model cannot run on active rows; or, at the first batch, a sequence would attend to another.
@@ -66,26 +72,39 @@ class Hoisted(Patch):
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
+        self._num_checkpoints, self._offload = checkpoints, offload
+        self._chunked_blocks, self._max_logits = chunked_blocks, max_logits
         _refuse_convolutions(self._decoder)
-        self._head = Head(self._decoder, max_logits)
-        self._embedding = TiedEmbedding(self._decoder)
-        self._last_layer = LastLayer(self._decoder)
-        self._checkpoints = Checkpoints(self._decoder, checkpoints, offload=offload)
-        self._small_ops = SmallOps(self._decoder)
-        self._fused_lora = FusedLora(model)
-        self._chunked_mlps = ChunkedMlps(self._decoder, CHUNK_ROWS if chunked_blocks else None)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Replaces what passes its trial in the model as it is now."""
+        decoder, is_chunked = self._decoder, self._chunked_blocks
+        self._head = Head(decoder, self._max_logits)
+        self._embedding = TiedEmbedding(decoder)
+        self._last_layer = LastLayer(decoder)
+        self._fused_lora = FusedLora(self.model)
+        self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
+        self._small_ops = SmallOps(decoder)
         with self._attaching():
-            self._set_attention(self._decoder, ATTENTION)
+            self._set_attention(decoder, ATTENTION)
             # Before other patches replace parts of the blocks.
-            if _fits_flash_attention(self._decoder):
-                self._include(FusedAttention(self._decoder, MAX_DQ_BYTES if chunked_blocks else None))
+            if _fits_flash_attention(decoder):
+                self._include(FusedAttention(decoder, MAX_DQ_BYTES if is_chunked else None))
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
-            self._include(self._checkpoints, self._recomputing)
+            self._include(Checkpoints(decoder, self._num_checkpoints, offload=self._offload), self._recomputing)
+        self.state = ModelState(self.model, decoder)
+
+    def _follow_changes(self) -> None:
+        """Attaches again if the model has changed, so that every part is tried again."""
+        if self._undo and self.state.find_change() is not None:
+            self.remove()
+            self._attach()
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
@@ -93,6 +112,7 @@ class Hoisted(Patch):
         Args:
             tokens: the batch's active tokens, on the model's device.
         """
+        self._follow_changes()
         return self._row_losses(tokens, self._restricts(tokens))
 
     @torch.no_grad()
@@ -102,6 +122,7 @@ class Hoisted(Patch):
         Args:
             tokens: the batch's active tokens, on the model's device.
         """
+        self._follow_changes()
         return self._head.teacher_tokens(self._hidden_states(tokens, self._restricts(tokens)), k)
 
     def _restricts(self, tokens: ActiveTokens) -> bool:
@@ -196,7 +217,8 @@ def rows_attention(
     """
     if cu_seq_lens_q is None:
         raise SparsityError(
-            "Attention needs cu_seq_lens_q, where sequences begin; call a hoisted model through its handle."
+            "Its attention is not told where each text begins: its blocks pass no keywords on, or it was called "
+            "directly instead of through its handle."
         )
     unknown = [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
     if unknown or attention_mask is not None:

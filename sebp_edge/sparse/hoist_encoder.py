@@ -35,6 +35,7 @@ from sebp_edge.patches.agreement import HIDDEN_STATES, evaluating, find_mismatch
 from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.causality import graph_cut_after
@@ -45,7 +46,11 @@ from sebp_edge.sparse.hoist import ATTENTION
 class HoistedEncoder(Patch):
     """Handle of one hoisted encoder: a context manager, or call `remove()` when done.
 
-    While attached, call the model only through this handle.
+    While attached, call the model only through this handle. If the model changes (see `ModelState`), the next batch
+    tries it again.
+
+    Attributes:
+        state: the model's state when it was last tried.
 
     Raises:
         SparsityError: the model is of another kind or has another loss, or its logits of a trial batch differ from the
@@ -56,7 +61,13 @@ class HoistedEncoder(Patch):
         super().__init__()
         refuse_packed_weights(model)
         self.model = model
-        self._encoder = encoder = without_adapter(model)
+        self._encoder = without_adapter(model)
+        self._loss_indices: Tensor | None = None
+        self._attach()
+
+    def _attach(self) -> None:
+        """Hoists the model as it is now, if its logits of a trial batch stay the same."""
+        encoder = self._encoder
         self._last_block = last_block(encoder)
         self._after_attention = first_module_after_attention(self._last_block)
         if self._after_attention is None or not (reads_first_token(encoder) or reads_labelled_tokens(encoder)):
@@ -65,13 +76,18 @@ class HoistedEncoder(Patch):
                 "token classification or masked words; use sparsify instead."
             )
         self._tokens = EncoderTokens(encoder)
-        self._loss_indices: Tensor | None = None
-        self._fused_lora = FusedLora(model)
+        self._fused_lora = FusedLora(self.model)
         with self._attaching():
             reason = self._find_mismatch()
             if reason is not None:
                 name = type(encoder).__name__
                 raise SparsityError(f"{name} cannot be hoisted, use sparsify instead: {reason}")
+        self.state = ModelState(self.model, encoder)
+
+    def _follow_changes(self) -> None:
+        if self._undo and self.state.find_change() is not None:
+            self.remove()
+            self._attach()
 
     def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of each sequence or labelled token, fp32 [C]; the model's own loss is their mean.
@@ -103,6 +119,10 @@ class HoistedEncoder(Patch):
 
     def row_logits(self, tokens: ActiveTokens) -> Tensor:
         """The model's logits of every loss row: [C, L]."""
+        self._follow_changes()
+        return self._row_logits(tokens)
+
+    def _row_logits(self, tokens: ActiveTokens) -> Tensor:
         with self._fused_lora.refreshed(), self._reading(tokens.loss_indices):
             logits = self._encoder(**tokens.inputs).logits
         return logits.reshape(len(tokens.loss_indices), -1)
@@ -116,7 +136,7 @@ class HoistedEncoder(Patch):
         finally:
             self._loss_indices = None
 
-    def _attach(self) -> None:
+    def _replace_parts(self) -> None:
         self._set_attention(self._encoder, ATTENTION)
         self._include(self._fused_lora)
         self._undo.append(self._after_attention.register_forward_pre_hook(self._gather_loss_rows).remove)
@@ -131,7 +151,7 @@ class HoistedEncoder(Patch):
     def _find_mismatch(self) -> str | None:
         """Attaches, and compares results on a trial batch; returns the reason to detach in words, or None."""
         encoder, trial = self._encoder, self._trial_batch()
-        tokens = self.tokens(trial).to(encoder.device)
+        tokens = self._tokens(trial).to(encoder.device)
         inputs = {name: values.to(encoder.device) for name, values in trial.items() if name != "labels"}
         read_BT = trial["labels"] != IGNORE
         if self._tokens.reads_first_token:
@@ -144,8 +164,8 @@ class HoistedEncoder(Patch):
             )
 
         def hoisted() -> Tensor:
-            self._attach()
-            return _concatenate_evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
+            self._replace_parts()
+            return _concatenate_evenly(*self._last_hidden(lambda: self._row_logits(tokens)))
 
         if self._has_other_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
             return "its loss is not that of its logits at the labels."

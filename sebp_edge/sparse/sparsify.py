@@ -13,6 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,7 @@ from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import FusedLoss, teacher_tokens
 from sebp_edge.patches.patch import Patch, has_own_forward
+from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.batch_rows import (
     ALL,
     DETECTED,
@@ -73,10 +75,6 @@ class Sparsified(Patch):
         self._selection = Selection(model, rows)
         self.choices_folder = str(cache_folder())
         self._inner = inner_model(model)
-        self._after_attention = layers_after_attention(self._inner)
-        self._modules = list(model.modules())
-        # The first block too, since the output of a frozen embedding gets no gradient.
-        self._first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         self._verification = Verification()
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
@@ -95,10 +93,11 @@ class Sparsified(Patch):
                 self._replace(layer, forward if self._selection.is_exact else torch.compiler.disable(forward))
             self._include(self._fused_lora, self._linear_rows, ungrouped=self._last_layer.query)
             self._include(self._last_layer)
+            self._keeps_logits, self._is_wrapped = keep_logits, not has_own_forward(self._inner)
             self._original_forward = self._inner.forward
             self._forward_parameters = list(inspect.signature(self._original_forward).parameters)
-            self._loss = None if keep_logits else FusedLoss(self._inner, self._original_forward, self._last_layer)
             self._replace(self._inner, self._run)
+        self._findings = self._examine()
 
     def dropped(self) -> list[DroppedRows]:
         """Returns what an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
@@ -116,7 +115,7 @@ class Sparsified(Patch):
         Raises:
             SparsityError: gradients are recorded, and the model is not causal.
         """
-        if torch.is_grad_enabled() and self._causality.is_causal is False:
+        if torch.is_grad_enabled() and self._current_findings().causality.is_causal is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} is not causal: it sees later tokens; expected a causal decoder.")
         logits_CV = self._row_logits(input_ids_BT, plan)
@@ -165,14 +164,15 @@ class Sparsified(Patch):
     def _run(self, *args, **kwargs):
         """Runs the forward pass with the batch's rows: known from its inputs, or else detected in the backward pass."""
         # Plans and trials run on the host, which would break a compiled graph.
-        if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+        if not self.layers or torch.compiler.is_compiling():
             return self._original_forward(*args, **kwargs)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self._follow_sharding()
+        loss = self._current_findings().loss
+        if not torch.is_grad_enabled():
+            return self._original_forward(*args, **kwargs)
         inputs = dict(zip(self._forward_parameters, args, strict=False)) | kwargs
         given_plan = self._call.given_plan
         plan = given_plan or self._labels_plan(inputs)
-        uses_fused_loss = plan is not None and given_plan is None and self._loss and self._loss.applies_to(inputs)
+        uses_fused_loss = plan is not None and given_plan is None and loss and loss.applies_to(inputs)
         rows = self._batch_rows(inputs, plan)
         if rows is not DETECTED:
             rows = self._verification.check_unless_verified(rows, self._call_kind(inputs, bool(uses_fused_loss)))
@@ -183,13 +183,26 @@ class Sparsified(Patch):
         ):
             if uses_fused_loss:
                 is_verified = rows is not DETECTED and isinstance(rows, BatchRows)
-                return self._loss(inputs, plan, only_loss_rows=is_verified)
+                return loss(inputs, plan, only_loss_rows=is_verified)
             return check_outputs(self._original_forward(*args, **kwargs))
 
-    def _follow_sharding(self) -> None:
-        """Follows a model that was sharded since it was sparsified."""
-        refuse_sharding(self.layers.values())
-        self._fused_lora.drop_sharded()
+    def _current_findings(self) -> "_Findings":
+        """What was found out about the model, again if the model has changed (see `ModelState`)."""
+        if self._findings.state.find_change() is not None:
+            refuse_sharding(self.layers.values())
+            self._fused_lora.drop_changed()
+            self._last_layer.forget_trial()
+            self._findings = self._examine()
+        return self._findings
+
+    def _examine(self) -> "_Findings":
+        # The first block too, since the output of a frozen embedding gets no gradient.
+        first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
+        loss = None
+        if not self._keeps_logits:
+            loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
+        state = ModelState(self.model, self._inner)
+        return _Findings(state, first_modules, layers_after_attention(self._inner), loss, self._try_causality)
 
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
@@ -203,10 +216,9 @@ class Sparsified(Patch):
 
     def _labels_plan(self, inputs: dict) -> RowPlan | None:
         plan = decoder_plan(self._inner, inputs)
-        return plan if plan is not None and self._causality.labels_determine_rows else None
+        return plan if plan is not None and self._findings.causality.labels_determine_rows else None
 
-    @functools.cached_property
-    def _causality(self) -> Causality:
+    def _try_causality(self) -> Causality:
         with staying_gathered(self.model, self._inner):
             return Causality.from_trial(self._inner, self._original_forward, self._computing_all_rows())
 
@@ -220,16 +232,14 @@ class Sparsified(Patch):
         # With a given plan, ours is the only loss.
         if self._call.rows is DETECTED or self._call.given_plan is not None:
             return nullcontext(lambda outputs: outputs)
-        return self._verification.checking_gradients(self._call.rows, self._first_modules)
+        return self._verification.checking_gradients(self._call.rows, self._findings.first_modules)
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
         device_type = computing_device(next(self._inner.parameters())).type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
-        # A hook may give any tensor to a loss.
-        num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
-        is_cast = torch.is_autocast_enabled(device_type)
-        return given, num_hooks, is_cast, self._inner.training, uses_fused_loss, self._call.given_plan is not None
+        is_cast, has_plan = torch.is_autocast_enabled(device_type), self._call.given_plan is not None
+        return self._findings.state, given, is_cast, self._inner.training, uses_fused_loss, has_plan
 
     def _batch_rows(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
         if (
@@ -240,7 +250,7 @@ class Sparsified(Patch):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
-        if not self._causality.is_causal:
+        if not self._findings.causality.is_causal:
             return DETECTED
         return decoder_rows(plan, inputs.get("attention_mask"))
 
@@ -258,7 +268,7 @@ class Sparsified(Patch):
         if num_rows == rows.num_rows:
             if isinstance(rows, UnverifiedRows) and not _gets_gradient(layers, x):
                 return None
-            return rows.linear_rows(after_attention=self._after_attention.issuperset(layers))
+            return rows.linear_rows(after_attention=self._findings.after_attention.issuperset(layers))
         return None if num_rows == rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
@@ -273,6 +283,30 @@ class Sparsified(Patch):
         """
         latest, rows = self._call.latest
         return rows if latest() is x else None
+
+
+@dataclass
+class _Findings:
+    """What was found out about a model in one state.
+
+    Attributes:
+        state: the state that all of this depends on.
+        first_modules: modules whose outputs are the first hidden states.
+        after_attention: modules that work row by row and feed only the head.
+        loss: the loss without logits; None if the model keeps its own.
+        try_causality: runs the trial of `causality`.
+    """
+
+    state: ModelState
+    first_modules: list[nn.Module]
+    after_attention: set[nn.Module]
+    loss: FusedLoss | None
+    try_causality: Callable[[], Causality]
+
+    @functools.cached_property
+    def causality(self) -> Causality:
+        """Whether labels determine the rows; tried when it is first needed."""
+        return self.try_causality()
 
 
 class _Call:

@@ -4,7 +4,10 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 documents, records               what a document holds; a record -> the content of a document
 patterns, vaults, folders        which files of a folder are read
+not_theirs, foreign              what its owner did not write; other programs' files, which are not read
+edits, pictures                  replaced spans of a text; texts without the data of pictures
 formats, readers                 strings, files, folders and records -> documents
+templates, template_child        a conversation -> a text; strangers' templates in a child process within limits
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 boilerplate                      lines that stand in many documents
 concerns, learnable              what makes a gain on these texts meaningless, or a training; found before it

@@ -3,141 +3,236 @@
 Uses the first of these methods that is sound for the template, and never guesses:
 
 1. generation marks: the template marks the assistant's text (`{% generation %}`);
-2. prefixes: the conversation rendered up to a turn is a prefix of the whole rendering;
+2. prefixes: the conversation rendered up to a turn is a prefix of what is rendered up to the next one;
 3. turn by turn: for templates that rewrite earlier turns (Qwen3 drops their thoughts), renders one text per assistant
    turn, with loss on that turn only.
 """
 
+import json
 import re
-from itertools import groupby
-
-from jinja2.exceptions import TemplateError
+from collections.abc import Iterator, Sequence
 
 from sebp_edge.errors import ModelError
-from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.documents import Message, Unreadable, turns_with_loss
+from sebp_edge.texts.template_child import Cut, Renderer, Rendering, TemplateRefuses
 from sebp_edge.texts.tokens import Span
 
-Messages = tuple[dict[str, str], ...]
+Messages = Sequence[Message]
 Rendered = list[tuple[str, list[Span]]]
 
 # The roles that chat templates know. Error messages quote no other role, since it may be a user's text.
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# Without marks, each turn is rendered with all messages before it. A conversation takes at most so many messages.
+MAX_RENDERED = 5_000_000
+# Turns that are rendered in one request, which has the time of one rendering.
+TURNS_AT_ONCE = 4
 
+_QUESTION_AND_ANSWER = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def render_conversation(messages: Messages, tokenizer) -> Rendered:
+class NotShown(Unreadable):
+    """The chat template does not show which part of a conversation is the assistant's."""
+
+    def __init__(self):
+        super().__init__("the model's chat template does not show which part of it is the assistant's")
+
+
+def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = ()) -> Rendered:
     """Renders a conversation with the tokenizer's chat template.
 
+    Args:
+        tools: descriptions of the tools that the assistant may call.
+
     Returns:
-        Pairs of a text and the character spans in it that the assistant wrote, end-of-turn marks included.
+        Pairs of a text and the character spans in it that the assistant wrote, end-of-turn marks included; one for each
+        of its turns that has loss.
 
     Raises:
-        ModelError: there is no chat template, or it does not show which part is the assistant's.
-        Unreadable: the template refuses this conversation, or a message contains a control token, which after rendering
-            would look like the template's own.
+        ModelError: there is no chat template.
+        NotShown: it does not show which part is the assistant's.
+        Unreadable: it refuses this conversation, has no place for a part of it, or a message contains a
+            control token, which after rendering would look like the template's own.
     """
-    _refuse_control_tokens(messages, tokenizer)
+    template = _Template(tokenizer, tools)
+    _refuse_control_tokens([messages, tools], tokenizer)
     # Nothing after the assistant's last turn has loss.
-    messages = messages[: _assistant_turns(messages)[-1] + 1]
+    messages = messages[: turns_with_loss(messages)[-1] + 1]
     try:
-        return _by_marks(messages, tokenizer) or _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
-    except TemplateError as error:
+        return _by_marks(messages, template) or _by_turns(messages, template)
+    except TemplateRefuses as error:
         roles = ", ".join(role if (role := message["role"]) in ROLES else "another role" for message in messages[:6])
-        raise Unreadable(f"the model's chat template refuses a conversation of {roles}") from error
+        raise Unreadable(f"the model's chat template {error} a conversation of {roles}") from error
 
 
-def render_prompt(messages: Messages, tokenizer) -> str:
+def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     """Renders a conversation with the generation prompt, which starts the assistant's answer.
+
+    Args:
+        variables: of the template.
 
     Raises:
         ModelError: there is no chat template.
         Unreadable: see `render_conversation`.
     """
-    _template(tokenizer)
+    template = _Template(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
     try:
-        return _render(messages, tokenizer, prompt=True)
-    except TemplateError as error:
-        raise Unreadable("the template refuses these roles in this order") from error
+        return template.render_all(messages, prompt=True, **variables).text
+    except TemplateRefuses as error:
+        raise Unreadable(f"it {error} these messages") from error
 
 
 def render_end_of_turn(tokenizer) -> str:
     """Returns what the chat template puts after the assistant's text; "" if it refuses a question with an answer."""
-    answer = "answer"
-    turns = ({"role": "user", "content": "question"}, {"role": "assistant", "content": answer})
     try:
-        return _render(turns, tokenizer).rpartition(answer)[2]
-    except TemplateError:
+        return _Template(tokenizer).render_all(_QUESTION_AND_ANSWER).text.rpartition("answer")[2]
+    except TemplateRefuses:
         return ""
 
 
-def _refuse_control_tokens(messages: Messages, tokenizer) -> None:
+def refuse_unusable_template(tokenizer) -> None:
+    """Raises a ModelError if the tokenizer has a chat template that cannot render a question with its answer."""
+    try:
+        if tokenizer.chat_template:
+            render_conversation(_QUESTION_AND_ANSWER, tokenizer)
+    except Unreadable as reason:
+        raise ModelError(f"This model cannot be asked questions: {reason}; choose another model.") from reason
+
+
+class _Template:
+    """The chat template of a tokenizer, with the tools that the assistant may call.
+
+    Raises:
+        ModelError: there is none.
+    """
+
+    def __init__(self, tokenizer, tools: Sequence[dict] = ()):
+        try:
+            source = tokenizer.get_chat_template(tools=list(tools) or None)
+        except ValueError as error:
+            raise ModelError(
+                "This model has no chat template, so conversations cannot be used with it; "
+                "choose an instruct model, or give plain texts."
+            ) from error
+        if not isinstance(source, str):
+            raise ModelError("This model's chat template is not a text; choose another model, or give plain texts.")
+        self.has_marks = bool(_MARK.search(source))
+        self.tools = tools
+        self._variables = tokenizer.special_tokens_map
+        # The process that renders is the tokenizer's, and ends with it.
+        renderers = tokenizer.__dict__.setdefault("sebp_edge_renderers", {})
+        if source not in renderers:
+            renderers[source] = Renderer(source)
+        self._renderer = renderers[source]
+
+    def render(self, messages: Messages, cuts: list[Cut], **variables) -> list[Rendering]:
+        """Renders the beginnings of a conversation; see `Renderer.render`."""
+        shown = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
+        return self._renderer.render(shown, self.tools, self._variables | variables, cuts)
+
+    def render_all(self, messages: Messages, *, prompt: bool = False, **variables) -> Rendering:
+        """Renders a conversation."""
+        [rendering] = self.render(messages, [(len(messages), prompt)], **variables)
+        return rendering
+
+
+def _refuse_control_tokens(value, tokenizer) -> None:
     control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    if any(token in text for message in messages for text in message.values() for token in control):
+    if any(token in text for text in _strings(value) for token in control):
         raise Unreadable("a message spells out one of the model's control tokens")
 
 
-def _by_marks(messages: Messages, tokenizer) -> Rendered | None:
-    if not _MARK.search(_template(tokenizer)):
+def _strings(value) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.items():
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
+
+
+def _by_marks(messages: Messages, template: _Template) -> Rendered | None:
+    if not template.has_marks:
         return None
-    encoding = tokenizer.apply_chat_template(
-        list(messages),
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        tokenizer_kwargs={"return_offsets_mapping": True, "verbose": False},
-    )
-    tokens = zip(encoding["assistant_masks"], encoding["offset_mapping"], strict=True)
-    runs = [[offset for _, offset in run] for marked, run in groupby(tokens, key=lambda token: token[0]) if marked]
-    # transformers drops marked spans that begin or end with whitespace that the token offsets leave out.
-    if len(runs) != len(_assistant_turns(messages)):
+    text, spans = template.render_all(messages)
+    written = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if spans is None or len(spans) != len(written):
         return None
-    return [(_render(messages, tokenizer), [(run[0][0], run[-1][1]) for run in runs])]
+    turns = turns_with_loss(messages)
+    _refuse_lost(text, messages, turns, template.tools)
+    return [(text, [span for span, turn in zip(spans, written, strict=True) if turn in turns])]
 
 
-def _by_prefixes(messages: Messages, tokenizer) -> Rendered | None:
-    whole, spans = _render(messages, tokenizer), []
-    for turn in _assistant_turns(messages):
-        before, after = _render_before_and_after(messages, turn, tokenizer)
-        if not (whole.startswith(after) and after.startswith(before)):
-            return None
-        spans.append((len(before), len(after)))
-    return [(whole, spans)]
+def _by_turns(messages: Messages, template: _Template) -> Rendered:
+    """Renders up to the beginning and up to the end of each turn.
 
-
-def _turn_by_turn(messages: Messages, tokenizer) -> Rendered:
-    rendered = []
-    for turn in _assistant_turns(messages):
-        before, after = _render_before_and_after(messages, turn, tokenizer)
-        if not after.startswith(before):
-            raise ModelError(
-                "The model's chat template does not show which part of a conversation is the assistant's; "
-                "give prompt/completion records or plain texts instead."
-            )
-        rendered.append((after, [(len(before), len(after))]))
-    return rendered
-
-
-def _assistant_turns(messages: Messages) -> list[int]:
-    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-
-
-def _render_before_and_after(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
-    """Renders the conversation up to the beginning and up to the end of an assistant's turn."""
-    if turn == 0:
+    Returns one text if each of these is a prefix of the next one, else a text for each turn.
+    """
+    turns = turns_with_loss(messages)
+    if len(turns) * len(messages) > MAX_RENDERED:
+        raise Unreadable("a conversation of so many turns that this model's chat template takes too long; split it")
+    if turns[0] == 0:
         raise Unreadable("it begins with the assistant, whose text the model's chat template does not mark")
-    return _render(messages[:turn], tokenizer, prompt=True), _render(messages[: turn + 1], tokenizer)
+    whole, spans, apart = "", [], []
+    for before, after in _before_and_after(messages, turns, template):
+        if not after.startswith(before):
+            raise NotShown
+        if not (apart or after.startswith(whole)):
+            apart = [(whole[:end], [(begin, end)]) for begin, end in spans]
+        whole = after
+        spans.append((len(before), len(after)))
+        if apart:
+            apart.append((whole, spans[-1:]))
+    if not apart:
+        _refuse_lost(whole, messages, turns, template.tools)
+        return [(whole, spans)]
+    for turn, (text, _) in zip(turns, apart, strict=True):
+        _refuse_lost(text, messages[: turn + 1], [turn], template.tools)
+    return apart
 
 
-def _template(tokenizer) -> str:
-    try:
-        return tokenizer.get_chat_template()
-    except ValueError as error:
-        raise ModelError(
-            "This model has no chat template, so conversations cannot be used with it; "
-            "choose an instruct model, or give plain texts."
-        ) from error
+def _before_and_after(messages: Messages, turns: Sequence[int], template: _Template) -> Iterator[tuple[str, str]]:
+    for begin in range(0, len(turns), TURNS_AT_ONCE):
+        some = turns[begin : begin + TURNS_AT_ONCE]
+        cuts = [cut for turn in some for cut in ((turn, True), (turn + 1, False))]
+        texts = [rendering.text for rendering in template.render(messages[: some[-1] + 1], cuts)]
+        yield from zip(texts[::2], texts[1::2], strict=True)
 
 
-def _render(messages: Messages, tokenizer, *, prompt: bool = False) -> str:
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+def _refuse_lost(text: str, messages: Messages, turns: Sequence[int], tools: Sequence[dict]) -> None:
+    """Refuses a rendered conversation that lacks a part: many templates ignore what they do not know.
+
+    Args:
+        turns: the indices of the messages whose reasoning must be there; templates leave out that of earlier ones.
+    """
+    at = 0
+    for message in messages:
+        if (role := message["role"]) != "assistant":
+            found = _find(message["content"], text, at)
+            if found is None:
+                raise _no_place_for(f"messages of the role {role}" if role in ROLES else "messages of this role")
+            at = found
+    calls = [call["function"]["name"] for message in messages for call in message.get("tool_calls", ())]
+    described = [name for tool in tools if isinstance(name := tool.get("function", {}).get("name"), str)]
+    for names, what in ((calls, "calls of tools"), (described, "descriptions of tools")):
+        if any(_find(name, text) is None for name in names):
+            raise _no_place_for(what)
+    if any(_find(messages[turn].get("reasoning_content", ""), text) is None for turn in turns):
+        raise _no_place_for('"reasoning_content"')
+
+
+def _no_place_for(what: str) -> Unreadable:
+    return Unreadable(f"the model's chat template has no place for {what}")
+
+
+def _find(part: str, text: str, begin: int = 0) -> int | None:
+    """Returns where a part ends in a text, as it is or in JSON, after `begin` if possible; None if it is not there."""
+    part = part.strip()
+    for form in (part, json.dumps(part, ensure_ascii=False)[1:-1]):
+        for first in (begin, 0):
+            if (at := text.find(form, first)) >= 0:
+                return at + len(form)
+    return None

@@ -2,9 +2,10 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Completion(NamedTuple):
@@ -14,10 +15,30 @@ class Completion(NamedTuple):
     completion: str
 
 
-class Conversation(NamedTuple):
-    """Chat messages, each with "role" and "content"; only the assistant's have loss."""
+# A chat message: the strings "role" and "content". An assistant's may have "tool_calls", "reasoning_content", and the
+# "weight" 0 if it has no loss; a tool's "name" and "tool_call_id".
+Message = dict[str, Any]
 
-    messages: tuple[dict[str, str], ...]
+
+class Conversation(NamedTuple):
+    """Chat messages, of which only the assistant's have loss, and the tools that the assistant may call."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def turns(self) -> list[int]:
+        """The indices of the messages with loss."""
+        return turns_with_loss(self.messages)
+
+
+def turns_with_loss(messages: Sequence[Message]) -> list[int]:
+    """Returns the indices of the assistant's messages, without those of weight 0."""
+    return [
+        turn
+        for turn, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("weight", 1) != 0
+    ]
 
 
 Content = str | Completion | Conversation
@@ -45,28 +66,67 @@ class LeftOut:
     source: str
     reason: str
 
+    @property
+    def kind(self) -> str:
+        """The reason without the name of another document and without a count."""
+        if self.reason.startswith("the same as "):
+            return "the same as another one"
+        return re.sub(r": [\d,]+\Z", "", self.reason)
+
 
 class Unreadable(Exception):
-    """One file, record or document cannot be used. Callers catch it and report the reason."""
+    """One file, record or document cannot be used. Callers catch it and report the reason.
+
+    Attributes:
+        reason: why, without the line.
+        line: the line of the file that is faulty, if it is known.
+    """
+
+    def __init__(self, reason: str, line: int | None = None):
+        super().__init__(reason if line is None else f"{reason} (line {line})")
+        self.reason, self.line = reason, line
+
+
+@dataclass(frozen=True, slots=True)
+class NotRead:
+    """Says what of a file that is used was not read. It stands among the file's contents."""
+
+    reason: str
 
 
 def own_text(content: Content) -> str:
     """Returns the text that tells a document from others; many conversations share their system messages."""
     if isinstance(content, Conversation):
-        return "\n".join(message["content"] for message in content.messages if message["role"] != "system")
+        return "\n".join(
+            text for message in content.messages if message["role"] != "system" for text in _words(message)
+        )
     return "\n".join(texts_of(content))
 
 
 def texts_of(content: Content) -> list[str]:
-    """Returns the texts of a content: the text, prompt and completion, or the messages' contents."""
+    """Returns the texts of a content: the text, prompt and completion, or what the messages and tools hold."""
     if isinstance(content, Conversation):
-        return [message["content"] for message in content.messages]
+        tools = [json.dumps(content.tools, ensure_ascii=False)] if content.tools else []
+        return [*tools, *(text for message in content.messages for text in _words(message))]
     return [content] if isinstance(content, str) else list(content)
+
+
+def _words(message: Message) -> list[str]:
+    calls = message.get("tool_calls")
+    before = [message["reasoning_content"]] if "reasoning_content" in message else []
+    return [*before, message["content"], *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
+
+
+def as_json(content: Content) -> str:
+    """Returns a content as JSON; two contents of one kind are equal if this is."""
+    if isinstance(content, Conversation) and not content.tools:
+        content = content[:1]  # saved hashes are of this form
+    return json.dumps(content)
 
 
 def content_hash(content: Content, salt: bytes) -> str:
     """Returns a salted hash of a content and its kind, of 128 bits, as hexadecimal digits."""
-    return blake2b(json.dumps(content).encode(), digest_size=16, key=salt).hexdigest()
+    return blake2b(as_json(content).encode(), digest_size=16, key=salt).hexdigest()
 
 
 def num_bytes(content: Content) -> int:
@@ -83,23 +143,21 @@ def printable(name: str) -> str:
     return _NOT_PRINTABLE.sub("?", name)
 
 
-def clean_content(content: Content | Unreadable) -> Content:
+def clean_content(content: Content) -> Content:
     """Converts newlines to Unix style, and strips a plain text.
 
     Raises:
-        Unreadable: it has no text to train on, it is not valid Unicode, or `content` is an Unreadable itself.
+        Unreadable: it has no text to train on, or it is not valid Unicode.
     """
-    if isinstance(content, Unreadable):
-        raise content
     if isinstance(content, str):
         content = trainable_text = _clean_text(content).strip()
     elif isinstance(content, Completion):
         content = Completion(*map(_clean_text, content))
         trainable_text = content.completion.strip()
     else:
-        messages = tuple({key: _clean_text(value) for key, value in message.items()} for message in content.messages)
-        content = Conversation(messages)
-        trainable_text = any(message["content"].strip() for message in messages if message["role"] == "assistant")
+        content = Conversation(*map(_clean, content))
+        learnt = [content.messages[turn] for turn in content.turns]
+        trainable_text = any(text.strip() for message in learnt for text in _words(message))
     if not trainable_text:
         raise Unreadable("empty")
     return content
@@ -111,6 +169,15 @@ def as_chat(content: Content, *, chat_template: bool) -> Content:
         return content
     roles = ("user", "assistant")
     return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
+
+
+def _clean(value):
+    """Cleans every text in a value of JSON."""
+    if isinstance(value, str):
+        return _clean_text(value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(each) for key, each in value.items()}
+    return type(value)(map(_clean, value)) if isinstance(value, list | tuple) else value
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -16,7 +16,7 @@ from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.texts.boilerplate import common_spans
-from sebp_edge.texts.conversations import render_conversation
+from sebp_edge.texts.conversations import NotShown, render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
@@ -114,7 +114,7 @@ def encode(
         raise ModelError(
             "This model's tokenizer has no fast version, which is needed to cut texts; choose another model."
         )
-    examples, left_out, progress = [], [], progress or Progress()
+    examples, left_out, is_hidden, progress = [], [], False, progress or Progress()
     bos = first_tokens(tokenizer)
     capacity = context_length - max(1, len(bos))
     progress.begin("tokenising", sum(_num_characters(document) for document in documents))
@@ -128,11 +128,17 @@ def encode(
             ]
         except Unreadable as reason:
             left_out.append(LeftOut(document.source, str(reason)))
+            is_hidden |= isinstance(reason, NotShown)
             continue
         if not found:
             left_out.append(LeftOut(document.source, "no tokens to train on"))
         examples += found
     progress.end()
+    if is_hidden and not examples:
+        raise ModelError(
+            "The model's chat template does not show which part of a conversation is the assistant's; "
+            "give prompt/completion records or plain texts instead."
+        )
     return examples, left_out
 
 
@@ -160,8 +166,8 @@ def _tokenised(
     """Yields the tokens of each text of a document, a part at a time, and the text's boilerplate."""
     content = as_chat(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
-        answers = (message["content"].strip() for message in content.messages if message["role"] == "assistant")
-        for text, spans in render_conversation(content.messages, tokenizer):
+        answers = (content.messages[turn]["content"].strip() for turn in content.turns)
+        for text, spans in render_conversation(content.messages, tokenizer, content.tools):
             # Each span holds the next answer.
             pairs = zip(spans, answers, strict=False)
             common = [each for span, answer in pairs for each in _spans_in_answer(answer, text, span, common_lines)]

@@ -9,6 +9,7 @@ from pathspec import GitIgnoreSpec
 
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.texts.documents import Unreadable, printable
+from sebp_edge.texts.not_theirs import LICENCE, is_licence_name, reason_against_folder
 from sebp_edge.texts.patterns import (
     IGNORE_FILES,
     MAX_ASTERISKS,
@@ -148,7 +149,8 @@ class _Walk:
             # Following the link could loop, or leave the given folder.
             return "link to a folder; give the folder itself"
         vault = self._vaults[path.parent]
-        return self._reason_of_patterns(path, is_folder=True) or (vault and vault.reason_against(path))
+        reason = self._reason_of_patterns(path, is_folder=True) or (vault and vault.reason_against(path))
+        return reason or reason_against_folder(path)
 
     def _reason_against_file(self, path: Path) -> str | None:
         if path.name.startswith("."):
@@ -157,8 +159,9 @@ class _Walk:
             return "link to outside the folder; give the file itself"
         if reason := self._reason_of_patterns(path):
             return reason
-        included = self._includes_all or self._include.match_file(relative_name(path, self._root))
-        return None if included else "matches no pattern to include"
+        if not (self._includes_all or self._include.match_file(relative_name(path, self._root))):
+            return "matches no pattern to include"
+        return LICENCE if is_licence_name(path) else None
 
     def _reason_of_patterns(self, path: Path, *, is_folder: bool = False) -> str | None:
         if self._exclude.match_file(relative_name(path, self._root, is_folder=is_folder)):

@@ -1,7 +1,6 @@
 """Reads files, folders, strings and records into documents, and lists what was left out and why."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,21 +14,30 @@ from sebp_edge.texts.documents import (
     Content,
     Document,
     LeftOut,
+    NotRead,
     Unreadable,
+    as_json,
     clean_content,
     num_bytes,
     printable,
 )
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.texts.formats.records import Read, read_records
+from sebp_edge.texts.not_theirs import LICENCE, is_licence
+from sebp_edge.texts.pictures import without_data
 from sebp_edge.texts.progress import Progress
-from sebp_edge.texts.records import record_content
+from sebp_edge.texts.vaults import Vault
 from sebp_edge.units import gigabytes
 
 # Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
 # files, and records of one sentence.
 MEMORY_PER_BYTE = 45
 
+# Bytes that a shorter document counts as: it takes 2 to 3.5 kB whatever its length.
+MIN_SIZE = 80
+# Number of records of a file that are left out for one reason, each with an entry of its own.
+_MAX_ALIKE = 3
 # The maximum length of a record's name, in characters.
 _MAX_NAME = 200
 
@@ -52,7 +60,7 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
 
     Args:
         texts: a text as a string, the `pathlib.Path` of a file or folder, a `Folder` with patterns, a record
-            (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes; its "name", if it is
+            (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `read_record` takes; its "name", if it is
             a string, names the document), or an iterable of these. Strings are texts, never paths. What was read
             already is returned as it is.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
@@ -61,10 +69,11 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
             that names an existing file or folder.
-        MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
+        MachineError: the texts would take more than `memory`. Nothing was read before, if they are neither short nor in
+            Word or PDF files.
     """
     if isinstance(texts, Reading):
-        _refuse_too_large(sum(num_bytes(document.content) for document in texts.documents), memory)
+        _refuse_too_large(_counted(document.content for document in texts.documents), memory)
         return texts
     reading = Reading()
     sources = _with_different_names(list(_sources(texts, reading.left_out)))
@@ -75,33 +84,71 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     seen: dict[tuple[type, bytes], str] = {}
     for source in sources:
         try:
-            contents = list(source.load()) or [Unreadable("empty")]
+            contents = list(source.load())
         except Unreadable as reason:
             contents = [reason]
-        if not source.size:
-            # Unpacked texts have a size only now.
-            size += sum(num_bytes(content) for content in contents if not isinstance(content, Unreadable))
-            _refuse_too_large(size, memory)
-        is_alone = len(contents) == 1
+        # Unpacked texts, and short ones, have a size only now.
+        size += max(0, _counted(contents) - source.size)
+        _refuse_too_large(size, memory)
+        reading.left_out += [LeftOut(source.name, part.reason) for part in contents if isinstance(part, NotRead)]
+        contents = [content for content in contents if not isinstance(content, NotRead)] or [Unreadable("empty")]
+        is_alone, faults = len(contents) == 1, _Faults(source.name)
         for position in range(len(contents)):
             name = source.name if is_alone else f"{source.name}, record {position + 1}"
             # A large text is not kept beside its clean copy.
-            content, contents[position] = contents[position], None
-            try:
-                content = clean_content(content)
-                if (key := _digest(content)) in seen:
-                    reading.num_equal += 1
-                    raise Unreadable(f"the same as {seen[key]}")
-            except Unreadable as reason:
-                reading.left_out.append(LeftOut(name, str(reason)))
+            content, num_pictures, contents[position] = *_cleaned(contents[position]), None
+            if num_pictures:
+                reading.left_out.append(LeftOut(name, f"data of pictures and files within the text: {num_pictures:,}"))
+            if isinstance(content, Unreadable):
+                faults.add(name, str(content), content.reason)
+            elif (key := _digest(content)) in seen:
+                reading.num_equal += 1
+                faults.add(name, f"the same as {seen[key]}", "the same as other documents")
             else:
                 seen[key] = name
                 reading.documents.append(Document(name, content, name if source.is_named else None))
+        reading.left_out += faults.left_out
         progress.advance(source.size)
     progress.end()
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
+
+
+def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:
+    """Returns the content to learn, and how many data of pictures were left out of it."""
+    if isinstance(content, Unreadable):
+        return content, 0
+    try:
+        content, num_pictures = without_data(clean_content(content))
+        return clean_content(content) if num_pictures else content, num_pictures
+    except Unreadable as reason:
+        return reason.with_traceback(None), 0
+
+
+class _Faults:
+    """What was left out of a file; many records with faults of one kind have one entry."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._first: dict[str, list[LeftOut]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, reason: str, kind: str) -> None:
+        """Adds a record by its name, with the reason, and the reason that it has in common with others."""
+        self._counts[kind] += 1
+        if self._counts[kind] <= _MAX_ALIKE:
+            self._first.setdefault(kind, []).append(LeftOut(name, reason))
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        found = []
+        for kind, first in self._first.items():
+            if (number := self._counts[kind]) <= _MAX_ALIKE:
+                found += first
+            else:
+                found.append(LeftOut(self._name, f"{kind} ({number:,} records, the first one is {first[0].source})"))
+        return found
 
 
 def _refuse_too_large(size: int, memory: int | None) -> None:
@@ -112,8 +159,14 @@ def _refuse_too_large(size: int, memory: int | None) -> None:
         )
 
 
+def _counted(contents: Iterable[Read]) -> int:
+    """Returns the bytes of texts that count towards the memory."""
+    texts = (content for content in contents if not isinstance(content, Unreadable | NotRead))
+    return sum(max(MIN_SIZE, num_bytes(content)) for content in texts)
+
+
 def _digest(content: Content) -> tuple[type, bytes]:
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else as_json(content)
     return type(content), hashlib.sha256(text.encode()).digest()
 
 
@@ -135,14 +188,14 @@ class _Source(NamedTuple):
     Attributes:
         name: its name in the report.
         size: the size of its text, in bytes.
-        load: reads its contents; raises Unreadable if it cannot be used.
+        load: reads its contents, and what of it was not read; raises Unreadable if it cannot be used.
         is_named: whether its owner knows it by this name.
         folder: the folder that the name of a file is relative to.
     """
 
     name: str
     size: int
-    load: Callable[[], Iterable[Content | Unreadable]]
+    load: Callable[[], Iterable[Content | Unreadable | NotRead]]
     is_named: bool = False
     folder: Path | None = None
 
@@ -185,11 +238,9 @@ def _source_of(name: str, content: Content) -> _Source:
 def _record_source(number: int, record: dict) -> _Source:
     name = record.get("name")
     name = printable(name.strip())[:_MAX_NAME] if isinstance(name, str) else ""
-    try:
-        source = _source_of(name or f"record {number}", record_content(record))
-    except Unreadable as reason:
-        source = _Source(name or f"record {number}", 0, partial(iter, [reason]))
-    return source._replace(is_named=bool(name))
+    found: list[Read] = list(read_records([record]))
+    size = sum(num_bytes(content) for content in found if not isinstance(content, Unreadable | NotRead))
+    return _Source(name or f"record {number}", size, partial(iter, found), is_named=bool(name))
 
 
 def _existing_path(text: str) -> Path | None:
@@ -205,8 +256,16 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source
     path = expand_user(Path(folder.path))
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
-        load = partial(read_file, file.path, file.vault)
+        load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
         yield _Source(file.name, text_size(file.path), load, is_named=True, folder=root)
+
+
+def _read_found(path: Path, vault: Vault | None) -> Iterator[Content | Unreadable | NotRead]:
+    """Reads a file that was found in a folder, where it may be a licence."""
+    for content in read_file(path, vault):
+        if isinstance(content, str) and is_licence(path.name, content):
+            raise Unreadable(LICENCE)
+        yield content
 
 
 def _with_different_names(sources: list[_Source]) -> list[_Source]:

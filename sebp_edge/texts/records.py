@@ -1,36 +1,70 @@
-"""Turns records into contents: our own kinds, questions with answers, and records as in Alpaca and ShareGPT.
+"""Turns records into contents: our own kinds, and those of Alpaca, Dolly, ShareGPT, OpenAI and TRL.
 
-The names of keys may be in upper case, as in the header of a table.
+A record keeps its meaning or is left out with a reason. The names of keys may be in upper case, as in the header of a
+table.
 """
 
-from sebp_edge.texts.documents import Completion, Content, Conversation, Unreadable
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sebp_edge.texts.documents import Completion, Content, Conversation, Message, Unreadable
+from sebp_edge.texts.foreign import foreign_export
 
 # A prompt and its completion have one of these names each; the first ones are our own.
 PROMPTS = ("prompt", "question", "instruction", "query", "input")
 COMPLETIONS = ("completion", "answer", "response", "output")
 # What a prompt may be about, as in Alpaca's and Dolly's records; it follows the prompt.
 CONTEXTS = ("input", "context")
-# ShareGPT's names of roles.
-ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant", "bard": "assistant"}
+SYSTEMS = ("system", "system_prompt")
+# The names of roles in other formats: ShareGPT's, Gemini's, OASST's, OpenAI's older ones.
+ROLES = {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "bing", "chatgpt", "bard", "model", "ai", "bot", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "function_response", "function", "ipython"), "tool"),
+}
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_NOT_A_MESSAGE = 'a message without "role" and "content" strings'
+_NOT_CALLS = "a call of a tool without its name"
+_NOT_JSON = "a call or a description of a tool that is not JSON"
+# The names of fields that may be reported. Others are not quoted, since they may be the user's own words.
+_QUOTABLE = {
+    *("title", "subject", "topic", "summary", "abstract", "description", "caption", "keywords", "category", "source"),
+    *("explanation", "rationale", "reason", "thought", "thoughts", "comment", "comments", "note", "notes", "feedback"),
+    *("body", "content", "text", "label", "context", "background", "evidence", "hint", "hints", "critique", "metadata"),
+    *(*PROMPTS, *COMPLETIONS, *SYSTEMS, *_REASONING),
+}
+# Fields of fewer words are numbers, dates, names and categories.
+_MIN_WORDS = 4
 
 
-def record_content(record) -> Content:
-    """Returns the content of one record.
+class Record(NamedTuple):
+    """What was read of a record.
+
+    Attributes:
+        unread: the names of the fields with words in them that were not read; "" for a name that may not be quoted.
+    """
+
+    content: Content
+    unread: frozenset[str]
+
+
+def read_record(record) -> Record:
+    """Reads a record.
 
     Raises:
-        Unreadable: it has none of the known keys, or a value is not a string.
+        Unreadable: it has none of the known keys, or it cannot keep its meaning.
     """
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
-    record = {key.strip().lower() if isinstance(key, str) else key: value for key, value in record.items()}
-    for name in ("messages", "conversations"):
-        if name in record:
-            return Conversation(_messages(record[name], name))
-    if (keys := prompt_and_completion(record)) is not None:
-        return Completion(_prompt(record, keys[0]), _string(record, keys[1]))
-    if "text" in record:
-        return _string(record, "text")
-    raise Unreadable('no "text", "prompt" and "completion", or "messages"')
+    fields = _Fields(record)
+    try:
+        return Record(_content(fields), frozenset(fields.unread))
+    except Unreadable:
+        if export := foreign_export(record):
+            raise Unreadable(export) from None
+        raise
 
 
 def prompt_and_completion(names) -> tuple[str, str] | None:
@@ -40,35 +74,257 @@ def prompt_and_completion(names) -> tuple[str, str] | None:
     return None if prompt is None or completion is None else (prompt, completion)
 
 
-def _prompt(record: dict, key: str) -> str:
-    """Returns the prompt, followed by what it is about; a "prompt" says that itself."""
-    prompt = _string(record, key)
-    about = [record[name] for name in CONTEXTS if name in record and name != key and key != "prompt"]
-    return "\n\n".join([prompt, *(text for text in about if isinstance(text, str) and text.strip())])
+class _Fields(dict):
+    """The fields of a record by their names in lower case; those that are null are missing to `take`.
+
+    Attributes:
+        unread: see `Record.unread`; of the messages in it too.
+    """
+
+    def __init__(self, record: dict):
+        super().__init__((key.strip().lower() if isinstance(key, str) else key, value) for key, value in record.items())
+        self._taken = {"name"}
+        self._unread_in_messages: set[str] = set()
+
+    def take(self, *names: str):
+        """Returns the first of these fields that is there; marks it as read."""
+        name = next((name for name in names if self.get(name) is not None), names[0])
+        self._taken.add(name)
+        return self.get(name)
+
+    def take_string(self, name: str) -> str:
+        if not isinstance(value := self.take(name), str):
+            raise Unreadable(f'"{name}" is not a string')
+        return value
+
+    def take_messages(self, name: str) -> list["_Fields"]:
+        messages = self.take(name)
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise Unreadable(f'"{name}" is not a list of messages')
+        return [_Fields(message) for message in messages]
+
+    def pass_on(self, messages: Iterable["_Fields"]) -> None:
+        """Adds what was not read of the messages."""
+        self._unread_in_messages.update(*(message.unread for message in messages))
+
+    @property
+    def unread(self) -> set[str]:
+        left = (name for name in self.keys() - self._taken if _has_words(self[name]))
+        return {name if name in _QUOTABLE else "" for name in left} | self._unread_in_messages
 
 
-def _string(record: dict, key: str) -> str:
-    if not isinstance(record[key], str):
-        raise Unreadable(f'"{key}" is not a string')
-    return record[key]
+def _has_words(value) -> bool:
+    if isinstance(value, list):
+        return any(_has_words(each) for each in value if isinstance(each, str))
+    return isinstance(value, str) and len(value.split(maxsplit=_MIN_WORDS)) >= _MIN_WORDS
 
 
-def _messages(messages, name: str) -> tuple[dict[str, str], ...]:
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Unreadable(f'"{name}" is not a list of messages')
-    found = tuple(map(_message, messages))
-    if not any(message["role"] == "assistant" for message in found):
+def _content(fields: _Fields) -> Content:
+    if fields.get("chosen") is not None and fields.get("rejected") is not None:
+        raise Unreadable('a preference ("chosen" and "rejected"); give the answer to learn as "completion"')
+    for name in ("messages", "conversations"):
+        if name in fields:
+            return _conversation(fields, _read_messages(fields, name))
+    if (keys := prompt_and_completion(fields)) is not None:
+        return _answer(fields, *keys)
+    if "text" in fields:
+        return fields.take_string("text")
+    raise Unreadable('no "text", "prompt" and "completion", or "messages"')
+
+
+def _conversation(fields: _Fields, messages: list[Message]) -> Conversation:
+    """Returns a conversation that begins with the record's system message and earlier turns, if it has any."""
+    before: list[Message] = []
+    system = fields.take(*SYSTEMS)
+    if system is not None and not isinstance(system, str):
+        raise Unreadable('"system" is not a string')
+    if system and system.strip() and messages[:1] != [{"role": "system", "content": system}]:
+        before.append({"role": "system", "content": system})
+    messages = before + _history(fields) + messages
+    if not any(message["role"] == "assistant" for message in messages):
         raise Unreadable("no message from the assistant")
+    found = Conversation(tuple(messages), _tools(fields))
+    if not found.turns:
+        raise Unreadable("no message from the assistant is to be learnt")
     return found
 
 
-def _message(message: dict) -> dict[str, str]:
-    """Returns a message with "role" and "content"; ShareGPT's have "from" and "value"."""
-    if "from" in message and "role" not in message:
-        role, content = message["from"], message.get("value")
-        role = ROLES.get(role, role) if isinstance(role, str) else None
+def _answer(fields: _Fields, prompt: str, completion: str) -> Content:
+    """Returns a prompt with its completion; a conversation if the record has more, or if they are messages."""
+    if fields.get("label") is False:
+        raise Unreadable('a completion that is not to be learnt ("label" is false)')
+    plain = isinstance(fields[prompt], str) and isinstance(fields[completion], str)
+    asked, answer = _as_messages(fields, prompt, "user"), _as_messages(fields, completion, "assistant")
+    if plain:
+        texts = [fields[prompt], *_about(fields, prompt)]
+        asked[0]["content"] = "\n\n".join(texts)
+        if isinstance(whole := fields.get("text"), str) and fields[completion] in whole:
+            fields.take("text")  # Alpaca's "text" repeats the record
     else:
-        role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise Unreadable('a message without "role" and "content" strings')
-    return {"role": role, "content": content}
+        for message in asked:
+            if message["role"] == "assistant":
+                message["weight"] = 0
+        if not any(message["role"] == "assistant" for message in answer):
+            raise Unreadable("no message from the assistant")
+    conversation = _conversation(fields, asked + answer)
+    if plain and len(conversation.messages) == 2 and not conversation.tools:
+        return Completion(*(message["content"] for message in conversation.messages))
+    return conversation
+
+
+def _as_messages(fields: _Fields, name: str, role: str) -> list[Message]:
+    if isinstance(fields[name], str):
+        return [{"role": role, "content": fields.take_string(name)}]
+    if isinstance(fields[name], list) and all(isinstance(message, dict) for message in fields[name]):
+        return _read_messages(fields, name)
+    raise Unreadable(f'"{name}" is not a string')
+
+
+def _about(fields: _Fields, prompt: str) -> list[str]:
+    """Returns what the prompt is about; a "prompt" says that itself."""
+    names = [name for name in CONTEXTS if name != prompt and prompt != "prompt" and fields.get(name) is not None]
+    return [text for text in map(fields.take_string, names) if text.strip()]
+
+
+def _history(fields: _Fields) -> list[Message]:
+    """Returns the turns before the prompt, which are context and have no loss."""
+    history = fields.take("history") or []
+    if not isinstance(history, list):
+        raise Unreadable('"history" is not a list of pairs')
+    if history and all(isinstance(turn, dict) for turn in history):
+        return [
+            message | {"weight": 0} if message["role"] == "assistant" else message
+            for message in _read_messages(fields, "history")
+        ]
+    found: list[Message] = []
+    for turn in history:
+        if not (isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
+            raise Unreadable('"history" is not a list of pairs')
+        asked, answer = turn
+        found += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer, "weight": 0}]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+
+
+def _read_messages(fields: _Fields, name: str) -> list[Message]:
+    messages = fields.take_messages(name)
+    found = [_message(message) for message in messages]
+    fields.pass_on(messages)
+    return found
+
+
+def _message(fields: _Fields) -> Message:
+    """Returns a message of the form that chat templates read; ShareGPT's have "from" and "value"."""
+    is_sharegpt = "from" in fields and "role" not in fields
+    given, content = fields.take("from" if is_sharegpt else "role"), fields.take("value" if is_sharegpt else "content")
+    if not isinstance(given, str):
+        raise Unreadable(_NOT_A_MESSAGE)
+    role = given.strip().lower() if given.strip().lower() in _KNOWN_ROLES else given
+    message: Message = {"role": ROLES.get(role, role)}
+    calls = _calls(fields, content if role == "function_call" else None)
+    if role == "function_call" and not calls:
+        raise Unreadable(_NOT_CALLS)
+    if role == "function_call" or (content is None and calls):
+        content = ""
+    message["content"] = _text(content)
+    if calls:
+        message["tool_calls"] = calls
+    if message["role"] == "assistant":
+        _add_reasoning(message, fields)
+        if _weight(fields) == 0:
+            message["weight"] = 0
+    if message["role"] == "tool":
+        message |= {key: value for key in ("name", "tool_call_id") if isinstance(value := fields.take(key), str)}
+    return message
+
+
+_KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", *ROLES})
+
+
+def _text(content) -> str:
+    """Returns a message's content; parts of text are joined.
+
+    Raises:
+        Unreadable: a part is no text, for example an image.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Unreadable(_NOT_A_MESSAGE)
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS else part
+        if not isinstance(text, str):
+            raise Unreadable("a message with a part that is not text, such as an image")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _add_reasoning(message: Message, fields: _Fields) -> None:
+    reasoning = fields.take(*_REASONING)
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise Unreadable('"reasoning_content" is not a string')
+    if reasoning and reasoning.strip():
+        message["reasoning_content"] = reasoning
+
+
+def _weight(fields: _Fields) -> int:
+    """Returns whether a message has loss, 1 or 0, as OpenAI's "weight" and Axolotl's "train" say."""
+    weight, train = fields.take("weight"), fields.take("train")
+    if weight not in (None, 0, 1) or train not in (None, True, False):
+        raise Unreadable('a message whose "weight" is neither 0 nor 1')
+    return 0 if weight == 0 or train is False else 1
+
+
+def _calls(fields: _Fields, function_call: str | None) -> list[dict]:
+    """Returns the calls of tools in a message, in OpenAI's form with arguments as objects, which templates expect.
+
+    Args:
+        function_call: the value of a ShareGPT message that is a call.
+    """
+    calls = fields.take("tool_calls")
+    if not calls:
+        call = fields.take("function_call") if not isinstance(function_call, str) else _parsed(function_call)
+        calls = call if isinstance(call, list) else [] if call is None else [call]
+    if not isinstance(calls, list):
+        raise Unreadable(_NOT_CALLS)
+    return [_call(call) for call in calls]
+
+
+def _call(call) -> dict:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Unreadable(_NOT_CALLS)
+    arguments = function.get("arguments", {})
+    arguments = _parsed(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
+    identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": _plain(arguments)}}
+
+
+def _tools(fields: _Fields) -> tuple[dict, ...]:
+    """Returns the descriptions of the tools that the assistant may call."""
+    tools = fields.take("tools", "functions")
+    tools = _parsed(tools) if isinstance(tools, str) and tools.strip() else tools or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Unreadable('"tools" is not a list of descriptions')
+    tools = [
+        tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool} for tool in tools
+    ]
+    return tuple(_plain(tools))
+
+
+def _parsed(text: str):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreadable(_NOT_JSON) from None
+
+
+def _plain(value):
+    """Returns a copy of a value that an app gave, as it is in JSON."""
+    try:
+        return json.loads(json.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        raise Unreadable(_NOT_JSON) from None

@@ -33,8 +33,9 @@ class CapturedGradients:
 
     The first batch of a bucket is run and captured, which takes seconds; later ones are replayed. During a capture, no
     loss computed elsewhere may still hold its autograd graph. The parameters must stay the same tensors, and the model
-    must stay hoisted. The learning rate may change, and so may the model's mode. There are separate graphs for training
-    and evaluation mode, and for the first batch of a step, which writes gradients, and later ones, which add to them.
+    must stay hoisted. Hooks run during captures only. The learning rate may change, and so may the model's mode. There
+    are separate graphs for training and evaluation mode, and for the first batch of a step, which writes gradients, and
+    later ones, which add to them.
 
     Args:
         hoisted: the model, which must compute in bf16 or fp16: by its weights, or under autocast around this object's
@@ -73,6 +74,7 @@ class CapturedGradients:
 
         Raises:
             CannotCapture: the model does something that a graph cannot capture; nothing was changed.
+            SparsityError: the model has changed since its graphs were captured; the gradients are not to be used.
         """
         is_first = self._buffers.assign_grad()
         self._loss.zero_()

@@ -15,12 +15,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sebp_edge.errors import SparsityError
 from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.files import cache_folder
 from sebp_edge.machine.captures import capturing, side_stream
 from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.ops import tuning
 from sebp_edge.patches.checkpoints import join_copies
+from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
@@ -116,6 +118,7 @@ class MicroBatchGraphs:
         self._planned: set[_Key] = set()
         self._warmed_up: set[_Key] = set()
         self._captured: dict[_Key, _CapturedGraph] = {}
+        self._state: ModelState | None = None  # of the model that was captured
 
     def prepare(
         self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = (), nums_others: Iterable[int] = (0,)
@@ -148,9 +151,11 @@ class MicroBatchGraphs:
 
         Raises:
             CannotCapture: the micro-batch cannot be captured; nothing was changed.
+            SparsityError: the model has changed since its graphs were captured; the gradients are not to be used.
         """
         bucket = self.bucket(tokens.sizes)
         self._get_graph(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
+        self._refuse_changes()
 
     def capture(self, tokens: ActiveTokens) -> None:
         """Captures the graph that `accumulate` will replay, unless it exists; changes nothing.
@@ -170,19 +175,36 @@ class MicroBatchGraphs:
 
         Raises:
             CannotCapture: the micro-batch cannot be captured.
+            SparsityError: the model has changed since its graphs were captured.
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
-        return self._get_graph(LOSSES, bucket, tokens)(filled).cpu()[filled.weights > 0]
+        losses = self._get_graph(LOSSES, bucket, tokens)(filled)
+        self._refuse_changes()
+        return losses.cpu()[filled.weights > 0]
 
     def _get_graph(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_CapturedGraph":
         """Returns a part's graph for a bucket, captured on first use."""
         key = self._key(part, bucket, tokens.num_others)
         if key not in self._captured:
-            self._warm_up(key, tokens.first_token())
-            on_device = tokens.filled(bucket).to(self._loss.device)
-            self._captured[key] = _CapturedGraph(self._graphs, part, on_device, functools.partial(self._run, part))
+            # Tensors made in inference mode could not be written to later.
+            with torch.inference_mode(False):
+                self._warm_up(key, tokens.first_token())
+                on_device = tokens.filled(bucket).to(self._loss.device)
+                self._captured[key] = _CapturedGraph(self._graphs, part, on_device, functools.partial(self._run, part))
+            self._state = self._hoisted.state
         return self._captured[key]
+
+    def _refuse_changes(self) -> None:
+        """Raises a SparsityError if a graph computes what the model was; takes no time while the GPU is busy."""
+        change = self._state.find_change()
+        if change is None and self._state is not self._hoisted.state:
+            change = "and was hoisted again"
+        if change is not None:
+            raise SparsityError(
+                f"The model has changed since its graphs were captured ({change}); undo the change, or hoist the model "
+                "and capture graphs again. Set all gradients to zero before the next step."
+            )
 
     def _key(self, part: str, bucket: Bucket, num_others: int = 0) -> "_Key":
         return _Key(part, bucket, self._hoisted.model.training, num_others)

@@ -17,6 +17,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
+from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
@@ -83,6 +84,7 @@ class TrainingRun:
     def judged_states(self) -> list[list[Tensor]]:
         return [progress.best_state for progress in self.progress[: len(self._judged)]]
 
+    @precise_sums()
     def train(self, gate: Gate) -> GateResult:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 

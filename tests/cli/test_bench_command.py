@@ -9,8 +9,9 @@ from builders import make_llama
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sebp_edge.cli import app, console
 from sebp_edge.cli import bench as command
+from sebp_edge.cli import console
+from sebp_edge.cli.commands import app
 from sebp_edge.errors import ModelError
 from sebp_edge.insight.bench.variants import VARIANTS, Variant
 from sebp_edge.models import hub

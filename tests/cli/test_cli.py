@@ -337,24 +337,6 @@ def test_doctor_prints_one_finding_per_line(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- on a terminal
 
 
-def test_importing_bitsandbytes_logs_nothing_and_loads_no_compiler(adapt, tmp_path):
-    package, imported = tmp_path / "fakes" / "bitsandbytes", tmp_path / "imported"
-    (package / "nn").mkdir(parents=True)
-    (package / "nn" / "__init__.py").touch()
-    (package / "__init__.py").write_text(
-        "import logging, pathlib, sys, torch\n"
-        "from bitsandbytes import nn\n"
-        "torch.compile(lambda: None)\n"
-        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load')\n"
-        f"pathlib.Path({str(imported)!r}).write_text(str('torch._inductor.compile_fx' in sys.modules))\n"
-    )
-    with process(*adapt, "--json", env=os.environ | {"PYTHONPATH": str(package.parent)}) as one:
-        output, errors = one.communicate(timeout=60)
-    assert (one.returncode, errors) == (0, "")
-    assert records(output)
-    assert imported.read_text() == "False"
-
-
 def test_a_training_within_a_budget_reports_planned_and_used_memory(adapt):
     result = run(*adapt, "--memory", "900GB")
     assert result.exit_code == 0

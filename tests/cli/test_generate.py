@@ -123,7 +123,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
     with process(*endless, "--json") as one:
         assert json.loads(one.stdout.readline())["event"] == "text"
         one.stdout.close()
-        assert one.wait(timeout=60) == 1
+        assert one.wait(timeout=60) == 141
         assert one.stderr.read() == ""
 
 

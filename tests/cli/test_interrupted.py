@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from command import RECIPE, process, records, run
+from command import COMMAND, RECIPE, process, records, run
 
 from sebp_edge.adapters.store import AdapterStore
 
@@ -25,9 +27,14 @@ def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interrupti
         except KeyboardInterrupt:
             raise ValueError("could not determine the shape") from None
 
-    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
     monkeypatch.setattr(AdapterStore, "names", read_names)
-    result = run("adapters", "list", "--json")
+    # A background job ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = run("adapters", "list", "--json")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
     assert result.stderr == "sebp-edge: Interrupted; nothing was changed.\n"
 
@@ -67,27 +74,95 @@ def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adap
     assert (store.versions("default"), store.active_version("default")) == ([1], None)
 
 
-def test_a_reader_that_goes_away_ends_a_list_quietly():
+def closed_pipe():
+    """Returns a pipe without a reader, for writing."""
     reading, writing = os.pipe()
     os.close(reading)
-    with process("recipes", stdout=writing) as one:
-        os.close(writing)
-        assert one.wait(timeout=60) == 1
+    return os.fdopen(writing, "w")
+
+
+def full_disk():
+    return Path("/dev/full").open("w")
+
+
+# Python and rich buffer, flush and fail in different places.
+PRINTING = [["recipes"], ["recipes", "--json"], ["--help"], ["adapters", "list"]]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(arguments):
+    with closed_pipe() as gone, process(*arguments, stdout=gone, cold=True) as one:
+        assert one.wait(timeout=60) == 141
         assert one.stderr.read() == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 def test_a_full_disk_at_the_output_is_one_sentence(arguments):
-    with Path("/dev/full").open("w") as full, process(*arguments, stdout=full) as one:
+    with full_disk() as full, process(*arguments, stdout=full, cold=True) as one:
         assert one.wait(timeout=60) == 1
         assert one.stderr.read() == "sebp-edge: The output could not be written: No space left on device.\n"
 
 
-def test_a_process_without_streams_still_works():
-    closed = "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None; "
-    code = f"{closed}from sebp_edge.cli import main; main()"
-    assert subprocess.run([sys.executable, "-c", code, "recipes"], timeout=60).returncode == 0
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("streams", [["stderr"], ["stdout", "stderr"]], ids="+".join)
+def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
+    with closed_pipe() as gone:
+        arguments = ("adapters", "show", "none", *["--json"] * as_json)
+        with process(*arguments, **dict.fromkeys(streams, gone), cold=True) as one:
+            output, _ = one.communicate(timeout=60)
+    assert one.returncode == 1
+    if as_json and streams == ["stderr"]:
+        assert records(output)[-1]["error"] == "AdapterError"
+
+
+def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_it_is_kept(adapt, store):
+    with process(*adapt, "--json") as one:
+        for line in one.stdout:
+            if json.loads(line)["event"] == "saved":
+                one.stdout.close()
+                break
+        assert one.wait(timeout=60) in (0, 130)
+        errors = one.stderr.read()
+    assert store.active_version("default") == 1
+    assert errors == "" if one.returncode == 0 else "is saved and active" in errors
+
+
+@pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
+def test_a_process_without_streams_still_works(closed):
+    code = (
+        f"import os; [os.close(number) for number in {closed}]; os.execvp({sys.executable!r}, {[*COMMAND, 'recipes']})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("notes" in done.stdout) == (1 not in closed)
+
+
+# ------------------------------------------------------------------------------------------------------ at the start
+
+
+def has_handlers(one):
+    """Whether a process has installed a handler of SIGTERM, for which Python itself has none."""
+    status = Path(f"/proc/{one.pid}/status").read_text()
+    caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("after", [0, 0.05, 0.4])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interruption_while_the_command_starts_is_one_sentence(number, after, tmp_path):
+    with process("generate", "the ferry", "--json", cold=True) as one:
+        while not has_handlers(one):
+            time.sleep(0.001)
+        time.sleep(after)
+        one.send_signal(number)
+        output, errors = one.communicate(timeout=60)
+    assert one.returncode == 130
+    assert errors == "sebp-edge: Interrupted; nothing was changed.\n"
+    assert [record["error"] for record in records(output)] == ["Interrupted"]
 
 
 def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
@@ -100,7 +175,7 @@ def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adap
 
     with (tmp_path / "log").open("ab") as log:
         log.truncate(limit - left)
-        with process(*adapt, "--json", stdout=log, preexec_fn=limit_file_size) as one:
+        with process(*adapt, "--json", stdout=log, preexec_fn=limit_file_size, cold=True) as one:
             assert one.wait(timeout=60) == 130
             assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
     assert (tmp_path / "log").stat().st_size == limit

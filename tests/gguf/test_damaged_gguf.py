@@ -4,12 +4,12 @@ import os
 import random
 import resource
 import struct
-import subprocess
 import sys
 
 import pytest
 import torch
 from builders import SIZES, make_llama, make_tokenizer
+from command import process
 from gguf_files import Kind, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -209,8 +209,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 def test_the_command_line_refuses_a_damaged_file_without_a_traceback(tmp_path, notes_folder):
     path = tmp_path / "model.gguf"
     path.write_bytes(header(2**60))
-    code = "from sebp_edge.cli import main; main()"
-    command = [sys.executable, "-c", code, "adapt", str(notes_folder), "--model", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "not a usable GGUF file" in done.stderr and "Traceback" not in done.stderr
+    with process("adapt", notes_folder, "--model", path) as one:
+        _, errors = one.communicate(timeout=60)
+    assert one.returncode == 1
+    assert "not a usable GGUF file" in errors and "Traceback" not in errors

@@ -1,11 +1,11 @@
 """The memory that a process uses, the limits of containers, and the reports of a GPU's driver are read correctly."""
 
-import subprocess
 import sys
 
 import psutil
 import pytest
 import torch
+from command import python
 from fake_gpu import GB, Driver, Gpu
 
 from sebp_edge.errors import MachineError
@@ -88,8 +88,7 @@ print(first, with_some, *later, memory.measure(), memory.peak)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="when the heap releases memory depends on the system")
 def test_the_peak_between_measurements_is_reported():
-    done = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True)
-    first, with_some, later, transient, peak, anew, peak_anew = map(int, done.stdout.split())
+    first, with_some, later, transient, peak, anew, peak_anew = map(int, python(PROCESS).split())
     assert with_some - first == pytest.approx(2e8, rel=0.05)
     assert later == pytest.approx(with_some, rel=0.02)
     assert transient == pytest.approx(2e8, rel=0.05)

@@ -1,7 +1,6 @@
 """The predicted memory of a training agrees with autograd, a process on the CPU, and measurements on an H100."""
 
 import gc
-import subprocess
 import sys
 import weakref
 from contextlib import contextmanager, nullcontext
@@ -10,6 +9,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from builders import make_llama, make_sentences
+from command import python
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -334,8 +334,7 @@ def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path)
     notes.mkdir()
     for number, text in enumerate(make_sentences(24, words=160)):
         (notes / f"{number}.md").write_text(text)
-    command = [sys.executable, "-c", PROCESS, str(notes), "4GB"]
-    predicted, measured = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    predicted, measured = map(int, python(PROCESS, notes, "4GB").split())
     assert measured <= predicted <= 1.35 * measured
     assert predicted < 4e9
 

@@ -267,11 +267,10 @@ def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first
 
 
 PROCESS = """
-import logging, sys, warnings
-warnings.simplefilter("ignore")
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as the command does, before it imports anything
+import sys
 import torch
-from sebp_edge.cli import app, progress
+from sebp_edge.cli import progress
+from sebp_edge.cli.commands import app
 torch.set_num_threads(1)
 steps, own, taken = [], progress.JsonLines.__call__, []
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from builders import make_llama, make_tokenizer
-from command import run
+from command import python, run
 from safetensors.torch import load_file, save_file
 from stored_adapter import RECORD, FakeAdaptation
 from transformers import AutoModelForCausalLM, GPT2Config
@@ -233,9 +233,7 @@ try:
 except Exception as error:
     print(type(error).__name__, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-    words = subprocess.run(
-        [sys.executable, "-c", code, model_folder, folder], capture_output=True, text=True, check=True, timeout=60
-    ).stdout.split()
+    words = python(code, model_folder, folder).split()
     assert words[0] == "BaseModelMismatch"
     assert int(words[1]) < 50  # MB
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import four_bit_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.store import AdapterRecord
-from sebp_edge.cli import app
 from sebp_edge.cli.adapt import NOT_KEPT
+from sebp_edge.cli.commands import app
 from sebp_edge.errors import Interrupted, ModelError
 from sebp_edge.events import ModelLoaded
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable

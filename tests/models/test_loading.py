@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 from builders import make_llama, make_sentences
+from command import python
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
@@ -224,8 +224,7 @@ def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(model
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
     make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
     tokenizer.save_pretrained(tmp_path)
-    command = [sys.executable, "-c", MEASURED, str(model_folder), str(tmp_path)]
-    taken, weights = map(int, subprocess.run(command, check=True, capture_output=True).stdout.split())
+    taken, weights = map(int, python(MEASURED, model_folder, tmp_path).split())
     assert weights > 80e6
     assert taken < 0.2 * weights
 

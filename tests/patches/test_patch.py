@@ -340,7 +340,7 @@ def test_a_model_is_restored_if_a_part_runs_out_of_memory(kind, part, monkeypatc
 def test_an_encoder_is_restored_if_its_trial_runs_out_of_memory(monkeypatch):
     model = model_for("encoder")
     state = State(model)
-    monkeypatch.setattr(HoistedEncoder, "row_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    monkeypatch.setattr(HoistedEncoder, "_row_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
     with pytest.raises(torch.OutOfMemoryError):
         HoistedEncoder(model)
     state.check()

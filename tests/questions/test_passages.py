@@ -1,6 +1,7 @@
 """A note is cut into short passages that together hold all it says."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,24 @@ def test_the_words_of_a_note_stand_in_its_passages(path):
 @pytest.mark.parametrize("text", ["", "\x00", "word " * 12_000, '"' * 5_000, "a, " * 20_000])
 def test_strange_notes_are_cut_in_a_moment(text):
     assert all(len(piece.split()) <= MAX_WORDS for piece in texts(text))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "/"])
+def test_a_line_without_spaces_is_cut_between_its_values(separator):
+    """Each value of a passage is worded from all words of the passage."""
+    values = [f"{number:04}" for number in range(4000)]
+    found = texts(separator.join(values))
+    assert max(map(len, found)) <= 100 * MAX_WORDS
+    if separator != "/":
+        assert set(values) <= set(re.findall(r"\d+", " ".join(found)))
+
+
+def test_an_address_is_not_cut():
+    address = "https://example.org/" + "a-long-name/" * 10
+    assert any(address.rstrip("/") in text for text in texts(f"The boat is at {address} since May."))
+
+
+def test_sentences_of_abbreviations_take_linear_time():
+    begin = time.process_time()
+    texts("e.g. " * 20_000)
+    assert time.process_time() - begin < 2

@@ -1,103 +1,21 @@
-"""In conversations, exactly the assistant's text has loss, by a method that is sound for the chat template.
-
-The templates have the structure of real ones, without tools: what they print, trim, add and rewrite.
-"""
+"""In conversations, exactly the assistant's text has loss, by a method that is sound for the chat template."""
 
 import time
 from itertools import chain
 
 import pytest
 from builders import CHAT_TEMPLATE, make_sentences, make_tokenizer
+from chat_templates import DEEPSEEK_R1, GEMMA, LLAMA_3, PHI_3, QWEN_3, SMOLLM_2
 from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError
+from sebp_edge.texts import conversations
 from sebp_edge.texts.conversations import render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, Unreadable
 from sebp_edge.texts.examples import encode
 
 IGNORE = -100
 
-# Prints BOS itself, always prints a system message with the date, and trims contents.
-LLAMA_3 = """{{- bos_token }}
-{%- set date_string = strftime_now("%d %b %Y") %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
-{{- "Today Date: " + date_string + "\n\n" }}
-{{- system_message + "<|eot_id|>" }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}
-"""
-# Prints a default system message, and trims nothing.
-SMOLLM_2 = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# Keeps thoughts, and adds empty ones if there are none, only after the last question.
-QWEN_3 = """{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}
-{%- set ns = namespace(last_query_index=messages|length - 1, searching=true) %}
-{%- for message in messages[::-1] %}
-    {%- if ns.searching and message.role == "user" %}
-        {%- set ns.searching = false %}
-        {%- set ns.last_query_index = (messages|length - 1) - loop.index0 %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set content = message.content %}
-        {%- set thoughts = '' %}
-        {%- if '</think>' in content %}
-            {%- set thoughts = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
-        {%- endif %}
-        {%- if loop.index0 > ns.last_query_index and (loop.last or thoughts) %}
-            {{- '<|im_start|>assistant\n<think>\n' + thoughts.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
-        {%- else %}
-            {{- '<|im_start|>assistant\n' + content }}
-        {%- endif %}
-        {{- '<|im_end|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- endif %}
-{%- endif %}"""
-# Ends a conversation, but no turn inside it, with EOS.
-PHI_3 = (
-    "{% for message in messages %}{{'<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-# Requires alternating roles, and refuses system messages.
-GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
-    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{'<start_of_turn>assistant\n'}}{% endif %}"
-)
-# Makes the model think: the generation prompt is not a prefix of the rendered answer.
-DEEPSEEK_R1 = (
-    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
-    "{{ '<|assistant|>' + message['content'].split('</think>')[-1] + '<|end|>' }}"
-    "{% else %}{{ '<|user|>' + message['content'] }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"
-)
 CONTROL = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -207,6 +125,15 @@ def test_a_template_that_does_not_show_the_assistants_part_is_refused(template):
         encode_one(TWO_TURNS, tokenizer_with(template))
 
 
+def test_only_a_conversation_whose_assistant_is_not_shown_is_left_out():
+    shown = "{% if messages[0].role == 'system' %}{{ messages | length }}{% else %}" + SMOLLM_2 + "{% endif %}"
+    contents = [messages_of("a", "b", system="s"), messages_of("a", "b")]
+    documents = [Document(str(number), Conversation(messages)) for number, messages in enumerate(contents)]
+    examples, [item] = encode(documents, tokenizer_with(shown), 64)
+    assert {example.document for example in examples} == {1}
+    assert item.reason == "the model's chat template does not show which part of it is the assistant's"
+
+
 @pytest.mark.parametrize("template", [None, {"rag": SMOLLM_2}])
 def test_a_model_without_a_chat_template_is_refused(template):
     with pytest.raises(ModelError, match="has no chat template"):
@@ -308,3 +235,89 @@ def test_texts_and_conversations_do_not_affect_each_other():
     mixed, _ = encode([text, Document("chat", content), text], tokenizer, 512)
     assert mixed[1].input_ids == alone[0].input_ids
     assert mixed[0].input_ids == mixed[2].input_ids == encode([text], tokenizer, 512)[0][0].input_ids
+
+
+CALL = {"type": "function", "function": {"name": "area", "arguments": {"a": 5}}}
+WITH_CALL = (
+    *messages_of("how large?"),
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": 'it is "15"'},
+    {"role": "assistant", "content": "so 15"},
+)
+TOOLS = ({"type": "function", "function": {"name": "area", "description": "so large"}},)
+# Prints tools, calls and their results as Llama 3.1 and Qwen do.
+TOOL_USE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM_2, LLAMA_3, QWEN_3, PHI_3])
+def test_messages_of_weight_0_have_no_loss(template):
+    first, answer, *others = messages_of("the map?", "at home", "and soup?", "at six")
+    examples, _ = encode_one((first, answer | {"weight": 0}, *others), tokenizer_with(template))
+    tokenizer = tokenizer_with(template)
+    [learnt] = [tokenizer.decode(loss_tokens(example)) for example in examples]
+    assert "at six" in learnt and "at home" not in learnt
+    assert "at home" in tokenizer.decode(examples[0].input_ids)
+
+
+def test_calls_of_tools_have_loss_and_their_results_are_context():
+    tokenizer = tokenizer_with(TOOL_USE)
+    [(text, spans)] = render_conversation(WITH_CALL, tokenizer, TOOLS)
+    call = '{"name": "area", "arguments": {"a": 5}}<|im_end|>'
+    assert [text[begin:end] for begin, end in spans] == [call, "so 15<|im_end|>"]
+    assert '"description": "so large"' in text and r'"it is \"15\""' in text
+    [example], _ = encode([Document("chat", Conversation(WITH_CALL, TOOLS))], tokenizer, 512)
+    assert tokenizer.decode(loss_tokens(example)) == call + "so 15<|im_end|>"
+
+
+def test_reasoning_has_loss():
+    answer = {"role": "assistant", "content": "15", "reasoning_content": "5 by 3"}
+    assert parts_with_loss((*messages_of("how large?"), answer), tokenizer_with(TOOL_USE)) == [
+        ["<think>5 by 3</think>15<|im_end|>"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "what"),
+    [
+        (SMOLLM_2, WITH_CALL, (), "calls of tools"),
+        (SMOLLM_2, messages_of("a", "b"), TOOLS, "descriptions of tools"),
+        (QWEN_3, WITH_CALL, (), "calls of tools"),
+        (QWEN_3, (*messages_of("a", "b"), *WITH_CALL[2:]), (), "messages of the role tool"),
+        (
+            SMOLLM_2,
+            (*messages_of("a"), {"role": "assistant", "content": "b", "reasoning_content": "c"}),
+            (),
+            '"reasoning',
+        ),
+        (
+            CHAT_TEMPLATE,
+            (*messages_of("a"), {"role": "assistant", "content": "b", "tool_calls": [CALL]}),
+            (),
+            "calls of",
+        ),
+    ],
+)
+def test_a_conversation_of_which_the_template_leaves_out_a_part_is_left_out(template, messages, tools, what):
+    _, [item] = encode([Document("chat", Conversation(messages, tools))], tokenizer_with(template), 512)
+    assert item.reason.startswith(f"the model's chat template has no place for {what}")
+
+
+def test_a_system_message_that_the_template_ignores_is_not_lost_without_a_word():
+    ignoring = "{% for m in messages if m.role != 'system' %}" + "<{{ m.role }}>{{ m.content }}" + "{% endfor %}"
+    ignoring += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    _, [item] = encode_one(messages_of("a", "b", system="be brief"), tokenizer_with(ignoring))
+    assert item.reason == "the model's chat template has no place for messages of the role system"
+
+
+def test_a_conversation_of_very_many_turns_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(conversations, "MAX_RENDERED", 100)
+    messages = messages_of(*["so"] * 18) * 2
+    with pytest.raises(Unreadable, match="so many turns"):
+        render_conversation(messages, tokenizer_with(SMOLLM_2))
+    assert len(parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE))[0]) == 18

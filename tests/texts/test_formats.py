@@ -33,10 +33,59 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
         "---\n\nBetween two rules.\n\n---\n\nText.",
         "----\ntitle: four\n----\nText.",
         "Text.\n---\nkey: value\n---\nMore.",
+        "---\nSection one, the first thought.\n\n---\n\nSection two.",
+        "---\n# Slide one\nHello all\n---\n# Slide two",
+        "---\n# Slide one\nAgenda: lentils\n---\n# Slide two",
+        "---\nDear diary: it rained.\nThen it did not.\n---\nText.",
+        "---\nWe talked, and she said: no.\n---\nText.",
+        "---\n- a list\n- of two\n---\nText.",
+        "---\n...\nText.",
+        "+++\nProse between marks.\n+++\nText.",
+        '{"a": 1}',
+        '{"a": 1} and text\nText.',
+        "---\n" + "[" * 10_000 + "\n---\nText.",
+        "---\n" + "? " * 10_000 + "\n---\nText.",
     ],
 )
 def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
     assert contents(write_file(tmp_path, "a.md", text)) == [text.strip()]
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "---\ntitle: x\nid: 42\n...",
+        "---\ndate created: 2024-01-01\ntags: [a,\n  b]\n---",
+        "---\ntitle: Soup: the second pot\ndate: 2024-01-01\n---",  # not valid YAML, as with many blogs
+        "---\na: &a {x: 1}\nb: &b {<<: [*a, *a]}\n"
+        + "".join(f"k{n}: &k{n} {{<<: [*b, *b]}}\n" for n in range(30))
+        + "---",
+        '+++\ntitle = "Soup"\n[extra]\nx = 1\n+++',
+        '{\n"title": "Soup"\n}',
+    ],
+)
+def test_a_mapping_at_the_top_is_front_matter(tmp_path, front):
+    assert contents(write_file(tmp_path, "a.md", f"{front}\n\nText.\n---\nEnd.")) == ["Text.\n---\nEnd."]
+
+
+JOPLIN = "id: 0123456789abcdef0123456789abcdef\nparent_id: \nlatitude: 52.37403\nlongitude: 4.88969\n{}type_: {}"
+
+
+def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
+    write_file(tmp_path, "a.md", "Soup\n\nLentils.\n\nid: of the pot\n\n" + JOPLIN.format("is_todo: 0\n", 1))
+    write_file(tmp_path, "b.md", "Notebook\n\n" + JOPLIN.format("", 2))
+    write_file(tmp_path, "c.md", JOPLIN.format("encryption_cipher_text: 4f\nencryption_applied: 1\n", 1))
+    write_file(tmp_path, "d.md", "Text.\n\nid: 7\ntype_: 1")
+    reading = read_texts(tmp_path)
+    assert [document.content for document in reading.documents] == [
+        "Soup\n\nLentils.\n\nid: of the pot",
+        "Text.\n\nid: 7\ntype_: 1",
+    ]
+    assert [(item.source, item.reason) for item in reading.left_out] == [
+        ("a.md", "Joplin's metadata"),
+        ("b.md", "what Joplin keeps beside its notes, such as a notebook or a tag"),
+        ("c.md", "encrypted by Joplin; export it again with encryption off"),
+    ]
 
 
 def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):
@@ -138,7 +187,7 @@ def test_only_the_invalid_record_is_left_out(tmp_path, record, reason):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('[\n"a",\n', "not valid JSON (line 3)"),
+        ("[\n,\n", "not valid JSON (line 2)"),
         ("[" * 100_000, "JSON that is nested too deeply or has an overlong number"),
         ("9" * 5000, "JSON that is nested too deeply or has an overlong number"),
         ("[]", "empty"),
@@ -181,10 +230,10 @@ def test_ragged_csv_rows_are_left_out(tmp_path):
     ("text", "reason"),
     [
         ("title,body\na,b\n", 'no column "text", and no columns "prompt" and "completion"'),
-        ("id;text\n1;a\n", 'no column "text", and no columns "prompt" and "completion"'),
+        ("id|text\n1|a\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("prompt\na\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("text\n", "empty"),
-        ("text\n" + "a" * 200_000, "not valid CSV: field larger than field limit (131072)"),
+        ('"text', 'no column "text", and no columns "prompt" and "completion"'),
     ],
 )
 def test_csv_without_the_right_columns_is_left_out(folder, text, reason):

@@ -5,6 +5,8 @@ import time
 import pytest
 from reading import contents, left_out, write_file
 
+from sebp_edge.texts.readers import read_texts
+
 
 @pytest.mark.parametrize(
     ("written", "read"),
@@ -19,10 +21,22 @@ from reading import contents, left_out, write_file
         ("#+BEGIN_QUOTE\nTo [[a][be]].\n#+END_QUOTE", "To be."),
         ("#+begin_src sh\n# kept [[ -f x ]]\n#+end_src", "#+begin_src sh\n# kept [[ -f x ]]\n#+end_src"),
         (":NOT-CLOSED:\nText.", ":NOT-CLOSED:\nText."),
+        ("* A\n:LOGBOOK:\nText.\n* B\n:LOGBOOK:\nCLOCK\n:END:\nMore.", "* A\n:LOGBOOK:\nText.\n* B\nMore."),
+        (
+            "#+BEGIN_COMMENT\nText.\n* B\n# No.\n#+BEGIN_SRC\n* C\n# No.",
+            "#+BEGIN_COMMENT\nText.\n* B\n#+BEGIN_SRC\n* C",
+        ),
+        ("* A\n** TODO COMMENT No\nNo.\n*** No\n** B @@comment:no@@\nYes.", "* A\n** B \nYes."),
     ],
 )
 def test_org_files_are_read_as_text(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.org", written)) == [read]
+
+
+def test_comments_and_drawers_of_an_org_file_are_counted(folder):
+    write_file(folder, "a.org", "# One,\n# in two lines.\nA @@comment:two@@.\n:HINT:\nx\n:END:\n:PROPERTIES:\n:END:\n")
+    reasons = [item.reason for item in read_texts(folder).left_out]
+    assert reasons == ["comments: 2", "drawers: 1"]
 
 
 def test_an_org_file_without_text_is_left_out(folder):

@@ -74,7 +74,7 @@ def test_a_control_token_spelt_out_is_text_in_a_text_and_refused_in_a_chat(token
 
 def test_a_template_that_refuses_the_roles_raises_one_sentence(own_tokenizer):
     own_tokenizer.chat_template = "{{ raise_exception('no ' + messages[0].content) }}"
-    with pytest.raises(TextsError, match="the template refuses these roles in this order") as error:
+    with pytest.raises(TextsError, match="it refuses these messages") as error:
         encode_prompt(CHAT, own_tokenizer, chat=True)
     assert "ferry" not in str(error.value)
 

@@ -3,10 +3,14 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
-notes                    Markdown, and the notes of Obsidian and Logseq
-org, html, notebook      Org files, web pages, Jupyter notebooks
-docx, pdf                Word and PDF files, each with a library that is an extra
-records                  .json, .jsonl and .csv
+coverage                 how many words of a file its reader has not read
+notes                    Markdown: front_matter and joplin find what is not text, obsidian and logseq read marks
+markdown                 where a Markdown text has code and comments, by a CommonMark parser
+org, rst                 Org and reStructuredText files
+html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
+docx                     Word files: docx_text their text, docx_styles their headings and lists, docx_xml their XML
+pdf                      PDF files, with a library that is an extra
+records                  .json, .jsonl, .csv and .tsv
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
@@ -15,6 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sebp_edge.texts.documents import Content, Unreadable, printable
+from sebp_edge.texts.foreign import reason_against_name
+from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.html import read_html
@@ -22,17 +28,18 @@ from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
 from sebp_edge.texts.formats.org import read_org
 from sebp_edge.texts.formats.pdf import read_pdf
-from sebp_edge.texts.formats.records import read_csv, read_json, read_jsonl
+from sebp_edge.texts.formats.records import Read, read_csv, read_json
+from sebp_edge.texts.formats.rst import read_rst
 from sebp_edge.texts.vaults import Vault
 
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
-Reader = Callable[[Path], Iterable[Content | Unreadable]]
+Reader = Callable[[Path], Iterable[Read]]
 
 
-def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable]:
-    """Reads the contents of one file; an Unreadable takes the place of a faulty record.
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
+    """Reads the contents of one file; an Unreadable takes the place of a faulty record, a NotRead says what is missing.
 
     Args:
         vault: the vault that the file is in, if any; its Markdown has the vault's syntax.
@@ -48,6 +55,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
         if not size:
             # System files (/proc) report size 0 too; reading them may block or never end.
             raise Unreadable("empty")
+        if reason := reason_against_name(path.name):
+            raise Unreadable(reason)
         if ending not in FORMATS:
             with path.open("rb") as file:
                 binary = b"\0" in file.read(4096)
@@ -55,7 +64,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
             raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
         if size > MAX_FILE_SIZE:
             raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
-        return [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+        contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
+        return with_coverage(path, contents) if ending in COUNTED else contents
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 
@@ -76,17 +86,17 @@ def _one(read: Callable[[Path], Content]) -> Reader:
 
 
 MARKDOWN = {".md", ".markdown"}
-PACKED = {".docx", ".pdf"}
+WORD = {".docx", ".docm", ".dotx", ".dotm"}
+PACKED = {*WORD, ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
-    ".rst": _one(decode),
-    **dict.fromkeys(MARKDOWN, _one(read_note)),
-    ".org": _one(read_org),
+    ".rst": read_rst,
+    **dict.fromkeys(MARKDOWN, read_note),
+    ".org": read_org,
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
-    ".ipynb": _one(read_notebook),
-    ".docx": _one(read_docx),
+    ".ipynb": read_notebook,
+    **dict.fromkeys(WORD, read_docx),
     ".pdf": _one(read_pdf),
-    ".json": read_json,
-    ".jsonl": read_jsonl,
-    ".csv": read_csv,
+    **dict.fromkeys((".json", ".jsonl"), read_json),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
 }

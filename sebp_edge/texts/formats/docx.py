@@ -1,75 +1,118 @@
-"""Reads Word files (.docx) with python-docx: paragraphs, headings and tables in their order."""
+"""Reads Word files (.docx and its relatives): paragraphs, headings, lists, tables and notes in their order."""
 
-import time
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+from struct import error as StructError
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
+from zlib import error as ZlibError
 
-from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.documents import NotRead, Unreadable
+from sebp_edge.texts.formats.docx_styles import Lists, Styles
+from sebp_edge.texts.formats.docx_text import Text, joined
+from sebp_edge.texts.formats.docx_xml import DAMAGED, Attributes, Deadline, Handler, attribute, feed
 
-# The unpacked size that a file may have, in bytes: of its XML, and of all.
-MAX_XML, MAX_UNPACKED = 8_000_000, 256_000_000
-MAX_SECONDS = 20
+# The unpacked size of the parts that are read, in bytes.
+MAX_XML = 64_000_000
+# Other decompressors may take any memory.
+COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED)
 # What older and encrypted Word files begin with.
 _OLE = b"\xd0\xcf\x11\xe0"
 
 
-def read_docx(path: Path) -> str:
-    """Returns the text of a Word file.
+def read_docx(path: Path) -> Iterator[str | NotRead]:
+    """Yields the text of a Word file, and what of it was not read.
 
     Raises:
-        Unreadable: it is damaged, encrypted or too large, or python-docx is not installed.
-    """
-    try:
-        import docx
-    except ImportError as error:
-        raise Unreadable("needs python-docx; install it with: pip install 'sebp-edge[docx]'") from error
-    _refuse_unsafe(path)
-    try:
-        return "\n\n".join(_texts(docx.Document(str(path))))
-    except (OSError, Unreadable):
-        raise
-    except Exception as error:  # python-docx raises errors of many kinds for what it does not expect.
-        raise Unreadable("damaged, or not a Word file") from error
-
-
-def _refuse_unsafe(path: Path) -> None:
-    """Checks the archive before it is unpacked.
-
-    Raises:
-        Unreadable: it is no archive, or would grow too large.
+        Unreadable: it is damaged, encrypted or too large.
     """
     with path.open("rb") as file:
         if file.read(4) == _OLE:
             raise Unreadable("encrypted, or in Word's old format; save it as .docx without a password to use it")
     try:
         with ZipFile(path) as archive:
-            sizes = {info.filename: info.file_size for info in archive.infolist()}
-    except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-        raise Unreadable("damaged, or not a Word file") from error
-    # Python never unpacks more of a part than the archive says.
-    xml = sum(size for name, size in sizes.items() if name.lower().endswith((".xml", ".rels")))
-    if xml > MAX_XML or sum(sizes.values()) > MAX_UNPACKED:
-        raise Unreadable("too large once unpacked; split it to use it")
+            yield from _Package(archive).contents()
+    except (BadZipFile, ZlibError, StructError, ValueError, RuntimeError, EOFError) as error:
+        raise Unreadable(DAMAGED) from error
 
 
-def _texts(document) -> Iterator[str]:
-    started = time.monotonic()
-    # Looking up a paragraph's style takes python-docx long.
-    names = {style.style_id: style.name or "" for style in document.styles}
-    levels = {style: name.removeprefix("Heading ") for style, name in names.items() if name.startswith("Heading ")}
-    for block in document.iter_inner_content():
-        if time.monotonic() - started > MAX_SECONDS:
-            raise Unreadable(f"its text takes longer than {MAX_SECONDS} seconds to read; split it to use it")
-        text = "\n".join(_rows(block)) if hasattr(block, "rows") else block.text
-        if not text.strip():
-            continue
-        level = "" if hasattr(block, "rows") else levels.get(block._p.style, "")
-        yield f"{'#' * int(level)} {text}" if level in tuple("123456789") else text
+class _Package:
+    """The parts of a Word file, and how they refer to each other."""
+
+    def __init__(self, archive: ZipFile):
+        self._archive = archive
+        self._parts = {info.filename.lower(): info for info in archive.infolist()}
+        self._deadline = Deadline()
+        self._size = 0
+
+    def contents(self) -> Iterator[str | NotRead]:
+        """Yields the text, and what was not read."""
+        main = self._related("").get("officeDocument", "word/document.xml")
+        if main not in self._parts:
+            raise Unreadable(DAMAGED)
+        related = self._related(main)
+        styles, lists = Styles(), Lists()
+        self._read(related.get("styles"), styles)
+        self._read(related.get("numbering"), lists)
+        text = Text(styles, lists, self._deadline)
+        self._read(main, text)
+        if not text.has_body:
+            raise Unreadable(DAMAGED)
+        blocks = text.blocks()
+        notes = {}
+        for kind in {kind for kind, _ in text.references}:
+            part = Text(styles, lists, self._deadline)
+            self._read(related.get(f"{kind}s"), part)
+            notes |= {(kind, id): blocks for id, blocks in part.notes.items()}
+        for key, number in text.references.items():
+            if note := joined(notes.get(key, [])).strip():
+                blocks.append((f"[^{number}]: {note}", True))
+        yield joined(blocks)
+        if text.num_inserted:
+            yield NotRead(f"{text.num_inserted} inserted files were not read; save this file in Word to use them")
+
+    def _read(self, name: str | None, handler: Handler) -> None:
+        """Reads a part, if there is one.
+
+        Raises:
+            Unreadable: it is damaged, or all parts are too large.
+        """
+        info = self._parts.get(name)
+        if info is None:
+            return
+        if info.compress_type not in COMPRESSIONS:
+            raise Unreadable(DAMAGED)
+        # Python never unpacks more of a part than the archive says.
+        self._size += info.file_size
+        if self._size > MAX_XML:
+            raise Unreadable("too large once unpacked; split it to use it")
+        with self._archive.open(info) as file:
+            feed(file, handler, self._deadline)
+
+    def _related(self, name: str) -> dict[str, str]:
+        """Returns the parts that a part refers to, by the kind of the reference; "" is the whole file."""
+        folder, base = posixpath.split(name)
+        found = _References(folder)
+        self._read(posixpath.join(folder, "_rels", f"{base}.rels"), found)
+        return found.targets
 
 
-def _rows(table) -> Iterator[str]:
-    for row in table.rows:
-        # A merged cell stands for several.
-        texts = {cell._tc: " ".join(cell.text.split()) for cell in row.cells}
-        yield " | ".join(texts.values())
+class _References:
+    """Handles a part that says where others are."""
+
+    def __init__(self, folder: str):
+        self.targets: dict[str, str] = {}
+        self._folder = folder
+
+    def start(self, name: str, attributes: Attributes) -> None:
+        """See `Handler`."""
+        if name == "Relationship" and attribute(attributes, "TargetMode") != "External":
+            target = posixpath.join("/", self._folder, attribute(attributes, "Target").lower())
+            kind = attribute(attributes, "Type").rpartition("/")[2]
+            self.targets.setdefault(kind, posixpath.normpath(target).lstrip("/"))
+
+    def end(self, name: str) -> None:
+        """See `Handler`."""
+
+    def text(self, text: str) -> None:
+        """See `Handler`."""

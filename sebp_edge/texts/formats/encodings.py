@@ -2,6 +2,8 @@
 
 import codecs
 import re
+import unicodedata
+from contextlib import suppress
 from pathlib import Path
 
 import charset_normalizer
@@ -18,11 +20,23 @@ SAMPLE = 200_000
 
 # Control characters that no text has; DOS ended texts with the one left out.
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x19\x1c-\x1f]")
-_META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?([\w-]{1,40})", re.IGNORECASE)
+_NAMED_ENCODING = re.compile(
+    rb"<(?:meta[^>]{0,200}?charset|\?xml[^>]{0,100}?encoding)\s{0,9}=\s{0,9}[\"']?([\w-]{1,40})", re.IGNORECASE
+)
+# What browsers take instead of the encodings that pages name.
+_IN_BROWSERS = {
+    **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
+    **{"gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
+}
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Of so many bytes or characters of a page, one may be damaged.
+_RARE = 1000
+# Unicode's categories of control characters, of private characters and of those that are not assigned.
+_IN_NO_TEXT = frozenset({"Cc", "Co", "Cn"})
 
 
 def decode(path: Path) -> str:
-    """Returns the text of a file, which is in UTF-8, in UTF-16 with a byte order mark, or in a detected encoding.
+    """Returns the text of a file, which is in UTF-8, in UTF-16, or in a detected encoding.
 
     Raises:
         Unreadable: it is binary, empty, or in no known encoding.
@@ -31,23 +45,32 @@ def decode(path: Path) -> str:
 
 
 def decode_html(path: Path) -> str:
-    """Returns the text of a web page, in the encoding that it names; if that is wrong, as `decode` does.
+    """Returns the text of a web page, in UTF-8 or the encoding that it names; if it is in neither, as `decode` does.
+
+    Null characters and single damaged characters are no errors, as in browsers.
 
     Raises:
         Unreadable: see `decode`.
     """
     data = path.read_bytes()
-    named = _META_CHARSET.search(data[:4096])
-    if named and b"\0" not in data and (encoding := _known_encoding(named[1].decode())):
-        try:
-            return _not_empty(data.decode(encoding).removeprefix("\ufeff"))
-        except UnicodeError:
-            pass  # The page lies.
+    if data.startswith(_MARKS):
+        return decode_bytes(data)
+    if data.count(b"\0") * _RARE < len(data):
+        data = data.replace(b"\0", b"")
+    # Pages that were saved in UTF-8 often name another encoding.
+    if b"\0" not in data and (data.isascii() or not _is_utf8(data)):
+        named = _NAMED_ENCODING.search(data[:4096])
+        if named and (encoding := _known_encoding(named[1].decode())):
+            text = data.decode(encoding, errors="replace")
+            if encoding != "utf-8" and text.count("\ufffd") * _RARE <= len(text):
+                return _not_empty(text)
+        if _is_damaged_utf8(data):
+            return _not_empty(data.decode("utf-8", errors="replace"))
     return decode_bytes(data)
 
 
 def _known_encoding(name: str) -> str | None:
-    """Returns Python's name of an encoding that a page names; None if there is none, or it is not ASCII below 128."""
+    """Returns the encoding that a page names, as browsers read it; None if it is none, or is not ASCII below 128."""
     ascii_bytes = bytes(range(32, 127))
     try:
         encoding = codecs.lookup(name).name
@@ -55,18 +78,18 @@ def _known_encoding(name: str) -> str | None:
             return None
     except (UnicodeError, LookupError):
         return None
-    # Browsers take one for the other too.
-    return "cp1252" if encoding == "iso8859-1" else encoding
+    return _IN_BROWSERS.get(encoding, encoding)
 
 
 def decode_bytes(data: bytes) -> str:
     """Returns the text; see `decode`."""
     # UTF-32's byte order mark can begin like UTF-16's.
-    utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[2:4] != b"\0\0"
+    has_mark = data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[2:4] != b"\0\0"
+    utf16 = "utf-16" if has_mark else _utf16_without_mark(data)
     if b"\0" in data and not utf16:
         raise Unreadable("binary file")
     try:
-        text = data.decode("utf-16" if utf16 else "utf-8")
+        text = data.decode(utf16 or "utf-8")
     except UnicodeDecodeError as error:
         legacy = None if utf16 or _is_damaged_utf8(data) else _detect(data)
         if legacy is None:
@@ -76,11 +99,35 @@ def decode_bytes(data: bytes) -> str:
     return _not_empty(text.removeprefix("\ufeff"))
 
 
+def _utf16_without_mark(data: bytes) -> str | None:
+    """Returns the encoding of UTF-16 without a byte order mark; None if this is not such a text.
+
+    In such a text, each second byte of a blank is zero and no other byte is. A binary file has control characters then.
+    """
+    if b"\0" not in data or len(data) % 2:
+        return None
+    for encoding, low in (("utf-16-le", data[::2]), ("utf-16-be", data[1::2])):
+        if b"\0" not in low:
+            with suppress(UnicodeDecodeError):
+                text = data.decode(encoding)
+                known = (unicodedata.category(sign) in _IN_NO_TEXT for sign in set(text) - set("\t\n\r\f"))
+                return None if any(known) else encoding
+    return None
+
+
 def _not_empty(text: str) -> str:
     # strip() would copy a large text.
     if not text or text.isspace():
         raise Unreadable("empty")
     return text
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_damaged_utf8(data: bytes) -> bool:

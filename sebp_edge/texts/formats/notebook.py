@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
-from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.documents import NotRead, Unreadable, unix_newlines
 from sebp_edge.texts.formats.encodings import decode
+from sebp_edge.texts.formats.notes import Seen, comments_not_read, visible_text
 
 
-def read_notebook(path: Path) -> str:
-    """Returns the text of a notebook.
+def read_notebook(path: Path) -> list[str | NotRead]:
+    """Returns the text of a notebook, and what was not read.
 
     Raises:
         Unreadable: it is damaged, or has no text; see `decode`.
@@ -19,7 +20,7 @@ def read_notebook(path: Path) -> str:
         raise Unreadable("not a valid notebook (not JSON)") from error
     language = _language(notebook)
     texts = [_text(cell, language) for cell in _cells(notebook) if isinstance(cell, dict)]
-    return "\n\n".join(text for text in texts if text)
+    return ["\n\n".join(cell.text for cell in texts if cell.text), *comments_not_read(*texts)]
 
 
 def _cells(notebook) -> list:
@@ -40,12 +41,15 @@ def _language(notebook) -> str:
     return notebook if isinstance(notebook, str) and notebook.isidentifier() else ""
 
 
-def _text(cell: dict, language: str) -> str:
+def _text(cell: dict, language: str) -> Seen:
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(line for line in source if isinstance(line, str))
     if not isinstance(source, str) or not source.strip():
-        return ""
+        return Seen("")
     if cell.get("cell_type") == "code":
-        return f"```{language}\n{source.strip(chr(10))}\n```"
-    return source.strip() if cell.get("cell_type") in ("markdown", "heading") else ""
+        return Seen(f"```{language}\n{source.strip(chr(10))}\n```")
+    if cell.get("cell_type") not in ("markdown", "heading"):
+        return Seen("")
+    seen = visible_text(unix_newlines(source))
+    return seen._replace(text=seen.text.strip())

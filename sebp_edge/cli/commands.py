@@ -1,0 +1,54 @@
+"""The commands of `sebp-edge`, by name."""
+
+import typer
+
+from sebp_edge.cli import (
+    adapt,
+    adapters,
+    analyze,
+    bench,
+    doctor,
+    export,
+    forget,
+    generate,
+    inspect,
+    listings,
+    lr_range,
+    plan,
+)
+
+app = typer.Typer(
+    name="sebp-edge",
+    help="Adapt a language model to your texts, on your own machine. Your texts never leave it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # which wraps the paragraphs of docstrings at the width of the terminal
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(adapt.adapt)
+app.command()(forget.forget)
+app.command()(inspect.inspect)
+app.command()(plan.plan)
+app.command()(analyze.analyze)
+app.command()(lr_range.lr_range)
+app.command()(bench.bench)
+app.command(cls=generate.PromptCommand)(generate.generate)
+app.command()(export.export)
+app.command()(listings.models)
+app.command()(listings.recipes)
+app.add_typer(adapters.app, name="adapters")
+app.command()(doctor.doctor)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        from sebp_edge import __version__
+
+        typer.echo(f"sebp-edge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None: ...

@@ -1,0 +1,150 @@
+"""Counts the words of a file a second time, by patterns that know nothing of its reader, so that lost text is noticed.
+
+The patterns are simple on purpose. They set aside what is no text, and what all readers leave out by design; what else
+a reader leaves out, it says.
+"""
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from zipfile import ZipFile
+
+from sebp_edge.texts.documents import Content, NotRead, Unreadable, texts_of
+from sebp_edge.texts.formats.docx import COMPRESSIONS, MAX_XML
+from sebp_edge.texts.formats.encodings import decode, decode_html
+
+# The share of the words that a reader must have read.
+ENOUGH = 0.9
+
+# Marks of where a word may be hyphenated are parts of it.
+_WORD = re.compile(r"[^\W_](?:[^\W_]|[\u00ad\u200b-\u200d\u2060])*")
+
+
+def with_coverage(
+    path: Path, contents: Iterable[Content | Unreadable | NotRead]
+) -> list[Content | Unreadable | NotRead]:
+    """Returns the contents of a file, and how many of its words they lack if that is many.
+
+    Args:
+        path: a file in one of the formats `COUNTED`.
+        contents: what its reader found in it, without refusing it.
+    """
+    contents = list(contents)
+    found = [content for content in contents if not isinstance(content, (Unreadable, NotRead))]
+    read = sum(_num_words(text) for content in found for text in texts_of(content))
+    total = _num_words(COUNTED[path.suffix.lower()](path))
+    if read < ENOUGH * total:
+        contents.append(NotRead(f"{total - read:,} of {total:,} words of this file were not read"))
+    return contents
+
+
+def _num_words(text: str) -> int:
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def _without(text: str, begin: str, end: str) -> str:
+    """Cuts out all that is between two patterns, each with the first end after it; one without an end is kept.
+
+    A single pattern for both would take a time that grows with the square of the size of a damaged file.
+    """
+    begins, ends = re.compile(begin, re.IGNORECASE | re.MULTILINE), re.compile(end, re.IGNORECASE | re.MULTILINE)
+    kept, start = [], 0
+    while (opened := begins.search(text, start)) and (closed := ends.search(text, opened.end())):
+        kept.append(text[start : opened.start()])
+        start = closed.end()
+    return " ".join([*kept, text[start:]])
+
+
+# ---------------------------------------------------------------------------------------------- formats
+
+_IN_LINE = "a|abbr|b|bdi|bdo|big|cite|code|em|font|i|kbd|mark|q|s|samp|small|span|strong|sub|sup|tt|u|var|wbr"
+_IN_LINE_TAG = re.compile(rf"</?(?:{_IN_LINE})(?:\s[^<>]*)?>", re.IGNORECASE)
+_TAG = re.compile(r"<[!/?a-z][^<>]*>", re.IGNORECASE)
+# May hold whole pages, with tags.
+_ATTRIBUTE = re.compile(r"""=\s*(?:"[^"]*"|'[^']*')""")
+# Menus and what a page only shows on demand. One that is never closed, or begins within another, is counted.
+_ASIDE = re.compile(
+    r"<(head|nav|select|button|template|noscript|svg|iframe|object|audio|video|canvas|textarea)(?=[\s>])"
+    r"[^<]*(?:<(?!/?\1[\s>])[^<]*)*</\1\s*>",
+    re.IGNORECASE,
+)
+
+
+def _html_text(path: Path) -> str:
+    text = _without(decode_html(path), r"<!(?=--)", r"--!?>")
+    for name in ("script", "style"):
+        text = _without(text, rf"<{name}(?=[\s>])", rf"</{name}\s*>")
+    text = _ASIDE.sub(" ", _ATTRIBUTE.sub("", text))
+    return html.unescape(_TAG.sub(" ", _IN_LINE_TAG.sub("", text)))
+
+
+_WORD_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml", re.IGNORECASE)
+_WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b")
+
+
+def _word_text(path: Path) -> str:
+    with ZipFile(path) as archive:
+        found = [info for info in archive.infolist() if _WORD_PART.fullmatch(info.filename)]
+        if sum(info.file_size for info in found) > MAX_XML or any(
+            info.compress_type not in COMPRESSIONS for info in found
+        ):
+            return ""  # Its reader did not read all of these.
+        parts = [archive.read(info) for info in found]
+    xml = " ".join(part.decode("utf-8", errors="replace") for part in parts)
+    # The copies of text boxes for older programs, and of what was moved.
+    for name in ("Fallback", "moveFrom"):
+        xml = _without(xml, rf"<(?:\w+:)?{name}[\s>]", rf"</(?:\w+:)?{name}>")
+    return html.unescape("".join(" " if found[1] is None else found[1] for found in _WORD_TEXT.finditer(xml)))
+
+
+_CELL_TEXT = re.compile(r'"(?:source|input)"\s*:\s*(?:("(?:[^"\\]|\\.)*")|\[((?:\s*"(?:[^"\\]|\\.)*"\s*,?)*)\s*\])')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def _notebook_text(path: Path) -> str:
+    strings = (_STRING.findall(found[1] or found[2]) for found in _CELL_TEXT.finditer(decode(path)))
+    return "\n".join("".join(json.loads(string, strict=False) for string in cell) for cell in strings)
+
+
+# Settings of a file or of a block, and comments, each on a line of its own; and targets of links.
+_ORG_MARK = re.compile(
+    r"^[ \t]*(?:#\+.*|#[ \t].*|#$|:[\w-]+:.*|(?:SCHEDULED|DEADLINE|CLOSED|CLOCK):.*)|\[\[[^\[\]\n]*\](?=\[)",
+    re.MULTILINE,
+)
+
+
+def _org_text(path: Path) -> str:
+    text = _without(decode(path), r"^[ \t]*#\+begin_comment", r"^[ \t]*#\+end_comment")
+    return _ORG_MARK.sub(" ", text)
+
+
+# Front matter in which each line is a setting, an item or the rest of one; lines with prose are counted.
+_FRONT_MATTER = re.compile(
+    r"\A(---|\+\+\+)[ \t]*\n(?:[ \t]+.*\n|[-#\]}].*\n|[\w. \"'-]{1,60}[:=].*\n|\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)"
+)
+# Pictures as text, targets of links, Obsidian's block ids, the properties and queries of Logseq, Joplin's metadata.
+_MARKDOWN_MARK = re.compile(
+    r"data:[\w/+.;=-]{0,100},[^\s)\"'>]*|(?<=\]\()[^()\s]*|!\[\[[^\[\]\n]*\]\]|(?<=\[\[)[^\[\]\n|]*\||[ \t]\^[\w-]+$"
+    r"|^[ \t]*(?:- )?[\w-]+:: .*$|\{\{[^{}\n]*\}\}|\n\nid: [0-9a-f]{32}\n(?:\w+: ?.*(?:\n|\Z))*\Z",
+    re.MULTILINE,
+)
+
+
+def _markdown_text(path: Path) -> str:
+    text = _FRONT_MATTER.sub("", decode(path).replace("\r\n", "\n"))
+    text = _without(text, "<!--", "-->")
+    text = _without(text, r"%%", r"%%")
+    text = _without(text, r"^[ \t]*[`~]{3,}(?:dataview|dataviewjs|tasks|query|base)\b", r"^[ \t]*[`~]{3,}[ \t]*$")
+    return _MARKDOWN_MARK.sub(" ", text)
+
+
+# The raw text of a file, by its ending.
+COUNTED: dict[str, Callable[[Path], str]] = {
+    **dict.fromkeys((".html", ".htm"), _html_text),
+    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), _word_text),
+    ".ipynb": _notebook_text,
+    ".org": _org_text,
+    **dict.fromkeys((".md", ".markdown"), _markdown_text),
+}

@@ -1,0 +1,419 @@
+"""Turns the main part of a Word file into text in one pass: what a person sees on the page.
+
+That is also what stands in content controls, tracked insertions, text boxes and the results of fields. Field codes,
+tracked deletions and hidden text are not seen.
+"""
+
+from dataclasses import dataclass, field
+
+from sebp_edge.texts.formats.docx_styles import Lists, Styles
+from sebp_edge.texts.formats.docx_xml import Attributes, Deadline, attribute, is_on, number
+
+# A block of text, and whether it is an item of a list.
+Block = tuple[str, bool]
+
+# What is read of the elements that describe others.
+_PROPERTIES = {"pPr", "rPr", "trPr", "tcPr", "dPr", "naryPr"}
+# Elements whose text is not shown.
+_NOT_SHOWN = {"del", "moveFrom", "instrText", "delText", "delInstrText", "sectPr", "tblGrid", "ffData", "binData"}
+# The same content for newer and older programs: the first that has text is read.
+_ALTERNATIVES = {"Choice", "Fallback"}
+_CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+# What stands before a part of a formula.
+_OPERATORS = {"den": "/", "sup": "^", "sub": "_"}
+# The characters of Word's fonts of symbols, from 0xF000 on in files.
+_SYMBOLS = {
+    "symbol": dict(zip("abcdefghijklmnopqrstuvwxyz", "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", strict=True))
+    | dict(zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", strict=True))
+    | dict(zip("£¥«¬\xad®¯°±³´µ¹»ÅÎÐÑÖå", "≤∞↔←↑→↓°±≥×∝≠≈⊕∈∠∇√∑", strict=True)),
+    "wingdings": dict(zip("ßàáâ\xa8ýþüûJKL", "←→↑↓☐☒☑✓✗☺😐☹", strict=True)),
+}
+
+
+@dataclass(slots=True)
+class _Story:
+    """A run of paragraphs: the body, a note, a text box or a cell.
+
+    Attributes:
+        blocks: the finished paragraphs and tables.
+        pieces: the text of the paragraph so far.
+        boxes: the text boxes that are anchored in it.
+        fields: of each field around the current place, the innermost last, whether this is its code, not its result.
+        num_codes: how many of these are.
+        is_hidden: whether all of it is.
+        goes_on: whether the next paragraph continues this one, since the mark between them is deleted or hidden.
+        run_is_hidden: whether the current run is; None if the paragraph's style decides.
+    """
+
+    is_hidden: bool = False
+    blocks: list[Block] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    boxes: list[Block] = field(default_factory=list)
+    fields: list[bool] = field(default_factory=list)
+    num_codes: int = 0
+    style: str = ""
+    list_id: int | None = None
+    list_level: int | None = None
+    goes_on: bool = False
+    run_is_hidden: bool | None = None
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table: its finished blocks, the lines of the rows after them, and the cells of the current row."""
+
+    blocks: list[Block] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    cells: list[list[Block]] = field(default_factory=list)
+    row_is_deleted: bool = False
+
+    def end_lines(self) -> None:
+        if text := "\n".join(line for line in self.lines if line.strip(" |")):
+            self.blocks.append((text, False))
+        self.lines = []
+
+
+class Text:
+    """Handles the main part, or the part with the footnotes or endnotes.
+
+    Attributes:
+        references: the notes that the text refers to, as ("footnote" or "endnote", id), with their numbers.
+        notes: the notes in this part, by id.
+        num_inserted: how many places stand for other files, which are not read.
+        has_body: whether this is the main part of a Word file at all.
+    """
+
+    def __init__(self, styles: Styles, lists: Lists, deadline: Deadline):
+        self.references: dict[tuple[str, str], int] = {}
+        self.notes: dict[str, list[Block]] = {}
+        self.num_inserted, self.has_body = 0, False
+        self._styles, self._lists, self._deadline = styles, lists, deadline
+        self._stories: list[_Story] = [_Story()]
+        self._tables: list[_Table] = []
+        # How many elements around this place are not shown; the element with properties around it, or "mark" for those
+        # of a paragraph's end; how many elements are open within it, and where in these the mark is.
+        self._skipped, self._property, self._depth, self._mark = 0, "", 0, 0
+        # The pieces of the current text element, if any.
+        self._text: list[str] | None = None
+        # The number of texts so far, also when each alternative content began.
+        self._num_texts, self._alternatives = 0, []
+        # Of the formula: what stands before the next text, the sign of the sum or integral, and the closing brackets.
+        self._operator, self._sum, self._brackets = "", "", []
+        self._note = ""
+        # How the next word is read (in East Asian text), and where that begins among the pieces.
+        self._reading, self._reading_start = "", 0
+        self._starts = {
+            "body": self._start_body,
+            "p": self._start_paragraph,
+            "r": self._start_run,
+            "fldChar": self._field,
+            "tbl": self._start_table,
+            "tr": self._start_row,
+            "tc": lambda _: self._start_story(),
+            "txbxContent": lambda _: self._start_story(),
+            "footnote": self._start_note,
+            "endnote": self._start_note,
+            "footnoteReference": lambda attributes: self._refer("footnote", attributes),
+            "endnoteReference": lambda attributes: self._refer("endnote", attributes),
+            "AlternateContent": lambda _: self._alternatives.append(self._num_texts),
+            "sym": self._symbol,
+            "textpath": lambda attributes: self._add(attribute(attributes, "string")),
+            "rt": self._start_reading,
+            "d": self._start_brackets,
+            "altChunk": self._insert,
+            "subDoc": self._insert,
+        }
+        self._ends = {
+            "p": self._end_paragraph,
+            "r": self._end_run,
+            "tbl": self._end_table,
+            "tr": self._end_row,
+            "tc": self._end_cell,
+            "txbxContent": self._end_box,
+            "footnote": self._end_note,
+            "endnote": self._end_note,
+            "AlternateContent": self._alternatives.pop,
+            "rt": self._end_reading,
+            "ruby": self._end_ruby,
+            "d": lambda: self._add(self._brackets.pop()),
+        }
+
+    def blocks(self) -> list[Block]:
+        """Returns the paragraphs and tables of the body."""
+        return self._finished(self._stories[0])
+
+    def start(self, name: str, attributes: Attributes) -> None:
+        """See `Handler`."""
+        if self._skipped:
+            self._skipped += 1
+        elif self._property:
+            self._start_property(name, attributes)
+        elif name in _PROPERTIES:
+            self._property, self._depth, self._sum = name, 0, "∫"
+        elif name in _NOT_SHOWN or name.endswith("Pr") or (name in _ALTERNATIVES and self._has_alternative()):
+            self._skipped = 1
+        elif name == "t":
+            self._text = []
+        elif name in _CHARACTERS:
+            self._add(_CHARACTERS[name])
+        elif name in _OPERATORS:
+            self._operator += _OPERATORS[name]
+        elif start := self._starts.get(name):
+            start(attributes)
+
+    def text(self, text: str) -> None:
+        """See `Handler`."""
+        if self._text is not None and not self._skipped:
+            self._text.append(text)
+
+    def end(self, name: str) -> None:
+        """See `Handler`."""
+        if self._skipped:
+            self._skipped -= 1
+        elif self._property:
+            self._end_property(name)
+        elif name == "t" and self._text is not None:
+            text, self._text = "".join(self._text).replace("\n", " "), None
+            self._add(text)
+        elif name in _OPERATORS:
+            self._operator = ""
+        elif end := self._ends.get(name):
+            end()
+
+    # ---------------------------------------------------------------------------------------- text
+
+    def _is_seen(self) -> bool:
+        story = self._stories[-1]
+        hidden = story.run_is_hidden
+        if hidden is None:
+            hidden = self._styles.get(story.style).is_hidden
+        return not (hidden or story.is_hidden or story.num_codes)
+
+    def _has_alternative(self) -> bool:
+        return bool(self._alternatives) and self._num_texts > self._alternatives[-1]
+
+    def _add(self, text: str) -> None:
+        if text and self._is_seen():
+            self._stories[-1].pieces.append(self._operator + text)
+            self._operator = ""
+            self._num_texts += 1
+
+    def _symbol(self, attributes: Attributes) -> None:
+        font = attribute(attributes, "font").lower()
+        try:
+            code = int(attribute(attributes, "char"), 16)
+        except ValueError:
+            return
+        if font in _SYMBOLS:
+            self._add(_SYMBOLS[font].get(chr(code & 0xFF), ""))
+        elif 0x20 <= code < 0xD800:  # What is above is a number in a font.
+            self._add(chr(code))
+
+    def _start_reading(self, _: Attributes) -> None:
+        self._reading_start = len(self._stories[-1].pieces)
+
+    def _end_reading(self) -> None:
+        # It stands before the word that it is the reading of.
+        pieces = self._stories[-1].pieces
+        self._reading = "".join(pieces[self._reading_start :])
+        del pieces[self._reading_start :]
+
+    def _end_ruby(self) -> None:
+        if self._reading:
+            self._add(f"({self._reading})")
+        self._reading = ""
+
+    def _refer(self, kind: str, attributes: Attributes) -> None:
+        if self._is_seen():
+            place = self.references.setdefault((kind, attribute(attributes, "id")), len(self.references) + 1)
+            self._add(f"[^{place}]")
+
+    def _start_brackets(self, _: Attributes) -> None:
+        self._operator += "("
+        self._brackets.append(")")
+
+    def _insert(self, _: Attributes) -> None:
+        self.num_inserted += 1
+
+    def _field(self, attributes: Attributes) -> None:
+        story = self._stories[-1]
+        kind = attribute(attributes, "fldCharType")
+        if kind == "begin":
+            story.fields.append(True)
+            story.num_codes += 1
+        elif story.fields:
+            # The code ends; the field ends, too, or its result begins.
+            story.num_codes -= story.fields.pop()
+            if kind != "end":
+                story.fields.append(False)
+
+    # ---------------------------------------------------------------------------------------- properties
+
+    def _start_property(self, name: str, attributes: Attributes) -> None:
+        story = self._stories[-1]
+        if name.endswith("Change") or name in ("sectPr", "ctrlPr"):
+            self._skipped = 1  # How it was before, or nothing about text.
+            return
+        self._depth += 1
+        match self._property, name:
+            case "pPr", "rPr":
+                self._property, self._mark = "mark", self._depth
+            case "pPr", "pStyle":
+                story.style = attribute(attributes)
+            case "pPr", "numId":
+                story.list_id = number(attributes)
+            case "pPr", "ilvl":
+                story.list_level = number(attributes)
+            case "pPr", "framePr" if attribute(attributes, "dropCap", "none") != "none":
+                story.goes_on = True  # A large initial is a paragraph of its own.
+            case "mark", "del" | "moveFrom":
+                story.goes_on = True
+            case "mark", "vanish" if is_on(attributes):
+                story.goes_on = True
+            case "rPr", "vanish":
+                story.run_is_hidden = is_on(attributes)
+            case "rPr", "rStyle" if story.run_is_hidden is None:
+                story.run_is_hidden = self._styles.get(attribute(attributes)).is_hidden
+            case "trPr", "del" if self._tables:
+                self._tables[-1].row_is_deleted = True
+            case "tcPr", "cellDel":
+                story.is_hidden = True
+            case "tcPr", "vMerge" | "hMerge" if attribute(attributes, default="continue") == "continue":
+                story.is_hidden = True
+            case "dPr", "begChr":
+                self._operator = self._operator[:-1] + attribute(attributes)[:1]
+            case "dPr", "endChr" if self._brackets:
+                self._brackets[-1] = attribute(attributes)[:1]
+            case "naryPr", "chr":
+                self._sum = attribute(attributes)[:1]
+
+    def _end_property(self, name: str) -> None:
+        if not self._depth:
+            self._property = ""
+            if name == "naryPr":
+                self._add(self._sum)
+            return
+        if self._property == "mark" and self._depth == self._mark:
+            self._property = "pPr"
+        self._depth -= 1
+
+    # ---------------------------------------------------------------------------------------- paragraphs
+
+    def _start_body(self, _: Attributes) -> None:
+        self.has_body = True
+
+    def _start_run(self, _: Attributes) -> None:
+        self._stories[-1].run_is_hidden = None
+
+    def _end_run(self) -> None:
+        self._stories[-1].run_is_hidden = None
+
+    def _start_paragraph(self, _: Attributes) -> None:
+        story = self._stories[-1]
+        if story.pieces and not story.goes_on:
+            self._end_block(story)
+        story.style, story.list_id, story.list_level, story.goes_on = "", None, None, False
+        self._operator = ""
+
+    def _end_paragraph(self) -> None:
+        story = self._stories[-1]
+        # The rest of a field whose code never ends is shown.
+        story.fields.clear()
+        story.num_codes = 0
+        if not story.goes_on:
+            self._end_block(story)
+        story.style = ""
+
+    def _end_block(self, story: _Story) -> None:
+        """Ends the paragraph, after which the text boxes that are anchored in it follow."""
+        text, is_item = "".join(story.pieces).strip("\n").rstrip(), False
+        style = self._styles.get(story.style)
+        list_id = style.list_id if story.list_id is None else story.list_id
+        level = style.list_level if story.list_level is None else story.list_level
+        label = None
+        if list_id and not story.is_hidden:
+            label = self._lists.label(list_id, level, story.style)
+        if text.strip():
+            if label and label[0]:
+                text = f"{label[0]} {text.lstrip()}"
+            if style.level:
+                text = f"{'#' * style.level} {_on_one_line(text)}"
+            elif label:
+                text, is_item = "  " * label[1] + text, True
+            story.blocks.append((text, is_item))
+        story.blocks += story.boxes
+        story.pieces, story.boxes = [], []
+
+    def _finished(self, story: _Story) -> list[Block]:
+        if story.pieces or story.boxes:
+            self._end_block(story)
+        return story.blocks
+
+    def _start_story(self) -> None:
+        self._stories.append(_Story(is_hidden=not self._is_seen()))
+
+    def _end_box(self) -> None:
+        box = self._finished(self._stories.pop())
+        self._stories[-1].boxes += box
+
+    # ---------------------------------------------------------------------------------------- tables
+
+    def _start_table(self, _: Attributes) -> None:
+        story = self._stories[-1]
+        story.goes_on = False
+        if story.pieces:
+            self._end_block(story)
+        self._tables.append(_Table())
+
+    def _end_table(self) -> None:
+        table = self._tables.pop()
+        table.end_lines()
+        self._stories[-1].blocks += table.blocks
+
+    def _start_row(self, _: Attributes) -> None:
+        if self._tables:
+            self._tables[-1].cells, self._tables[-1].row_is_deleted = [], False
+
+    def _end_cell(self) -> None:
+        self._deadline.check()
+        cell = self._finished(self._stories.pop())
+        if self._tables:
+            self._tables[-1].cells.append(cell)
+
+    def _end_row(self) -> None:
+        if not self._tables:
+            return
+        table = self._tables[-1]
+        cells, table.cells = table.cells, []
+        if table.row_is_deleted:
+            return
+        if len(cells) == 1:
+            # Such tables are frames around text.
+            table.end_lines()
+            table.blocks += cells[0]
+        else:
+            table.lines.append(" | ".join(_on_one_line(" ".join(text for text, _ in cell)) for cell in cells))
+
+    # ---------------------------------------------------------------------------------------- notes
+
+    def _start_note(self, attributes: Attributes) -> None:
+        self._note = attribute(attributes, "id")
+        self._start_story()
+
+    def _end_note(self) -> None:
+        self.notes[self._note] = self._finished(self._stories.pop())
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("\t", " ").strip()
+
+
+def joined(blocks: list[Block]) -> str:
+    """Returns the blocks as one text: items of lists on lines of their own, all else with blank lines between."""
+    pieces, after_item = [], False
+    for text, is_item in blocks:
+        if pieces:
+            pieces.append("\n" if is_item and after_item else "\n\n")
+        pieces.append(text)
+        after_item = is_item
+    return "".join(pieces)

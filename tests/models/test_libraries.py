@@ -1,0 +1,101 @@
+"""Libraries print nothing into the host program, whose own settings stay as they are."""
+
+import io
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sebp_edge.models.libraries import quiet_libraries
+
+SMALL = """
+import os, sys, logging, warnings
+before = dict(os.environ), list(logging.root.handlers), logging.getLogger("transformers").level
+import sebp_edge
+from pathlib import Path
+from sebp_edge import AdapterStore, Personalizer, Recipe
+filters = list(warnings.filters)
+model, folder = sys.argv[1:]
+recipe = Recipe.load("notes").replace(r=4, epochs=1, batch_tokens=200, context_length=64)
+personalizer = Personalizer(model, recipe=recipe, device="cpu", store=AdapterStore(folder))
+personalizer.adapt([f"The ferry number {number} left at six with the mail." for number in range(24)], keep_anyway=True)
+personalizer.generate("The ferry", max_new_tokens=2)
+assert logging.root.handlers == before[1] and warnings.filters == filters
+changed = {name for name in before[0].keys() | os.environ.keys() if before[0].get(name) != os.environ.get(name)}
+print("changed:", changed, "torch._inductor.compile_fx" in sys.modules)
+"""
+# What torch itself sets on import.
+OWN = {"TORCHINDUCTOR_CACHE_DIR"}
+LOUD = {"TOKENIZERS_PARALLELISM": "true", "PYTHONDEVMODE": "0", "CI": "true", "TERM": "xterm-256color"}
+
+
+@pytest.mark.parametrize("has_environment", [False, True], ids=["empty environment", "full environment"])
+def test_an_app_that_adapts_and_generates_prints_nothing(model_folder, tmp_path, has_environment):
+    """Even if bitsandbytes is installed, which logs on import, loads torch's compiler, and asks the Hub for kernels."""
+    package = tmp_path / "fakes" / "bitsandbytes"
+    (package / "nn").mkdir(parents=True)
+    (package / "nn" / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "import logging, torch\n"
+        "from bitsandbytes import nn\n"
+        "torch.compile(lambda: None)\n"
+        "try:\n    import kernels\n"
+        "except ImportError:\n    logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load')\n"
+        "else:\n    print('Downloads a kernel')\n"
+    )
+    (package.parent / "kernels.py").touch()
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"bos_token_id": 50256}))  # transformers logs a warning
+    environment = {"PYTHONPATH": str(package.parent), "PATH": os.environ["PATH"]}
+    if has_environment:
+        environment = {name: value for name, value in os.environ.items() if name not in {"HF_HUB_OFFLINE", *OWN}}
+        environment |= LOUD | {"PYTHONPATH": str(package.parent)}
+    command = [sys.executable, "-W", "error", "-c", SMALL, str(model), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"changed: {OWN} False\n"
+
+
+@pytest.fixture
+def transformers_logger():
+    """A function that adds a handler to transformers' logger, and returns what that writes."""
+    logger, added = logging.getLogger("transformers"), []
+
+    def add(kind):
+        written = io.StringIO()
+        added.append(kind(written))
+        logger.addHandler(added[-1])
+        return written
+
+    yield add
+    for handler in added:
+        logger.removeHandler(handler)
+
+
+class OfTheHost(logging.StreamHandler):
+    """A handler that the host program has added."""
+
+
+def test_the_host_gets_all_messages_and_its_terminal_none(transformers_logger):
+    printed, received = transformers_logger(logging.StreamHandler), transformers_logger(OfTheHost)
+    with quiet_libraries(), quiet_libraries():
+        logging.getLogger("transformers.modeling_utils").error("advice")
+    assert (printed.getvalue(), received.getvalue()) == ("", "advice\n")
+    logging.getLogger("transformers.modeling_utils").error("afterwards")
+    assert (printed.getvalue(), received.getvalue()) == ("afterwards\n", "advice\nafterwards\n")
+
+
+def test_only_the_calling_thread_is_quiet(transformers_logger):
+    printed = transformers_logger(logging.StreamHandler)
+    with quiet_libraries():
+        thread = threading.Thread(target=logging.getLogger("transformers.trainer").error, args=("the app's",))
+        thread.start()
+        thread.join()
+        logging.getLogger("transformers.trainer").error("ours")
+    assert printed.getvalue() == "the app's\n"

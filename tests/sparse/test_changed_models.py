@@ -1,0 +1,323 @@
+"""A model that changes between steps still trains like the dense one: no trial's result outlives what it was about."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_dense import assert_same, gradients, loss_and_gradients, padded_batch
+from builders import make_llama, row_losses
+from model_families import DECODERS, make_decoder
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
+from sebp_edge.patches.state import ModelState
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+
+VOCABULARY, HIDDEN = 320, 32
+
+
+def dense_model():
+    return make_llama(tie_word_embeddings=False, num_hidden_layers=3, use_cache=False).double().train()
+
+
+def lora_model():
+    config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return get_peft_model(dense_model(), config).double().train()
+
+
+def smoothed(logits, labels, vocab_size, **options):
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.01)
+
+
+def doubled(_module, _inputs, output):
+    return output * 2 if isinstance(output, torch.Tensor) else output
+
+
+def add_adapter(model, *targets):
+    config = LoraConfig(r=3, target_modules=list(targets), init_lora_weights=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model.add_adapter("other", config)
+    model.set_adapter("other")
+    model.double()
+
+
+def layer_of(model):
+    return model.base_model.model.model.layers[1].self_attn.q_proj
+
+
+def resize_vocabulary(model):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model.resize_token_embeddings(VOCABULARY + 7, mean_resizing=False)
+    model.double()
+
+
+def new_head(model):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model.set_output_embeddings(nn.Linear(HIDDEN, VOCABULARY, bias=False).double())
+
+
+def append_block(model):
+    block = copy.deepcopy(model.model.layers[0])
+    for part in block.modules():
+        vars(part).pop("forward", None)
+    model.model.layers.append(block)
+    model.config.num_hidden_layers += 1
+
+
+def drop_block(model):
+    del model.model.layers[-1]
+    model.config.num_hidden_layers -= 1
+
+
+def swap_blocks(model):
+    layers = model.model.layers
+    layers[1], layers[2] = layers[2], layers[1]
+
+
+def see_all_tokens(model):
+    for block in model.model.layers:
+        block.self_attn.is_causal = False
+    model.config.is_causal = False
+
+
+def window(model):
+    model.config.sliding_window = 3
+    for block in model.model.layers:
+        block.self_attn.sliding_window = 3
+
+
+def mix_rows(model):
+    """Every row's gradient reaches all others from here on."""
+    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, out: out + out.mean(dim=(0, 1)))
+
+
+def mix_rows_backward(model):
+    model.model.layers[2].register_full_backward_hook(
+        lambda module, given, grads: tuple(
+            None if one is None else one + one.mean(dim=1, keepdim=True) for one in given
+        )
+    )
+
+
+def replace_forward(model):
+    mlp = model.model.layers[2].mlp
+    forward = type(mlp).forward
+    mlp.forward = lambda x: forward(mlp, x) + x.mean(dim=1, keepdim=True)
+
+
+CHANGES = {
+    "nothing": lambda model: None,
+    "head replaced": new_head,
+    "head with a bias": lambda model: setattr(model.lm_head, "bias", nn.Parameter(torch.ones(VOCABULARY).double())),
+    "hook on the head": lambda model: model.lm_head.register_forward_hook(doubled),
+    "pre-hook on the head": lambda model: model.lm_head.register_forward_pre_hook(lambda head, x: (x[0] * 2,)),
+    "backward hook on the head": lambda model: model.lm_head.register_full_backward_hook(
+        lambda head, given, grads: (given[0] * 2,)
+    ),
+    "parametrized head": lambda model: nn.utils.parametrizations.weight_norm(model.lm_head),
+    "head's forward replaced": lambda model: setattr(
+        model.lm_head, "forward", lambda x: F.linear(x, model.lm_head.weight * 2)
+    ),
+    "vocabulary resized": resize_vocabulary,
+    "loss function": lambda model: setattr(model, "loss_function", smoothed),
+    "scaled logits in the hidden states": lambda model: model.model.norm.register_forward_hook(doubled),
+    "hook on the last query": lambda model: model.model.layers[2].self_attn.q_proj.register_forward_hook(doubled),
+    "block appended": append_block,
+    "block removed": drop_block,
+    "blocks swapped": swap_blocks,
+    "hook that mixes rows": mix_rows,
+    "backward hook that mixes rows": mix_rows_backward,
+    "forward that mixes rows": replace_forward,
+    "attention sees all tokens": see_all_tokens,
+    "sliding window": window,
+    "eps": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.5),
+    "activation": lambda model: setattr(model.model.layers[1].mlp, "act_fn", nn.ReLU()),
+    "frozen": lambda model: model.model.layers[1].requires_grad_(False),
+    "scale of attention": lambda model: setattr(model.model.layers[1].self_attn, "scaling", 0.9),
+}
+
+
+def train(model, change, num_steps=3):
+    """Loss and gradients of steps, before the second of which the model is changed."""
+    found = []
+    for step in range(num_steps):
+        if step == 1:
+            change(model)
+        found.append(loss_and_gradients(model, padded_batch(lengths=(11, 4, 20 - step, 6), prompt=5)))
+    return found
+
+
+@pytest.mark.parametrize("keep_logits", [False, True], ids=["fused loss", "own loss"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_changed_between_steps_trains_like_dense(change, keep_logits):
+    dense = train(dense_model(), change)
+    model = dense_model()
+    with sparsify(model, keep_logits=keep_logits):
+        for expected, found in zip(dense, train(model, change), strict=True):
+            assert_same(expected, found, tolerance=1e-10 if keep_logits else 1e-5)
+
+
+LORA_CHANGES = {
+    "adapter on the head": lambda model: add_adapter(model, "q_proj", "lm_head"),
+    "other adapter": lambda model: add_adapter(model, "q_proj", "v_proj"),
+    "hook on lora_A": lambda model: layer_of(model).lora_A["default"].register_forward_hook(doubled),
+    "backward hook on lora_B": lambda model: (
+        layer_of(model).lora_B["default"].register_full_backward_hook(lambda part, given, grads: (given[0] * 2,))
+    ),
+    "hook on the base layer": lambda model: layer_of(model).base_layer.register_forward_hook(doubled),
+    "base layer's forward replaced": lambda model: setattr(layer_of(model).base_layer, "forward", lambda x: 0 * x),
+    "hook on the layer": lambda model: layer_of(model).register_forward_hook(doubled),
+    "dropout": lambda model: layer_of(model).lora_dropout.update({"default": nn.Dropout(1.0)}),
+    "scaling": lambda model: layer_of(model).scaling.update(default=3.0),
+    "disabled": lambda model: layer_of(model).enable_adapters(False),
+    "merged": lambda model: layer_of(model).merge(),
+}
+
+
+@pytest.mark.parametrize("change", LORA_CHANGES.values(), ids=LORA_CHANGES)
+def test_an_adapter_changed_between_steps_trains_like_dense(change):
+    dense = train(lora_model(), change)
+    model = lora_model()
+    with sparsify(model):
+        for expected, found in zip(dense, train(model, change), strict=True):
+            assert_same(expected, found, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in LORA_CHANGES if "forward replaced" not in name])
+def test_an_adapter_changed_beforehand_trains_like_dense(name):
+    change = LORA_CHANGES[name]
+    expected, found = (lora_model() for _ in range(2))
+    change(expected), change(found)
+    with sparsify(found):
+        assert_same(
+            loss_and_gradients(expected, padded_batch()), loss_and_gradients(found, padded_batch()), tolerance=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", ["head", "last block", "norm", "base model", "all modules"])
+@pytest.mark.parametrize("when", ["before", "after a step"])
+def test_hooks_see_what_they_see_in_the_dense_model(name, when):
+    def outputs(model):
+        modules = {"head": model.lm_head, "last block": model.model.layers[2], "norm": model.model.norm}
+        modules |= {"base model": model.model, "all modules": None}
+        seen = []
+
+        def see(module, inputs, out):
+            tensors = [one for one in (out if isinstance(out, tuple) else [out]) if isinstance(one, torch.Tensor)]
+            seen.extend((type(module).__name__, one.detach()) for one in tensors)
+
+        if when == "after a step":
+            loss_and_gradients(model, padded_batch(prompt=5))
+        hook = modules[name].register_forward_hook(see) if modules[name] else register_module_forward_hook(see)
+        try:
+            for _ in range(2):
+                # The first pass runs trials.
+                seen.clear()
+                loss_and_gradients(model, padded_batch(prompt=5))
+        finally:
+            hook.remove()
+        return seen
+
+    expected, model = outputs(dense_model()), dense_model()
+    with sparsify(model):
+        found = outputs(model)
+    assert [kind for kind, _ in found] == [kind for kind, _ in expected]
+    for (_, one), (_, other) in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+HOISTED_CHANGES = {
+    name: CHANGES[name]
+    for name in (
+        "nothing",
+        "head replaced",
+        "vocabulary resized",
+        "scaled logits in the hidden states",
+        "hook on the last query",
+        "block appended",
+        "block removed",
+        "blocks swapped",
+        "sliding window",
+        "eps",
+        "activation",
+        "frozen",
+        "scale of attention",
+    )
+}
+
+
+@pytest.mark.parametrize("change", HOISTED_CHANGES.values(), ids=HOISTED_CHANGES)
+def test_a_hoisted_model_changed_between_steps_trains_like_dense(change):
+    batch, expected, model = padded_batch(prompt=5), dense_model(), dense_model()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model) as hoisted:
+        gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+        change(expected), change(model)
+        found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+    _, dense = loss_and_gradients(expected, batch)
+    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["head with a bias", "hook on the head", "head's forward replaced"])
+def test_a_hoisted_model_refuses_a_head_that_it_would_not_call(name):
+    batch, model = padded_batch(), dense_model()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model) as hoisted:
+        row_losses(hoisted, batch["input_ids"], plan)
+        CHANGES[name](model)
+        with pytest.raises(SparsityError, match="head"):
+            row_losses(hoisted, batch["input_ids"], plan)
+
+
+def test_layers_stacked_in_inference_mode_can_be_trained():
+    expected, model = lora_model(), lora_model().float()
+    with sparsify(model):
+        model.double()  # moves the weights, so that they are stacked anew
+        expected.load_state_dict(model.state_dict())
+        with torch.inference_mode():
+            model.eval()(padded_batch()["input_ids"])
+        model.train()
+        found = loss_and_gradients(model, padded_batch())
+    assert_same(loss_and_gradients(expected, padded_batch()), found, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("make", [dense_model, lora_model], ids=["full", "lora"])
+@pytest.mark.parametrize("how", ["saved", "copied"])
+def test_a_copy_of_a_sparsified_model_is_a_plain_model(make, how):
+    model = make()
+    with sparsify(model):
+        found = loss_and_gradients(model, padded_batch())
+        if how == "copied":
+            other = copy.deepcopy(model)
+        else:
+            torch.save(model, file := io.BytesIO())
+            file.seek(0)
+            other = torch.load(file, weights_only=False)
+    assert_same(loss_and_gradients(other, padded_batch()), found, tolerance=1e-5)
+    assert other(**padded_batch()).logits is not None
+    with sparsify(other):
+        assert_same(loss_and_gradients(other, padded_batch()), found, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_training_a_model_does_not_look_like_a_change(family):
+    model = make_decoder(family)
+    batch = padded_batch()
+    model(**batch, use_cache=False).loss.backward()
+    state = ModelState(model, model)
+    for _ in range(2):
+        model(**batch, use_cache=False).loss.backward()
+    with torch.no_grad():
+        model.eval()(**batch)
+    assert state.find_change() is None

@@ -1,0 +1,96 @@
+"""A file of which a tenth of the words or more were not read is used, and left_out says how many."""
+
+import json
+import time
+import zipfile
+
+import pytest
+from reading import contents, left_out, write_file
+
+from sebp_edge.texts.documents import NotRead
+from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
+
+# Files with twenty words that are read, and with what their readers leave out by design.
+WHOLE = {
+    "a.html": "<head><title>Unread</title><style>p { color: red }</style></head><body data-x='<p>un read'>"
+    "<nav>Un read</nav><!-- un read --><script>un('read')</script><p>"
+    + "M&uuml;<b>n</b>chen so&shy;f&shy;ar " * 10
+    + "</p></body>",
+    "a.md": "---\ntitle: unread\ntags:\n  - unread\n---\n<!-- un read -->" + "one [two](https://un.read/) " * 10,
+    "a.org": ":PROPERTIES:\n:ID: unread\n:END:\n#+TITLE: Unread\n# un read\n" + "one [[unread][two]]\n" * 10,
+    "a.ipynb": json.dumps(
+        {
+            "cells": [
+                {"cell_type": "markdown", "source": ["one\n", "tw\u00f6 "] * 5},
+                {"cell_type": "code", "source": 'one "two"\n' * 5, "outputs": [{"text": "un read"}]},
+            ],
+            "metadata": {"language_info": {"name": "python"}},
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_nothing_is_said_of_a_file_that_is_read(folder, name):
+    write_file(folder, name, WHOLE[name])
+    assert left_out(folder) == {}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_reader_that_loses_a_tenth_says_so_without_the_text(tmp_path, name):
+    path = write_file(tmp_path, name, WHOLE[name])
+    assert with_coverage(path, ["word " * 18]) == ["word " * 18]
+    (text, notice) = with_coverage(path, ["word " * 17])
+    assert (text, notice) == ("word " * 17, NotRead("3 of 20 words of this file were not read"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.html", "<!--><p>one</p><!---><p>two</p><!-- un --!><p>three</p>"),  # short comments, as browsers read them
+        ("a.html", "<p>one<nav>two<p>three"),  # a menu without an end
+        ("a.html", "<nav>un<select>un</select>un</nav>one two<nav>three"),
+        ("a.md", "---\none two three\n\n---\n"),  # no front matter
+        ("a.md", "%% un %%\none two three %%"),
+        ("a.org", ":LOG:\none two three"),  # a drawer without an end
+    ],
+)
+def test_what_may_be_lost_by_mistake_is_counted(tmp_path, name, text):
+    assert with_coverage(write_file(tmp_path, name, text), []) == [NotRead("3 of 3 words of this file were not read")]
+
+
+def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
+        runs = "<w:r><w:t>Seen text. </w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>not seen</w:t></w:r>"
+        archive.writestr(
+            "word/document.xml",
+            f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>",
+        )
+    assert contents(tmp_path) == ["Seen text."]
+    assert left_out(tmp_path) == {"a.docx": "2 of 4 words of this file were not read"}
+
+
+def test_a_bomb_beside_the_text_of_a_word_file_is_not_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.docx", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", "<w:document xmlns:w='w'><w:body><w:t>a</w:t></w:body></w:document>")
+        for number in range(2):
+            archive.writestr(f"word/document{number}.xml", b"<w:t>a" + bytes(33_000_000))
+    started = time.monotonic()
+    assert (contents(tmp_path), left_out(tmp_path)) == (["a"], {})
+    assert time.monotonic() - started < 2
+
+
+PIECES = [
+    *("<", "<a ", '="', "='", "<nav>", "<nav><select>", "<!--", "<script>", "%%", "---\n", "a: b\n", "[[", "![[", "{{"),
+    *("](", "data:,", "\n- a:: b", '"source": [', '"source": ["', '"\\', "```query\n", ":a:\n", "[[a]"),
+    "\n\nid: " + "0" * 32 + "\n",
+]
+
+
+@pytest.mark.parametrize("ending", sorted(COUNTED.keys() - {".docx", ".docm", ".dotx", ".dotm", ".htm", ".markdown"}))
+@pytest.mark.parametrize("piece", PIECES)
+def test_counting_takes_linear_time(tmp_path, ending, piece):
+    path = write_file(tmp_path, f"a{ending}", piece * (100_000 // len(piece)))
+    started = time.monotonic()
+    with_coverage(path, [])
+    assert time.monotonic() - started < 2

@@ -1,0 +1,253 @@
+"""A stranger's chat template renders as in transformers, in a process within limits; a harmful one is refused."""
+
+import ast
+import copy
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jinja2
+import psutil
+import pytest
+from builders import CHAT_TEMPLATE, make_tokenizer
+from chat_templates import GEMMA, LLAMA_3, QWEN_3, SMOLLM_2
+
+from sebp_edge import frozen
+from sebp_edge.errors import ModelError, TextsError
+from sebp_edge.models.catalog import BUNDLED_FOLDER
+from sebp_edge.texts import template_child, templates
+from sebp_edge.texts.conversations import refuse_unusable_template, render_end_of_turn
+from sebp_edge.texts.documents import Conversation, Document
+from sebp_edge.texts.examples import encode
+from sebp_edge.texts.prompts import encode_prompt
+from sebp_edge.texts.template_child import Renderer, TemplateRefuses
+
+SIMPLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": ' Größe? <b> & "x"\n '},
+    {"role": "assistant", "content": "5\n", "reasoning_content": "Hm.", "name": None},
+    {"role": "user", "content": "And 日本?"},
+]
+CALL = {"type": "function", "function": {"name": "area", "arguments": {"b": 'größe "x" <', "a": 5}}}
+TOOLS = [{"type": "function", "function": {"name": "area", "description": "Computes <an> area & more"}}]
+# Prints all that a template may use.
+EVERYTHING = """{%- set ns = namespace(first=true, n=0) %}{% set extra = dict(a=1) %}
+{%- macro show(x) %}[{{ x | tojson }}{{ x | tojson(indent=2, sort_keys=true) }}]{% endmacro %}
+{% if tools %}{{ show(tools) }}{% endif %}{{ documents is none }}{{ strftime_now("%Y")|length }}{{ bos_token }}
+{% for m in messages %}
+    {% if loop.index0 > 8 %}{% break %}{% endif %}
+    {% set ns.n = ns.n + 1 %}
+    {{ show(m) }} {{ m.thinking }} {{ m.reasoning_content is defined }} {{ 'name' in m }}
+    {%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}
+{% endfor %}{{ ns.n }}{{ extra }}{{ messages[::-1] | map(attribute='role') | join(',') }}{{ undefined_name }}
+{% if add_generation_prompt %}<assistant>{% endif %}
+"""
+
+
+def render(source: str, messages=CHAT, tools=(), prompt: bool = False, **variables) -> str:
+    [rendering] = Renderer(source).render(messages, tools, variables, [(len(messages), prompt)])
+    return rendering.text
+
+
+@pytest.mark.parametrize("source", [SIMPLE, EVERYTHING, LLAMA_3, SMOLLM_2, QWEN_3, GEMMA, CHAT_TEMPLATE])
+def test_renders_as_transformers_does(source):
+    tokenizer, renderer = make_tokenizer(), Renderer(source)
+    with_calls = [
+        CHAT[1],
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "15"},
+    ]
+    for messages, tools in ((CHAT, ()), (CHAT[1:3], ()), (with_calls, TOOLS), ([CHAT[2]], ())):
+        for prompt in (False, True):
+            options = {"tokenize": False, "add_generation_prompt": prompt, "chat_template": source}
+            try:
+                expected = tokenizer.apply_chat_template(copy.deepcopy(messages), tools=list(tools) or None, **options)
+            except jinja2.exceptions.TemplateError:
+                expected = None
+            try:
+                cuts = [(len(messages), prompt)]
+                [(found, _)] = renderer.render(messages, tools, tokenizer.special_tokens_map, cuts)
+            except TemplateRefuses:
+                found = None
+            assert found == expected
+
+
+def test_marks_are_spans_of_the_text_and_unsound_ones_are_none():
+    marked = "{% for m in messages %}-{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    [(text, spans)] = Renderer(marked).render(CHAT[1:3], (), {}, [(2, False)])
+    assert [text[begin:end] for begin, end in spans] == [message["content"] for message in CHAT[1:3]]
+    # What a macro marks is rendered before it has a place.
+    within = (
+        "{% macro a(m) %}..{% generation %}{{ m }}{% endgeneration %}{% endmacro %}{% set x = a('yes') %}abc{{ x }}"
+    )
+    [(text, spans)] = Renderer(within).render(CHAT, (), {}, [(4, False)])
+    assert (text, spans) == ("abc..yes", None)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{{ messages.content.missing }}",
+        "{{ messages | sum }}",
+        "{{ raise_exception(messages[1].content) }}",
+        "{% if %}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ namespace(__x=1) }}",
+        "{{ '\\ud800' }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ messages | tojson(indent=10 ** 8) }}",
+        "{% for i in range(10 ** 5) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% set ns = namespace(a=[1]) %}{% for i in range(90) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    ],
+)
+def test_a_template_that_fails_is_refused(source):
+    with pytest.raises(TemplateRefuses, match=r"^(refuses|takes too much time or memory for)$"):
+        render(source)
+
+
+def test_a_template_that_does_not_end_is_ended_and_gets_few_chances(monkeypatch):
+    monkeypatch.setattr(template_child, "SECONDS", 0.3)
+    renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")
+    for _ in range(template_child.MAX_EXCEEDED):
+        with pytest.raises(TemplateRefuses, match="takes too much time"):
+            renderer.render(CHAT, (), {}, [(4, False)])
+        assert not renderer._process.is_running
+    begin = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(TemplateRefuses, match="takes too much time"):
+            renderer.render(CHAT, (), {}, [(4, False)])
+    assert time.monotonic() - begin < 1
+
+
+def test_one_child_renders_many_conversations_and_ends_with_its_renderer():
+    renderer = Renderer(SIMPLE)
+    renderer.render(CHAT, (), {}, [(4, False)])
+    child = psutil.Process(renderer._process._child.pid)
+
+    def render_some(renderer: Renderer) -> None:
+        for _ in range(20):
+            renderer.render(CHAT, (), {}, [(4, False)])
+
+    threads = [threading.Thread(target=render_some, args=(renderer,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert renderer._process._child.pid == child.pid
+    del renderer, threads
+    gc.collect()
+    assert not psutil.pid_exists(child.pid)
+
+
+def test_a_child_that_has_ended_is_started_again():
+    renderer = Renderer(SIMPLE)
+    first = renderer.render(CHAT, (), {}, [(4, False)])
+    os.kill(renderer._process._child.pid, signal.SIGTERM)
+    assert renderer.render(CHAT, (), {}, [(4, False)]) == first
+    assert copy.deepcopy(renderer).render(CHAT, (), {}, [(4, False)]) == first
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sessions")
+def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering(monkeypatch):
+    monkeypatch.setattr(template_child, "SECONDS", 30)
+    renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")
+    timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        renderer.render(CHAT, (), {}, [(4, False)])
+    timer.join()
+    assert time.monotonic() - begin < 15
+    assert not renderer._process.is_running
+    renderer = Renderer(SIMPLE)
+    renderer.render(CHAT, (), {}, [(4, False)])
+    assert os.getsid(renderer._process._child.pid) != os.getsid(0)
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_child_whose_parent_does_not_end_it_ends(is_idle):
+    """A killed parent does not, and neither does one that has nothing to render for a while."""
+    code = "from sebp_edge.texts import templates; templates.IDLE_SECONDS = 0.3; templates.serve()"
+    endless = "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}"
+    request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
+    sent = [json.dumps(each).encode() for each in [endless, request][: 1 if is_idle else 2]]
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        child.stdin.write(b"".join(b"%d\n%s" % (len(each), each) for each in sent))
+        child.stdin.flush()
+        assert child.wait(20) == 1
+
+
+def test_the_child_imports_only_jinja2():
+    """It would start slowly otherwise."""
+    tree = ast.parse(Path(templates.__file__).read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names | {"jinja2"}
+
+
+def test_only_the_bundled_template_is_rendered_in_this_process():
+    bundled = Renderer((BUNDLED_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
+    [(text, spans)] = bundled.render(CHAT[1:3], (), {"bos_token": "<s>"}, [(2, True)])
+    assert bundled._process is None
+    assert text.startswith("<s><|user|>") and len(spans) == 1
+    other = Renderer(bundled.source + " ")
+    other.render(CHAT[1:3], (), {"bos_token": "<s>"}, [(2, True)])
+    assert other._process is not None
+
+
+def test_a_python_that_is_none_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(template_child, "get_executable", lambda: b"/nowhere/python")
+    with pytest.raises(ModelError, match="cannot be started: No such file or directory"):
+        render(SIMPLE)
+    monkeypatch.setattr(template_child, "get_executable", lambda: b"/bin/cat")
+    with pytest.raises(ModelError, match="'/bin/cat' must be Python"):
+        render(SIMPLE)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ModelError, match="this frozen app cannot start"):
+        render(SIMPLE)
+
+
+def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
+    """PyInstaller runs this hook of the package before the app."""
+    folder = Path(frozen.__file__).parent
+    assert ast.literal_eval((folder / "rthooks.dat").read_text()) == {"sebp_edge": ["pyi_rth_sebp_edge.py"]}
+    hook = folder / "rthooks" / "pyi_rth_sebp_edge.py"
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "_MEIPASS", "", raising=False)
+    _, *arguments = template_child._command()
+    request = {"messages": CHAT, "tools": [], "variables": {}, "cuts": [[4, False]]}
+    sent = b"".join(b"%d\n%s" % (len(one), one) for one in (json.dumps(each).encode() for each in (SIMPLE, request)))
+    done = subprocess.run([sys.executable, hook, *arguments], input=sent, capture_output=True, check=True)
+    ready, answer = map(json.loads, done.stdout.splitlines())
+    assert ready is True
+    assert answer[0][0].startswith("<system>Be brief.<user>")
+    assert subprocess.run([sys.executable, hook], capture_output=True, check=True).stdout == b""
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages | tojson(indent=10 ** 8) }}"])
+def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    examples, [item] = encode([Document("chat", Conversation(tuple(CHAT[1:3])))], tokenizer, 64)
+    assert not examples
+    assert item.reason == "the model's chat template refuses a conversation of user, assistant"
+    with pytest.raises(TextsError, match="it refuses these messages") as caught:
+        encode_prompt("Größe?", tokenizer, chat=True)
+    assert "Größe" not in str(caught.value)
+    assert render_end_of_turn(tokenizer) == ""
+    with pytest.raises(ModelError, match="cannot be asked questions: the model's chat template refuses"):
+        refuse_unusable_template(tokenizer)
+    tokenizer.chat_template = [1, 2]
+    with pytest.raises(ModelError, match="is not a text"):
+        encode_prompt("Größe?", tokenizer, chat=True)

@@ -1,0 +1,135 @@
+"""Starts Python processes in a tenth of a second: forks them from one that has torch and this package imported.
+
+A test sees a process as any other, its own child: with its exit code, signals, streams and environment. What happens
+before and during imports needs a cold start. So do commands that import no torch, whose cold start is quicker.
+
+    python warm.py DESCRIPTOR     forks at each request on this socket, until its other end is closed
+"""
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+SET_CHILD_SUBREAPER = 36
+# What commands import once they need it.
+IMPORTED_LATE = (
+    *("sebp_edge.cli.commands", "sebp_edge.cli.progress", "sebp_edge.personalizer", "sebp_edge.insight.local_models"),
+    *("transformers.models.llama.modeling_llama", "typer._adapters", "rich.status"),
+)
+# In bytes.
+LONGEST_REQUEST, LONGEST_REPLY = 2**17, 100
+
+
+class WarmProcess(subprocess.Popen):
+    """Like `subprocess.Popen([sys.executable, "-c", code, *arguments])`, given `[code, *arguments]`.
+
+    Takes standard streams, `cwd` and `env` only.
+    """
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest) -> None:
+        pipes = rest[3:9]
+        streams = [ours if given == -1 else given for ours, given in enumerate((pipes[0], pipes[3], pipes[5]))]
+        request = {
+            "arguments": [*map(str, args)],
+            "folder": str(cwd or Path.cwd()),
+            "environment": dict(env or os.environ),
+        }
+        self.pid = _forker().fork(request, streams)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+class _Forker:
+    """The process that has everything imported; it ends with this one."""
+
+    def __init__(self):
+        # Processes whose parents have ended become children of this one.
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number])
+        atexit.register(self._end)
+
+    def fork(self, request: dict, streams: list[int]) -> int:
+        """Starts a process with these standard streams; returns its number."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
+            return int(self._socket.recv(LONGEST_REPLY))
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+@functools.cache
+def _forker() -> _Forker:
+    return _Forker()
+
+
+def main() -> None:
+    """Serves requests; runs the code of a request in the process that it forks for it."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    import_everything()
+    while True:
+        content, streams, _, _ = socket.recv_fds(requests, LONGEST_REQUEST, 3)
+        if not content:
+            return
+        reading, writing = os.pipe()
+        middle = os.fork()
+        if not middle:
+            if child := os.fork():
+                os.write(writing, str(child).encode())
+                os._exit(0)
+            break
+        os.waitpid(middle, 0)  # now its child is the test's
+        requests.send(os.read(reading, LONGEST_REPLY))
+        for descriptor in (reading, writing, *streams):
+            os.close(descriptor)
+    requests.close()
+    exec(become(json.loads(content), streams), {"__name__": "__main__"})
+
+
+def import_everything() -> None:
+    """Imports what commands import, and nothing that starts a thread, which a forked process would lack."""
+    gc.disable()
+    for name in IMPORTED_LATE:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    assert len([*Path("/proc/self/task").iterdir()]) == 1
+
+
+def become(request: dict, streams: list[int]) -> str:
+    """Makes this process what a new one would be that was given these streams; returns the code that it shall run."""
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    # As Python makes them: those of the parent know whether its own could seek, and were terminals.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    code, *sys.argv[1:] = request["arguments"]
+    sys.argv[0] = "-c"
+    # A background job of a shell ignores SIGINT, under nohup SIGHUP too, and its child processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    return code
+
+
+if __name__ == "__main__":
+    main()
