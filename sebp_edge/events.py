@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import ClassVar, TextIO
 
-from sebp_edge.units import plural
-
 __all__ = [
     "AdapterSaved",
     "Evaluated",
@@ -27,6 +25,7 @@ __all__ = [
     "MemoryProbed",
     "MemoryRanOut",
     "ModelLoaded",
+    "NameInUse",
     "Notice",
     "PreparationProgress",
     "Sink",
@@ -57,6 +56,27 @@ class Notice(Event):
     """Something the user should know, in one sentence."""
 
     event: ClassVar[str] = "notice"
+    message: str
+
+
+@dataclass(frozen=True)
+class NameInUse(Event):
+    """The name has an adapter of other texts, another base model or another recipe.
+
+    The adaptation goes on as its next version, unless the sink raises an error.
+
+    Attributes:
+        name, version: the adapter, and its active version.
+        differs: in what they differ: "texts", "model", "recipe".
+        proposal: a name that is not in use.
+        message: all of it, in sentences.
+    """
+
+    event: ClassVar[str] = "name_in_use"
+    name: str
+    version: int
+    differs: tuple[str, ...]
+    proposal: str
     message: str
 
 
@@ -163,7 +183,7 @@ class LearningOn(Event):
     def summary(self) -> str:
         """What is trained on."""
         return (
-            f"Learning on from version {self.version}: {plural(self.new, 'new document')}, {self.changed:,} changed, "
+            f"Learning on from version {self.version}: {self.new:,} new and {self.changed:,} changed documents, and "
             f"{self.replayed:,} of the other {self.unchanged:,} again."
         )
 

@@ -6,7 +6,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
@@ -129,6 +129,34 @@ def link(temporary: Path, path: Path) -> bool:
     except OSError:
         return path.exists()
     return True
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yields all files and folders below a folder; does not follow links to folders.
+
+    Raises:
+        OSError: a folder cannot be listed. `Path.rglob` would leave out what is in it.
+    """
+    for name, folders, files in os.walk(folder, onerror=_raise):
+        yield from (Path(name, each) for each in (*folders, *files))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder that only its owner can open, with its parents, and flushes what is new.
+
+    Parents that exist stay as they are; the folder itself is made private if it is not.
+    """
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(new):
+        each.mkdir(exist_ok=True, mode=0o700)
+        flush(each.parent)
+    with suppress(OSError):
+        if os.name != "nt" and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
 
 
 def flush(path: Path) -> None:

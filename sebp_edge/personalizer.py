@@ -39,7 +39,7 @@ from sebp_edge.insight.replies import interview
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.learning_on.comparison import compare_with_active
 from sebp_edge.learning_on.memory import TextsMemory
-from sebp_edge.learning_on.unchanged import UnchangedResult
+from sebp_edge.learning_on.unchanged import UnchangedResult, remember_texts
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -144,8 +144,13 @@ class Personalizer:
 
         If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
         and on a few others, and does nothing if there are none. Documents that are gone stay known. It starts over if
-        the model, the recipe or the seed is another one, if the version has no judged state to learn on from, or if all
-        weights are trained; a notice says why.
+        the model, the seed or a value of the recipe that the weights depend on is another one, if the version has no
+        judged state to learn on from, or if all weights are trained; a notice says why. If the version was made from
+        other texts, for another model or with another recipe, a NameInUse event says so first; a sink that raises an
+        error ends the call then, and nothing has changed.
+
+        If another version becomes active during the call, with which the new one was not compared, the new one is
+        saved but not activated (see `overtaken_by`), unless `keep_anyway` is set.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
@@ -170,10 +175,15 @@ class Personalizer:
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
             preparation = self._preparation(self._signal, name if out is None else None)
             reading = preparation.read(texts)
-            if out is None and not fresh:
+            active = None
+            if out is None:
                 active = compare_with_active(self.store, name, self.reference, self.recipe, self.seed, reading)
-                if active is not None and active.is_unchanged(sync=sync):
-                    return UnchangedResult.of(active)
+            if active is not None and not fresh and active.is_unchanged(sync=sync):
+                remember_texts(self.store, active, reading)
+                return UnchangedResult.of(active)
+            if active is not None and active.name_in_use is not None:
+                self._notify(active.name_in_use)
+            if out is None and not fresh:
                 preparation = preparation.starting_at(active, self.store, sync=sync)
             return self._adapt(
                 preparation,
@@ -190,7 +200,7 @@ class Personalizer:
     def forget(
         self,
         documents: str | Path | Sequence[str | Path],
-        texts,
+        texts=None,
         *,
         name: str = "default",
         near_duplicates: bool = False,
@@ -208,7 +218,8 @@ class Personalizer:
         Args:
             documents: paths of files, or names, numbers or hashes as in `AdapterStore.documents`, or a list of these.
             texts: as for `adapt`: the other documents, unchanged; these may be there or not. What the active version
-                has not learnt is left out.
+                has not learnt is left out. By default, they are read where they were learnt; give them if their files
+                were moved, or if they were no files.
             name: the adapter's name in the store.
             near_duplicates: whether to forget near-duplicates too, and documents that hold parts of them.
             keep_anyway: whether to activate the new version whatever the gate says.
@@ -225,7 +236,8 @@ class Personalizer:
         self.store.check_writable(name, None)
         if isinstance(documents, str | Path):
             documents = [documents]
-        texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
+        if texts is not None:
+            texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
             preparation = self._preparation(self._signal)
             self.store.delete_questions()  # so that those about the other documents are written without these
@@ -323,7 +335,7 @@ class Personalizer:
                 planned and planned.plan,
                 beginning=UnchangedResult.of(active).summary
                 if is_unchanged
-                else preparation.describe_beginning(beginning),
+                else " ".join(filter(None, [active and active.warning, preparation.describe_beginning(beginning)])),
                 refusal=refusal,
                 own_tokenizer=has_own_tokenizer(self.reference),
             )
@@ -560,16 +572,21 @@ class Personalizer:
             with self._run_attached(run, name, interruptions, memory):
                 checks = (self._signal.check, interruptions.deliver)
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
+                was_active = None if out else self.store.active_version(name)
                 active = assessor.examine_active(self.store, name) if compares else None
+                was_active = active.version if active else was_active
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                 result = assessor.ask_quiz(result)
                 interruptions.defer()
                 assessment = self._assess(assessor, result)
         version = NewVersion.of(run, memory, assessment)
-        saved = self._save(run, version, result, assessment, memory, name, out, interruptions, keep_anyway=keep_anyway)
+        saved, overtaken_by = self._save(
+            run, version, result, assessment, memory, name, out, was_active, interruptions, keep_anyway=keep_anyway
+        )
         if assessment is None:
             raise interruptions.outcome
-        return AdaptResult.of(run, result, assessment, saved, self.store, beginning, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        return AdaptResult.of(run, result, assessment, saved, self.store, beginning, seconds, overtaken_by)
 
     def _train_again(
         self,
@@ -732,27 +749,40 @@ class Personalizer:
         memory: TextsMemory,
         name: str,
         out: Path | None,
+        was_active: int | None,
         interruptions: Interruptions,
         *,
         keep_anyway: bool,
-    ) -> SavedAdapter:
-        """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
+    ) -> tuple[SavedAdapter, int | None]:
+        """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`.
+
+        Args:
+            was_active: the version that it was compared with; None if there was none.
+
+        Returns:
+            The saved adapter; and the version that became active meanwhile and therefore stays, else None.
+        """
         record = make_record(run, assessment.general_loss if assessment else None, run.seed, memory)
+        overtaken_by = None
         try:
             saved = save(self.store, version, record, name, out=out)
+            if out is None and keep_anyway:
+                saved = self.store.activate(saved)
+            elif out is None and result.kept:
+                saved, active = self.store.activate_after(saved, was_active)
+                overtaken_by = None if saved.active else active
         except BaseException:
             self._discard_run(run)
             raise
-        if result.kept or keep_anyway:
+        if overtaken_by is None and (result.kept or keep_anyway):
             self.in_use.use_adapter(_as_saved(run, saved), saved.path, record)
-            saved = self.store.activate(saved) if out is None else saved
         else:
             self._discard_run(run)
         interruptions.outcome = Interrupted(
             f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
         )
         self._notify_saved(saved)
-        return saved
+        return saved, overtaken_by
 
     def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: TextsMemory) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""

@@ -39,7 +39,7 @@ from sebp_edge.units import sizes_apart
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
 
-ASKED_TOGETHER = "questions about all documents are learnt together"
+ASKED_TOGETHER = "answers questions, and those about all documents are learnt together"
 SAVED_INACTIVE = (
     "The adapter will be saved, but not activated unless keep_anyway is set; `sebp-edge adapters activate` activates "
     "it afterwards."
@@ -66,7 +66,7 @@ class Preparation:
         signal: stops the preparation.
         earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
         active: the active version beside the texts, if it is to be learnt on from.
-        start: the version to learn on from; or why there is none, as the end of a sentence.
+        start: the version to learn on from; or why there is none, as a sentence's predicate.
         sync: whether to forget documents that are gone.
         interviewed: what the model itself wrote about the documents, by their numbers.
         on_event: receives the events.
@@ -228,7 +228,7 @@ class Preparation:
         if beginning.has_nothing_new:
             return UnchangedResult.of(self.active).summary
         if beginning.obstacle:
-            return f"All documents are learnt again, not on top of version {self.active.version}: {beginning.obstacle}."
+            return f"All documents are learnt again, since version {self.active.version} {beginning.obstacle}."
         return self._learning_on(beginning).summary if beginning.lessons else ""
 
     def announce_beginning(self, beginning: Beginning) -> None:

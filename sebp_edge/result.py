@@ -36,6 +36,8 @@ class AdaptResult:
     Attributes:
         kept: whether the gate kept the adapter.
         active: whether it is the active version now.
+        overtaken_by: the version that became active during the call, which this one was not compared with; this one is
+            not active then. None if there is none.
         verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged",
             "refit failed" or "reads worse".
         explanation: why the gate kept the adapter or not, in words.
@@ -85,6 +87,7 @@ class AdaptResult:
 
     kept: bool
     active: bool
+    overtaken_by: int | None
     verdict: str
     explanation: str
     name: str | None
@@ -139,6 +142,7 @@ class AdaptResult:
         store: AdapterStore,
         beginning: Beginning,
         seconds: float,
+        overtaken_by: int | None,
     ) -> "AdaptResult":
         """Collects the figures of a training run."""
         lessons = beginning.lessons
@@ -147,6 +151,7 @@ class AdaptResult:
         return cls(
             kept=gate.kept,
             active=saved.active,
+            overtaken_by=overtaken_by,
             verdict=str(gate.verdict),
             explanation=gate.explain(run.recipe.margin, data.concerns),
             name=saved.name,
@@ -231,6 +236,11 @@ class AdaptResult:
     @property
     def account(self) -> str:
         """Why the gate kept it or not, and what was done then."""
+        if self.overtaken_by is not None:
+            return (
+                f"{self.explanation} But version {self.overtaken_by} became active meanwhile, and the two were not "
+                "compared."
+            )
         if not self.kept:
             return self.explanation
         if self.refit_loss is not None and not self.trained_on_all:

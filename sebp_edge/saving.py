@@ -7,7 +7,7 @@ import shlex
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
+from sebp_edge.adapters.where import Where
 from sebp_edge.assessment import Assessment
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.forgetting import GeneralLoss
@@ -40,6 +41,7 @@ class NewVersion:
         known: the texts that it has learnt; None if it cannot be learnt on from.
         report: how it was trained and tested.
         samples: words and names of the user's that are to be kept; None for none.
+        where: where its texts are; not in the version's folder.
     """
 
     adaptation: Adaptation
@@ -49,6 +51,7 @@ class NewVersion:
     known: KnownTexts | None
     report: TrainingReport
     samples: KeptSamples | None = None
+    where: Where = field(default_factory=Where)
 
     @classmethod
     def of(cls, run: TrainingRun, memory: TextsMemory, assessment: Assessment | None = None) -> "NewVersion":
@@ -69,7 +72,8 @@ class NewVersion:
         }
         report = reporting.make_report(run, assessment, memory)
         samples = reporting.keep_samples(run, assessment) if memory.keeps_samples else None
-        return cls(run.adaptation, judged, history, memory.entries | entries, memory.known, report, samples)
+        entries = memory.entries | entries
+        return cls(run.adaptation, judged, history, entries, memory.known, report, samples, memory.where)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
@@ -110,7 +114,7 @@ def save(
     """
     try:
         if out is None:
-            return store.save(version, record, name, activate=False)
+            return store.save(version, record, name, activate=False, where=version.where)
         return store.save_to(version, record, out)
     except SebpEdgeError as error:
         message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, version, record, name, out)]))
@@ -218,7 +222,7 @@ def _save_elsewhere(
     """Saves into the store if `out` failed, else into the system's temporary folder; returns where, as a sentence."""
     if out is not None:
         with suppress(SebpEdgeError):
-            saved = store.save(version, record, name, activate=False)
+            saved = store.save(version, record, name, activate=False, where=version.where)
             return f"Instead, {describe_location(saved)}."
     with suppress(SebpEdgeError):
         folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(name)}-{secrets.token_hex(4)}"

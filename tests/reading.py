@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.errors import TextsError
+from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.readers import read_texts
 
 
@@ -14,6 +15,11 @@ def contents(texts) -> list:
 
 def left_out(texts) -> dict[str, str]:
     return {item.source: item.reason for item in read_texts(texts).left_out}
+
+
+def is_count_of_words(item: LeftOut) -> bool:
+    """Whether this is what the second counter says of a file (`sebp_edge.texts.formats.coverage`)."""
+    return item.reason.endswith("words of this file were not read")
 
 
 def write_file(folder: Path, name: str, data: str | bytes) -> Path:

@@ -24,14 +24,16 @@ from pathlib import Path
 
 from stored_adapter import RECORD
 
-from sebp_edge import AdapterStore
+from sebp_edge import AdapterStore, Folder
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, SebpEdgeError
 
 WRITES = ("os.mkdir", "os.rename", "os.link", "os.chmod", "fsync")
 OTHERS = ("os.remove", "os.rmdir", "shutil.rmtree", "os.listdir", "os.scandir")
 NAMES = ("mine", "日記 2", "third")
+WHERE = Where(texts=((Folder("/home/anna/notes"),),))
 
 
 class Weights:
@@ -71,6 +73,7 @@ def state_of(store: AdapterStore) -> dict[str, tuple[dict[int, str], list[int]]]
         assert active is None or store.open(name).version == active in versions
         activated = [int(line) for line in file.read_text().split()] if file.exists() else []
         assert activated[:1] == ([] if active is None else [active])
+        assert store.wheres(name).keys() <= versions.keys(), "a path is remembered longer than its version"
         state[name] = (versions, [version for version in activated if version in versions])
     return state
 
@@ -80,7 +83,7 @@ def make_template(folder: Path) -> AdapterStore:
     store = AdapterStore(folder)
     for name, count in zip(NAMES, (4, 2, 0), strict=True):
         for number in range(count):
-            store.save(Weights(), record(), name, activate=number != 1)
+            store.save(Weights(), record(), name, activate=number != 1, where=WHERE)
     store.export_archive("mine", folder / "archive", 1)
     return store
 
@@ -90,7 +93,7 @@ def collect(store: AdapterStore) -> None:
 
 
 OPERATIONS = {
-    "save": lambda store: store.save(Weights(), record(), "mine", activate=False),
+    "save": lambda store: store.save(Weights(), record(), "mine", activate=False, where=WHERE),
     "save and activate": lambda store: store.save(Weights(), record(), "mine", activate=True),
     "save the first": lambda store: store.save(Weights(), record(), "third", activate=True),
     "activate": lambda store: store.activate(store.open("mine", min(store.versions("mine")))),

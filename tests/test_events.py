@@ -11,6 +11,7 @@ from sebp_edge.events import Evaluated, Event, JsonLines, Notice, TextsRead
 
 KINDS = {
     "notice": events.Notice,
+    "name_in_use": events.NameInUse,
     "preparing": events.PreparationProgress,
     "memory_planned": events.MemoryPlanned,
     "memory_probed": events.MemoryProbed,

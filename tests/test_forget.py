@@ -12,7 +12,7 @@ from stored_adapter import RECORD, FakeAdaptation
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.documents import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.errors import BaseModelMismatch, Interrupted
+from sebp_edge.errors import BaseModelMismatch, Interrupted, TextsError
 from sebp_edge.texts.split_history import SplitHistory
 
 
@@ -122,3 +122,58 @@ def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_fol
     assert "Version 3 is active now." in done.stdout
     assert "Not reached: exported models, archives" in done.stdout
     assert "Receipt: " in done.stdout
+
+
+def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, model_folder, tmp_path, monkeypatch):
+    """Also from another working directory, after a rollback, and after the folder was moved and adapted to again."""
+    monkeypatch.chdir(tmp_path)
+    assert run("adapt", "notes", *adapt[2:], "--include", "*.md").exit_code == 0
+    (notes_folder / "new.md").write_text(make_sentences(1, seed=3)[0])
+    assert run(*adapt, "--keep-anyway").exit_code == 0
+    assert run("adapters", "rollback", "default").exit_code == 0
+    monkeypatch.chdir("/")
+    command = ["forget", "note-03.md", "--model", model_folder]
+    asked = run(*command)
+    assert "Nothing was changed; pass --yes" in asked.stderr
+    lost = "1 other document, learnt after the active version, goes with these; `sebp-edge adapt` learns it again."
+    assert lost in asked.stdout
+    assert "trained on the other 23 documents of version 1." in asked.stdout
+    done = run(*command, "--yes", "--keep-anyway")
+    assert done.exit_code == 0, done.output
+    assert lost in done.stdout
+    store = AdapterStore()
+    assert store.versions("default") == [3]
+    (((where,),),) = [one.texts for one in store.wheres("default").values()]
+    assert (str(where.path), where.include) == (str(notes_folder), ("*.md",))
+    (notes_folder / "note-03.md").unlink()
+    again = run(*adapt)
+    assert "1 new and 0 changed documents" in again.stdout and again.exit_code in (0, 3)
+
+    moved = notes_folder.rename(tmp_path / "moved")
+    store.activate(store.open("default", 3))
+    refused = run("forget", "note-04.md", *command[2:], "--yes")
+    assert_one_sentence(
+        refused,
+        r"of the 22 other documents of version 3, 22 are not found \(note-00\.md, note-01\.md, note-02\.md and 19 more"
+        rf"\)\. They were expected in '{notes_folder}', which is not there any more; give their new place with --texts",
+    )
+    assert_one_sentence(
+        run("forget", "note-04.md", "--include", "*.md"), "choose files of --texts; give --texts, too", 2
+    )
+    (moved / "new.md").unlink()
+    assert run("adapt", moved, *adapt[2:]).stdout.startswith("Nothing is new in 23 documents: version 3")
+    done = run("forget", "note-04.md", *command[2:], "--yes", "--keep-anyway", "--json")
+    assert done.exit_code == 0, done.output
+    *_, receipt = records(done.stdout)
+    assert receipt["replaced_by"] == receipt["active"] > 3
+    (((where,),),) = [one.texts for one in store.wheres("default").values()]
+    assert str(where.path) == str(moved)
+
+
+def test_texts_without_files_have_to_be_given_again(make):
+    personalizer, texts = make(), make_sentences(24)
+    personalizer.adapt(texts, keep_anyway=True)
+    with pytest.raises(TextsError, match=r"not known where the texts of version 1 are: .* Give them with --texts"):
+        personalizer.forget("1")
+    receipt = personalizer.forget("1", texts, keep_anyway=True)
+    assert (receipt.versions_removed, receipt.active, receipt.lost) == ((1,), 2, 0)

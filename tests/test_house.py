@@ -78,8 +78,8 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines LearningOn MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice PreparationProgress Sink StepDone TensorWritten
-        TextsRead TrainingStarted silent
+        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice PreparationProgress Sink StepDone
+        TensorWritten TextsRead TrainingStarted silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
@@ -108,6 +108,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/forgetting.py": "UnknownDocument",
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/adapters/training_report.py": "ValueError",
+    "sebp_edge/adapters/where.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/gguf/file.py": "_Damaged",
     "sebp_edge/models/compressed.py": "ValueError",

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from builders import make_llama, make_sentences
@@ -12,11 +13,11 @@ from failing_memory import RECIPE as SMALL
 from random_texts import edit
 from safetensors.torch import load_file
 
-from sebp_edge import AdapterStore, Personalizer
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
-from sebp_edge.events import LearningOn, Notice, PreparationProgress, StepDone
+from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress, StepDone
 from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
@@ -49,7 +50,7 @@ def quick(monkeypatch):
 def make(model, tmp_path):
     """A function that makes a Personalizer whose events are in `personalizer.events`."""
 
-    def personalizer(store="store", **options):
+    def personalizer(store="store", model=model, **options):
         events = []
         made = Personalizer(
             model, **{"recipe": RECIPE, "device": "cpu", "store": tmp_path / store, "on_event": events.append} | options
@@ -62,6 +63,28 @@ def make(model, tmp_path):
 
 def of_kind(personalizer, kind):
     return [event for event in personalizer.events if isinstance(event, kind)]
+
+
+class Stop(Exception):
+    """An app does not go on."""
+
+
+def stopped_by_the_first_event(personalizer, texts, **options):
+    """Returns the NameInUse event of an adaptation whose sink raises an error then."""
+    found = []
+
+    def sink(event):
+        if isinstance(event, NameInUse):
+            found.append(event)
+            raise Stop
+
+    personalizer.on_event = sink
+    before = personalizer.store.versions("default")
+    with pytest.raises(Stop):
+        personalizer.adapt(texts, **options)
+    assert personalizer.store.versions("default") == before
+    personalizer.on_event = personalizer.events.append
+    return found
 
 
 def forget_events(personalizer):
@@ -112,20 +135,73 @@ def test_documents_that_are_gone_are_reported_and_still_known(make):
     personalizer.adapt(OLD)
     result = personalizer.adapt(OLD[2:])
     assert result.unchanged and result.gone == 2
-    assert "knows 2 documents that are gone; --sync" in result.summary
+    assert "knows 2 documents that are not among these texts; --sync" in result.summary
     assert personalizer.adapt(OLD).gone == 0
 
 
-@pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"recipe": RECIPE.replace(learning_rate=1e-2)}], ids=["seed", "recipe"]
-)
-def test_another_seed_or_recipe_starts_over(make, change):
+def test_another_seed_starts_over(make):
     make().adapt(OLD)
-    personalizer = make(**change)
+    personalizer = make(seed=1)
     result = personalizer.adapt(OLD)
     assert not result.unchanged and result.learnt_on_from is None
     (notice,) = of_kind(personalizer, Notice)
-    assert notice.message.startswith("All documents are learnt again, not on top of version 1: its ")
+    assert notice.message == (
+        "All documents are learnt again, since version 1 was trained with the seed 0, and this seed is 1."
+    )
+    assert of_kind(personalizer, NameInUse) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"r": 8}, "r = 4, and this recipe has r = 8"),
+        ({"lora_alpha": 7}, "lora_alpha = 32, and this recipe has lora_alpha = 7"),
+        ({"chat_template": True}, "chat_template = false, and this recipe has chat_template = true"),
+        ({"merge_for": "q4_0"}, 'no merge_for, and this recipe has merge_for = "q4_0"'),
+    ],
+)
+def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make, changes, said):
+    make(recipe=dataclasses.replace(RECIPE, r=4)).adapt(OLD)
+    personalizer = make(recipe=dataclasses.replace(RECIPE, **{"r": 4, "epochs": 1} | changes))
+    begun = personalizer.inspect([*OLD, NEW[0]]).beginning
+    assert begun.endswith(f"All documents are learnt again, since version 1 was trained with {said}.")
+    assert begun.startswith(f"Version 1 of the adapter 'default' was trained with {said}. To keep the two apart, give")
+
+
+def test_all_other_values_of_a_recipe_learn_on(make):
+    make().adapt(OLD)
+    changes = {
+        **{"learning_rate": 1e-2, "warmup_ratio": 0.2, "epochs": 2, "patience": 2, "batch_tokens": 100},
+        **{"batch_rows": 400, "min_steps": 2, "weight_decay": 0.1, "max_grad_norm": 2.0, "context_length": 40},
+        **{"margin": 0.02, "refit": False, "general": 0.5},
+    }
+    of_the_weights = {
+        "method",
+        "load_in_4bit",
+        "r",
+        "lora_alpha",
+        "chat_template",
+        "sparsity",
+        "merge_for",
+        "questions",
+    }
+    assert changes.keys() | of_the_weights | {"name", "description"} == {each.name for each in fields(Recipe)}
+    other = make(recipe=RECIPE.replace(**changes))
+    result = other.adapt([*OLD, NEW[0]], keep_anyway=True)
+    assert (result.learnt_on_from, result.new) == (1, 1)
+    assert of_kind(other, NameInUse) == of_kind(other, Notice) == []
+    assert other.store.open("default").record.recipe["epochs"] == 2
+
+
+def test_other_epochs_are_said_if_nothing_is_new(make):
+    make().adapt(OLD)
+    result = make(recipe=RECIPE.replace(epochs=7, patience=2)).adapt(OLD)
+    assert result.unchanged
+    assert result.changes == (("epochs = 3", "epochs = 7"), ("patience = 1", "patience = 2"))
+    assert result.summary.endswith(
+        "It was trained with epochs = 3 and patience = 1, and this recipe has epochs = 7 and patience = 2; --fresh "
+        "(fresh=True) learns all documents again with that."
+    )
 
 
 def test_a_recipe_of_another_name_and_margin_learns_the_same(make):
@@ -133,25 +209,45 @@ def test_a_recipe_of_another_name_and_margin_learns_the_same(make):
     assert make(recipe=dataclasses.replace(RECIPE, name="other", margin=0.005)).adapt(OLD).unchanged
 
 
-def test_another_base_model_starts_over(make, model, tokenizer, tmp_path):
-    make().adapt(OLD)
-    other = tmp_path / "others" / model.name
-    make_llama(initializer_range=0.11).save_pretrained(other)
-    tokenizer.save_pretrained(other)
-    personalizer = Personalizer(other, recipe=RECIPE, device="cpu", store=tmp_path / "store")
-    events = []
-    personalizer.on_event = events.append
-    assert not personalizer.adapt(OLD).unchanged
-    assert "the files of its base model, large-weights, differ" in next(e.message for e in events if type(e) is Notice)
+def make_model(folder, tokenizer):
+    make_llama(initializer_range=0.11).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
-def test_the_same_base_model_elsewhere_is_the_same(make, model, tmp_path):
+def test_a_base_model_whose_files_have_changed_starts_over(make, model, tokenizer, tmp_path):
     make().adapt(OLD)
-    moved = tmp_path / "moved" / model.name
-    moved.mkdir(parents=True)
-    for file in model.iterdir():
-        (moved / file.name).write_bytes(file.read_bytes())
-    assert Personalizer(moved, recipe=RECIPE, device="cpu", store=tmp_path / "store").adapt(OLD).unchanged
+    personalizer = make(model=make_model(tmp_path / "others" / model.name, tokenizer))
+    result = personalizer.adapt(OLD)
+    assert result.learnt_on_from is None and not result.unchanged
+    said = "was made for other files of the model large-weights, which have changed since"
+    assert of_kind(personalizer, NameInUse)[0].message.startswith(f"Version 1 of the adapter 'default' {said}. To")
+    assert of_kind(personalizer, Notice)[0].message == f"All documents are learnt again, since version 1 {said}."
+
+
+def test_another_base_model_is_said_by_its_name(make, tokenizer, tmp_path):
+    make().adapt(OLD)
+    personalizer = make(model=make_model(tmp_path / "second", tokenizer))
+    (event,) = stopped_by_the_first_event(personalizer, OLD)
+    said = "was made for the model large-weights, and this one is second"
+    assert event.message.startswith(f"Version 1 of the adapter 'default' {said}. To keep the two apart, give ")
+    assert "such as --name default-second (name='default-second')" in event.message
+    assert "is activated only with --keep-anyway" in event.message
+    assert (event.name, event.version, event.differs) == ("default", 1, ("model",))
+    found = personalizer.inspect(OLD).beginning
+    assert found == f"{event.message} All documents are learnt again, since version 1 {said}."
+
+
+def test_the_same_base_model_elsewhere_and_under_another_name_is_the_same(make, model, tmp_path):
+    make().adapt(OLD)
+    for name in (model.name, "renamed"):
+        moved = tmp_path / "moved" / name
+        moved.mkdir(parents=True)
+        for file in model.iterdir():
+            (moved / file.name).write_bytes(file.read_bytes())
+        personalizer = make(model=moved)
+        assert personalizer.adapt(OLD).unchanged
+        assert of_kind(personalizer, NameInUse) == []
 
 
 def test_a_changed_system_message_is_a_change(make):
@@ -198,11 +294,11 @@ def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     (notes_folder / "new.md").write_text(NEW[0])
     learnt = run(*adapted, "--keep-anyway")
     assert learnt.exit_code == 0, learnt.output
-    assert "Learning on from version 1: 1 new documents, 0 changed, " in learnt.stdout
+    assert "Learning on from version 1: 1 new and 0 changed documents, and " in learnt.stdout
     (notes_folder / "new.md").unlink()
-    assert "It also knows 1 document that is gone; --sync" in run(*adapted).stdout
+    assert "It also knows 1 document that is not among these texts; --sync" in run(*adapted).stdout
     synced = run(*adapted, "--sync", "--keep-anyway")
-    assert "not on top of version 2: it knows 1 document that must be" in synced.stderr
+    assert "since version 2 knows 1 document that --sync (sync=True) forgets." in synced.stderr
     assert AdapterStore().active_version("default") == 3
     assert run(*adapted, "--fresh", "--keep-anyway").exit_code == 0
     assert AdapterStore().active_version("default") == 4
@@ -418,9 +514,9 @@ def lose_the_judged_state(version):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (damage, "its files are damaged"),
-        (forget_the_texts, "it does not say which texts it has learnt"),
-        (lose_the_judged_state, "its judged state is missing"),
+        (damage, "has damaged files"),
+        (forget_the_texts, "does not say which texts it has learnt"),
+        (lose_the_judged_state, "has lost its judged state"),
     ],
 )
 def test_it_starts_over_and_says_why(make, change, why):
@@ -430,7 +526,7 @@ def test_it_starts_over_and_says_why(make, change, why):
     result = personalizer.adapt([*OLD, NEW[0]])
     assert result.learnt_on_from is None
     (notice,) = of_kind(personalizer, Notice)
-    assert notice.message == f"All documents are learnt again, not on top of version 1: {why}."
+    assert notice.message == f"All documents are learnt again, since version 1 {why}."
 
 
 def test_a_version_that_was_imported_into_another_store_is_learnt_on_from(make, tmp_path):
@@ -471,7 +567,7 @@ def test_full_fine_tuning_starts_over(make):
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-3, epochs=1))
     personalizer.adapt(OLD, keep_anyway=True)
     assert personalizer.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from is None
-    assert "all weights were trained" in of_kind(personalizer, Notice)[-1].message
+    assert "version 1 trained all weights, and keeps no judged state" in of_kind(personalizer, Notice)[-1].message
 
 
 def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests(make):
@@ -483,7 +579,7 @@ def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests
     result = personalizer.adapt([*remaining, NEW[0]], keep_anyway=True)
     assert result.learnt_on_from is None
     assert (
-        "its judged state has seen documents that are needed for tests now" in of_kind(personalizer, Notice)[0].message
+        "version 1 was trained on documents that are needed for tests now" in of_kind(personalizer, Notice)[0].message
     )
 
 
@@ -494,10 +590,10 @@ def test_an_inspection_says_what_would_be_learnt_on(make):
     nothing = personalizer.inspect(OLD)
     assert nothing.plan is None and nothing.summary.startswith("Nothing is new in 30 documents")
     found = personalizer.inspect([*OLD, NEW[0]])
-    assert found.beginning.startswith("Learning on from version 1: 1 new documents, 0 changed, ")
+    assert found.beginning.startswith("Learning on from version 1: 1 new and 0 changed documents, and ")
     assert found.beginning in found.summary and found.plan is not None
     other = make(seed=1).inspect(OLD)
-    assert "not on top of version 1: its seed is 0." in other.summary
+    assert "since version 1 was trained with the seed 0, and this seed is 1." in other.summary
 
 
 def test_outside_the_store_nothing_is_learnt_on_from(make, tmp_path):

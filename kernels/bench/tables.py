@@ -174,7 +174,7 @@ def peers_gradients() -> str:
 
 def end_to_end() -> str:
     found = rows("end-to-end")
-    head = ("", "import", "load", "texts", "attach", "compile, capture", "steps", "evaluation", "save, exit", "all")
+    head = ("", "import", "load", "texts", "attach", "compile, capture", "steps", "evaluation", "samples, save, exit", "all")
     body = []
     for row in found:
         parts = [row[part] for part in ("import", "load", "texts", "attach", "capture", "steps", "evaluation")]

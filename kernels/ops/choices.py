@@ -145,7 +145,7 @@ def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Algorithm
         for shape, algorithms in sorted(choices.items())
     ]
     lines = ",\n".join(json.dumps(record) for record in records)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(path, f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n')
     _known.cache_clear()
 

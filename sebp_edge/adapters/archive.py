@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError
-from sebp_edge.files import flush, storage_errors
+from sebp_edge.files import flush, storage_errors, walk
 
 _LIST = "archive.json"
 _FORMAT = 1
@@ -45,13 +45,15 @@ def write(folder: Path, name: str, to: Path, replaced: Mapping[str, bytes | None
         AdapterError: the folder has a file that cannot be moved.
         StorageError: the file could not be written.
     """
+    with storage_errors("Cannot read the version in", folder, "; nothing was written"):
+        files = _files_of(folder, replaced)
     with storage_errors("Cannot write to", to):
         if os.path.lexists(to):
             raise _taken(to)
         descriptor, temporary = tempfile.mkstemp(prefix=".sebp-edge-", dir=to.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                _write(folder, name, file, replaced)
+                _write(files, name, file, replaced)
             flush(Path(temporary))
             _name(temporary, to)
             flush(to.parent)
@@ -75,22 +77,27 @@ def _taken(to: Path) -> OptionError:
     return OptionError(f"{str(to)!r} already exists; choose a new file, so that nothing is overwritten.")
 
 
-def _write(folder: Path, name: str, archive: BinaryIO, replaced: Mapping[str, bytes | None]) -> None:
-    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    paths = [path for path in paths if replaced.get(path.relative_to(folder).as_posix(), b"") is not None]
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    are_regular = all(stat.S_ISREG(path.lstat().st_mode) for path in paths)
-    if len(names) > _MAX_FILES or not are_regular or not all(map(_PATH.fullmatch, names)):
+def _files_of(folder: Path, replaced: Mapping[str, bytes | None]) -> dict[str, Path]:
+    """Returns the files to write, by their names in the archive."""
+    paths = sorted(path for path in walk(folder) if path.is_symlink() or not path.is_dir())
+    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    files = {name: path for name, path in files.items() if replaced.get(name, b"") is not None}
+    are_regular = all(stat.S_ISREG(path.lstat().st_mode) for path in files.values())
+    if len(files) > _MAX_FILES or not are_regular or not all(map(_PATH.fullmatch, files)):
         raise AdapterError(f"{str(folder)!r} has files that sebp-edge did not write; move them elsewhere.")
-    files = []
-    for path, source in zip(names, paths, strict=True):
+    return files
+
+
+def _write(files: Mapping[str, Path], name: str, archive: BinaryIO, replaced: Mapping[str, bytes | None]) -> None:
+    listed = []
+    for path, source in files.items():
         with _opened(path, source, replaced) as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
-            files.append({"path": path, "size": content.seek(0, os.SEEK_END), "sha256": digest})
-    listed = json.dumps({"format": _FORMAT, "name": name, "files": files}, indent=1).encode()
-    _write_member(_LIST, len(listed), io.BytesIO(listed), archive)
-    for values, source in zip(files, paths, strict=True):
-        with _opened(values["path"], source, replaced) as content:
+            listed.append({"path": path, "size": content.seek(0, os.SEEK_END), "sha256": digest})
+    contents = json.dumps({"format": _FORMAT, "name": name, "files": listed}, indent=1).encode()
+    _write_member(_LIST, len(contents), io.BytesIO(contents), archive)
+    for values in listed:
+        with _opened(values["path"], files[values["path"]], replaced) as content:
             _write_member(values["path"], values["size"], content, archive)
     archive.write(bytes(2 * tarfile.BLOCKSIZE))
 

@@ -37,6 +37,8 @@ class Receipt:
         documents: the salted hashes of the forgotten documents.
         near_duplicates: those of near-duplicates that were found and are still known.
         versions_removed: the versions that were removed.
+        lost: how many other documents they had learnt after the version that was active; the next adaptation learns
+            these again.
         replaced_by: the version that was trained without the documents; None if the active one did not know them.
         active: the version that is active now; None if there is none.
         exact: what the new version is equal to.
@@ -53,6 +55,7 @@ class Receipt:
     versions_removed: tuple[int, ...]
     replaced_by: int | None
     exact: str
+    lost: int = 0
     active: int | None = None
     not_reached: str = NOT_REACHED
     forgotten: str = ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sebp_edge.adapters.record import RECORD, AdapterRecord
-from sebp_edge.files import flush
+from sebp_edge.files import flush, walk
 
 NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _REMOVED = ".removed-"
@@ -37,17 +37,6 @@ def version_numbers(folder: Path) -> list[int]:
         return []
 
 
-def make_private(folder: Path) -> None:
-    """Makes a folder that only its owner can read, with its parents, and flushes what is new."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for each in new:
-        flush(each.parent)
-    with suppress(OSError):
-        if os.name != "nt" and folder.stat().st_mode & 0o077:
-            folder.chmod(0o700)
-
-
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
     """Context with a new folder for a version that is being written; deletes it at the end if it is still there."""
@@ -68,8 +57,12 @@ def write_version(adaptation: Saveable, record: AdapterRecord, folder: Path) -> 
 
 
 def flush_all(folder: Path) -> None:
-    """Makes all files in a folder readable by their owner only, and flushes them and the folder."""
-    for path in folder.rglob("*"):
+    """Makes all files in a folder readable by their owner only, and flushes them and the folder.
+
+    Raises:
+        OSError: a file or folder cannot be read.
+    """
+    for path in walk(folder):
         path.chmod(0o700 if path.is_dir() else 0o600)
         flush(path)
     flush(folder)
@@ -94,11 +87,11 @@ def leftovers(folder: Path) -> list[Path]:
     Removed folders are deleted under the lock, so that those that are there belong to no running process. Other
     temporary files do not once they have not changed for an hour.
     """
-    return [
-        path
-        for path in folder.glob(".*-*")
-        if path.name.startswith(_REMOVED) or _changed(path) < time.time() - _STALE_SECONDS
-    ]
+    try:
+        found = [path for path in folder.iterdir() if path.match(".*-*")]
+    except (FileNotFoundError, PermissionError):  # nothing in it can be deleted
+        return []
+    return [path for path in found if path.name.startswith(_REMOVED) or _changed(path) < time.time() - _STALE_SECONDS]
 
 
 def delete(path: Path) -> None:
@@ -111,17 +104,28 @@ def delete(path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of a file, or of all files in a folder, in bytes."""
+    """Returns the size of a file, or of all files in a folder, in bytes.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
     total = 0
-    for each in (path, *path.rglob("*")):
-        with suppress(OSError):
+    for each in _tree(path):
+        with suppress(FileNotFoundError):
             total += 0 if each.is_dir() else each.lstat().st_size
     return total
+
+
+def _tree(path: Path) -> Iterator[Path]:
+    """Yields a path and, if it is a folder, all that is in it; raises an OSError if a folder cannot be listed."""
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        yield from walk(path)
 
 
 def _changed(path: Path) -> float:
     """Returns when a file, or one in a folder, last changed; now if that cannot be told."""
     try:
-        return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+        return max(each.lstat().st_mtime for each in _tree(path))
     except OSError:
         return time.time()

@@ -5,8 +5,10 @@ anything is removed, so that a process that is killed loses no adapter. `erasure
 """
 
 import difflib
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +17,10 @@ from sebp_edge.adapters.erasure import Receipt, complete, erase
 from sebp_edge.adapters.names import check_name
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.files import expand_user
-from sebp_edge.texts.documents import own_text, printable
+from sebp_edge.texts.documents import Document, content_hash, own_text, printable
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match, take_fingerprints
@@ -58,6 +61,8 @@ class Forgetting:
         with_near_duplicates: whether these are forgotten too.
         versions: the versions that are removed.
         unlisted: those among them of which it is not known what they know.
+        lost: other documents that were learnt after the active version, by versions that are removed; the next
+            adaptation learns them again.
         remaining: what a new version is trained on; None if the active version does not know the documents.
         keys: the documents' hashes by salt.
     """
@@ -68,6 +73,7 @@ class Forgetting:
     with_near_duplicates: bool
     versions: tuple[int, ...]
     unlisted: tuple[int, ...]
+    lost: tuple[KnownDocument, ...]
     remaining: Remaining | None
     keys: Mapping[bytes, set[int]]
 
@@ -76,7 +82,7 @@ def forget(
     store: AdapterStore,
     name: str,
     documents: Sequence[str | Path],
-    texts: list,
+    texts: list | None,
     read: Callable[[list], Reading],
     train: Callable[[Remaining], SavedAdapter],
     *,
@@ -88,8 +94,9 @@ def forget(
 
     Args:
         documents: paths of files, or names, numbers or hashes as in the lists of documents.
-        texts: the texts that have the other documents; may have these, too.
-        read: reads `texts`.
+        texts: the texts that have the other documents; may have these, too. None for those that are where the version
+            was made.
+        read: reads texts.
         train: trains on what remains from the base model, and saves a new version, which it activates or not.
         is_exact: whether equal trainings give equal bits here.
         on_found: receives what will be removed, before anything is changed.
@@ -103,7 +110,7 @@ def forget(
     name = check_name(name)
     completed = complete(store, name)
     try:
-        found = find_forgetting(store, name, documents, texts, read(texts), with_near_duplicates=with_near_duplicates)
+        found = find_forgetting(store, name, documents, texts, read, with_near_duplicates=with_near_duplicates)
     except UnknownDocument:
         if completed is None:
             raise
@@ -124,6 +131,7 @@ def forget(
         + tuple(document.hash for document in found.near_duplicates if with_near_duplicates),
         near_duplicates=tuple(document.hash for document in near),
         versions_removed=found.versions,
+        lost=len(found.lost),
         replaced_by=new.version if new else None,
         exact=_exactness(found.remaining, new, is_exact=is_exact),
     )
@@ -138,15 +146,18 @@ def find_forgetting(
     store: AdapterStore,
     name: str,
     documents: Sequence[str | Path],
-    texts: list,
-    reading: Reading,
+    texts: list | None,
+    read: Callable[[list], Reading],
     *,
     with_near_duplicates: bool,
 ) -> Forgetting:
     """Finds what has to go, and what to train on; see `forget`."""
     versions = list(_read_versions(store, name))
     base = _base(versions, store.active_version(name))
-    folders = [_folder_of(item) for item in texts if isinstance(item, Path | Folder)]
+    where = store.wheres(name).get(base.number, Where())
+    reading = _read_where_learnt(where, read) if texts is None else read(texts)
+    given = where.paths if texts is None else [item for item in texts if isinstance(item, Path | Folder)]
+    folders = [_folder_of(item) for item in given]
     found = defaultdict(set)
     for document in documents:
         for salt, hash in _find(str(document), versions, base, folders, name):
@@ -157,9 +168,9 @@ def find_forgetting(
     if with_near_duplicates:
         found[base.salt] |= near
     # A text that is there is found in versions from other stores, too.
-    given = {number: numbered[number] for number, one in fingerprints.items() if one.key in found[base.salt]}
+    own = {number: numbered[number] for number, one in fingerprints.items() if one.key in found[base.salt]}
     for salt in {version.salt for version in versions if version.is_listed} - {base.salt}:
-        found[salt] |= {one.key for one in take_fingerprints(given, salt).values()}
+        found[salt] |= {one.key for one in take_fingerprints(own, salt).values()}
     keys = {salt: hashes for salt, hashes in found.items() if hashes}
     if base.salt not in keys:
         raise TextsError(
@@ -180,7 +191,10 @@ def find_forgetting(
         with_near_duplicates=with_near_duplicates,
         versions=tuple(sorted({*known, *unlisted})),
         unlisted=unlisted,
-        remaining=_remaining(base, keys.get(base.salt, set()), reading, fingerprints) if base.knows(keys) else None,
+        lost=_lost(versions, base, {*known, *unlisted}, keys[base.salt]),
+        remaining=_remaining(base, keys[base.salt], reading, fingerprints, read, where if texts is None else None)
+        if base.knows(keys)
+        else None,
         keys=keys,
     )
 
@@ -307,10 +321,66 @@ def _relatives(
     return found | {others[index].key for near in match(own, others).relatives for index in near}
 
 
+def _lost(versions: list[_Version], base: _Version, removed: set[int], hashes: set[int]) -> tuple[KnownDocument, ...]:
+    """Returns the other documents that removed versions have learnt after the version that is made again."""
+    kept = hashes | {int(one.hash, 16) for one in base.own}
+    lost = {
+        one.hash: one
+        for version in versions
+        if version.number in removed and version.number > base.number and version.salt == base.salt
+        for one in version.own
+        if int(one.hash, 16) not in kept and not one.absent
+    }
+    return _sorted(lost.values())
+
+
+def _read_where_learnt(where: Where, read: Callable[[list], Reading]) -> Reading:
+    """Reads the texts of a version where it was made; leaves out what is not there any more."""
+    reading, seen = Reading(), set()
+    for group in where.texts:
+        there = [folder for folder in group if os.path.lexists(folder.path)]
+        with suppress(TextsError):  # nothing in it can be read any more
+            found = read(there) if there else Reading()
+            new = [document for document in found.documents if _hashes([document]).isdisjoint(seen)]
+            seen |= _hashes(new)
+            reading = Reading(
+                reading.documents + new,
+                reading.left_out + found.left_out,
+                reading.num_equal + found.num_equal,
+                reading.folders + found.folders,
+            )
+    return reading
+
+
+def _still_needed(reading: Reading, kept: list[Document], read: Callable[[list], Reading]) -> tuple[Folder, ...]:
+    """Returns the files and folders that have documents which are kept; the others are remembered no longer."""
+    if len(reading.folders) == 1:
+        return reading.folders
+    wanted, needed = _hashes(kept), []
+    for folder in reading.folders:
+        with suppress(TextsError):  # nothing in it can be read
+            if found := wanted & _hashes(read([folder]).documents):
+                needed.append(folder)
+                wanted -= found
+    return tuple(needed)
+
+
+def _hashes(documents: Iterable[Document]) -> set[str]:
+    return {content_hash(document.content, b"") for document in documents}
+
+
 def _remaining(
-    base: _Version, hashes: set[int], reading: Reading, fingerprints: Mapping[int, Fingerprint]
+    base: _Version,
+    hashes: set[int],
+    reading: Reading,
+    fingerprints: Mapping[int, Fingerprint],
+    read: Callable[[list], Reading],
+    where: Where | None,
 ) -> Remaining:
     """Returns what the new version is trained on.
+
+    Args:
+        where: where the texts were looked for; None if they were given.
 
     Raises:
         TextsError: other documents have changed or cannot be read, or none would remain.
@@ -326,13 +396,7 @@ def _remaining(
             "adapters remove`."
         )
     if missing := _sorted(document for hash, document in others.items() if hash not in given):
-        named = ", ".join(document.label for document in missing[:_NAMED])
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        raise TextsError(
-            f"Nothing was forgotten: of the {len(others)} other documents of version {base.number}, {len(missing)} are "
-            f"not among these texts as they were then ({named}{more}). Give all texts and restore these, or first "
-            "learn the texts as they are now with `sebp-edge adapt`."
-        )
+        raise TextsError(f"Nothing was forgotten: {_missing(missing, base, len(others), where)}")
     kept = [document for number, document in enumerate(reading.documents) if fingerprints[number].key in others]
     unused = {
         document.source for number, document in enumerate(reading.documents) if fingerprints[number].key not in others
@@ -343,14 +407,48 @@ def _remaining(
     return Remaining(
         version=base.number,
         record=AdapterRecord.read(base.folder),
-        reading=replace(reading, documents=kept, left_out=left_out, num_equal=num_equal),
+        reading=replace(
+            reading,
+            documents=kept,
+            left_out=left_out,
+            num_equal=num_equal,
+            folders=_still_needed(reading, kept, read),
+        ),
         history=base.history.without(hashes | gone),
         num_new=len(given - others.keys() - hashes),
         num_gone=len(gone),
     )
 
 
-def _sorted(documents: Iterator[KnownDocument]) -> tuple[KnownDocument, ...]:
+def _missing(missing: Sequence[KnownDocument], base: _Version, num_others: int, where: Where | None) -> str:
+    """Returns which documents are missing, and what to do, in sentences."""
+    named = ", ".join(document.label for document in missing[:_NAMED])
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    verb = "is" if len(missing) == 1 else "are"
+    found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {verb} not"
+    learn = "or first learn the texts as they are now with `sebp-edge adapt`."
+    if where is None:
+        return f"{found} among these texts as they were then ({named}{more}). Give all texts and restore these, {learn}"
+    if not where.paths:
+        return (
+            f"it is not known where the texts of version {base.number} are: it was made from texts without files, on "
+            "another machine or by an older sebp-edge. Give them with --texts (texts=)."
+        )
+    paths = [Path(folder.path) for folder in where.texts[0]]
+    gone = [path for path in paths if not os.path.lexists(path)]
+    there = ", ".join(repr(str(path)) for path in gone or paths)
+    if gone:
+        return (
+            f"{found} found ({named}{more}). They were expected in {there}, which {'is' if len(gone) == 1 else 'are'} "
+            "not there any more; give their new place with --texts (texts=)."
+        )
+    return (
+        f"{found} in {there} as they were then ({named}{more}). Restore them, give another place that has them with "
+        f"--texts (texts=), {learn}"
+    )
+
+
+def _sorted(documents: Iterable[KnownDocument]) -> tuple[KnownDocument, ...]:
     return tuple(sorted(documents, key=lambda document: (document.number or 0, document.label)))
 
 

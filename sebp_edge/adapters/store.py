@@ -10,6 +10,7 @@
                                                 judged/<number>/ (the states that the gate judged, if the version was
                                                 trained on all documents afterwards)
     <data folder>/adapters/<folder>/forgotten-<number>.json     receipts of `forget`
+    <data folder>/adapters/<folder>/where.json  the files and folders that each version was made from
     <data folder>/adapters/.lock                the lock for all changes
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
@@ -17,7 +18,7 @@
 
 `sebp_edge.adapters.names` says which folder has which adapter. A version is written into a temporary folder beside the
 adapters' folders, flushed to the disk, and renamed under the lock. Reading takes no lock. A version contains none of
-the user's texts or paths, apart from samples.json and the names of documents.
+the user's texts or paths, apart from samples.json and the names of documents. where.json has paths, and stays here.
 The questions are the user's text; `forget`, and removing an adapter, delete all of them.
 """
 
@@ -43,7 +44,6 @@ from sebp_edge.adapters.folders import (
     delete,
     flush_all,
     leftovers,
-    make_private,
     put_aside,
     size_of,
     temporary_folder,
@@ -55,13 +55,14 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.names import check_name, folder_of, name_of
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError, suggest
-from sebp_edge.files import expand_user, flush, read_text, storage_errors, write_atomically
+from sebp_edge.files import expand_user, flush, make_private, read_text, storage_errors, write_atomically
 from sebp_edge.units import sizes_apart
 
 if TYPE_CHECKING:
     from sebp_edge.adapters.difference import Difference
     from sebp_edge.adapters.documents import KnownDocument
     from sebp_edge.adapters.version_report import VersionReport
+    from sebp_edge.adapters.where import Where
 
 JUDGED = "judged"
 DOCUMENTS = "documents.json"
@@ -260,8 +261,19 @@ class AdapterStore:
             raise AdapterError(f"A judged state is missing in {str(folder)!r}, which has {numbers}.")
         return [folder / str(number) for number in numbers] or [saved.path]
 
-    def save(self, adaptation: Saveable, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
+    def save(
+        self,
+        adaptation: Saveable,
+        record: AdapterRecord,
+        name: str,
+        *,
+        activate: bool,
+        where: "Where | None" = None,
+    ) -> SavedAdapter:
         """Saves a new version of the adapter `name`, and makes it the active one if `activate` is set.
+
+        Args:
+            where: where it was made, which is remembered beside the version.
 
         Raises:
             AdapterError: the name is not valid.
@@ -272,7 +284,7 @@ class AdapterStore:
             make_private(self.folder)
             with temporary_folder(self.folder) as temporary:
                 write_version(adaptation, record, temporary)
-                return self._add(temporary, record, name, activate=activate)
+                return self._add(temporary, record, name, activate=activate, where=where)
 
     def save_to(self, adaptation: Saveable, record: AdapterRecord, out: Path) -> SavedAdapter:
         """Saves an adapter into a new folder outside the store.
@@ -302,6 +314,39 @@ class AdapterStore:
         with _activation_errors(saved), self._locked():
             self.version_folder(saved.name, saved.version)
             return self._activate(saved)
+
+    def activate_after(self, saved: SavedAdapter, before: int | None) -> tuple[SavedAdapter, int | None]:
+        """Makes a version the active one unless one is active that is not `before`; returns it, and what is active.
+
+        Args:
+            before: the version that it was compared with; None if none was active.
+
+        Raises:
+            AdapterError: it has been removed.
+            StorageError: the active version could not be changed.
+        """
+        with _activation_errors(saved), self._locked():
+            self.version_folder(saved.name, saved.version)
+            active = self.active_version(saved.name)
+            if active not in (None, before):
+                return saved, active
+            return self._activate(saved), saved.version
+
+    def wheres(self, name: str) -> dict[int, "Where"]:
+        """Returns where on this machine the versions of an adapter were made, by number, as far as it is known.
+
+        Raises:
+            AdapterError: the name is not valid.
+        """
+        # Imported here, since the other methods need no patterns of files.
+        from sebp_edge.adapters import where
+
+        return where.read(self._folder(name))
+
+    def remember_where(self, saved: SavedAdapter, where: "Where") -> None:
+        """Remembers where a version was made, in place of what is known of that; a disk that refuses it is no error."""
+        with suppress(OSError), self._locked():
+            self._remember_where(saved, where)
 
     def rollback(self, name: str) -> SavedAdapter:
         """Makes the version active again that was active before the active one; returns it.
@@ -415,13 +460,26 @@ class AdapterStore:
                 delete(path)
         return found
 
-    def diff(self, name: str, old: int, new: int) -> "Difference":
+    def diff(self, name: str, old: int | None = None, new: int | None = None) -> "Difference":
         """Returns which documents came, went and changed from one version of an adapter to another one.
+
+        Args:
+            old: a version; by default the one before `new`.
+            new: a version; by default the newest one.
 
         Raises:
             AdapterError: there is no such version, it was saved before sebp-edge recorded documents, or one of the two
                 came from another store.
         """
+        versions = self.versions(name)
+        new = max(versions) if new is None else new
+        if old is None:
+            before = [version for version in versions if version < new]
+            if not before:
+                raise AdapterError(
+                    f"The adapter {name!r} has no version before version {new} to compare it with; it has {versions}."
+                )
+            old = before[-1]
         # Imported here, since the other methods need no numpy.
         from sebp_edge.adapters.difference import compare_versions
 
@@ -509,7 +567,9 @@ class AdapterStore:
         """Context in which no other process or thread changes the store."""
         return locked(self.folder / _LOCK)
 
-    def _add(self, written: Path, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
+    def _add(
+        self, written: Path, record: AdapterRecord, name: str, *, activate: bool, where: "Where | None" = None
+    ) -> SavedAdapter:
         """Makes a written folder the next version of an adapter."""
         with self._locked():
             self._sweep()
@@ -524,6 +584,9 @@ class AdapterStore:
             path = written.rename(folder / str(version))
             flush(folder)
             saved = SavedAdapter(path, record, name, version)
+            if where is not None:
+                with suppress(OSError):  # the version is saved; `forget` asks for its texts then
+                    self._remember_where(saved, where)
             if not activate:
                 return saved
             with _activation_errors(saved):
@@ -531,13 +594,17 @@ class AdapterStore:
 
     def _remove(self, name: str, versions: list[int]) -> None:
         """Deletes versions of an adapter; all of it if no version remains."""
+        from sebp_edge.adapters import where
+
         folder = self._folder(name)
         paths = [self.version_folder(name, version) for version in versions]
         remaining = set(self.versions(name)) - set(versions)
         activated = self._activated(name)
         if not remaining:
             paths = [folder]
-        elif activated and activated[0] in versions:
+        else:
+            where.forget(folder, versions)
+        if remaining and activated and activated[0] in versions:
             # Changed first, so that no process finds a version active that is not there.
             self._write_activated(name, [version for version in activated if version in remaining])
         for renamed in [put_aside(path) for path in paths]:
@@ -545,16 +612,28 @@ class AdapterStore:
             with storage_errors("The adapter was removed, but some of its files remain in", renamed, advice):
                 shutil.rmtree(renamed)
 
+    def _remember_where(self, saved: SavedAdapter, one: "Where") -> None:
+        from sebp_edge.adapters import where
+
+        folder = saved.path.parent
+        versions = version_numbers(folder)
+        known = {version: each for version, each in where.read(folder).items() if version in versions}
+        where.write(folder, known | {saved.version: one})
+
     def _garbage(self, keep: int) -> Garbage:
         versions = []
         for name in self.names():
-            with suppress(SebpEdgeError):  # one that cannot be read is kept
+            with suppress(SebpEdgeError, OSError):  # one that cannot be read is kept
                 recorded = {}
                 for version in self.versions(name):
                     with suppress(AdapterError):
                         recorded[version] = AdapterRecord.read(self._folder(name) / str(version))
                 versions += find_versions(name, self._folder(name), recorded, self._activated(name)[:2], keep)
-        return Garbage(keep, tuple(versions), {path: size_of(path) for path in self._leftovers()})
+        sizes = {}
+        for path in self._leftovers():
+            with suppress(OSError):  # what cannot be listed cannot be deleted either
+                sizes[path] = size_of(path)
+        return Garbage(keep, tuple(versions), sizes)
 
     def _sweep(self) -> None:
         """Deletes what killed processes have left."""

@@ -1,11 +1,12 @@
 """`sebp-edge adapt PATH...`: trains an adapter on texts and saves it."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sebp_edge.cli.console import discard_output, one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.console import discard_output, err, one_sentence_errors, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.options import (
     Context,
@@ -22,6 +23,7 @@ from sebp_edge.cli.options import (
     select,
 )
 from sebp_edge.errors import Interrupted
+from sebp_edge.events import NameInUse
 
 if TYPE_CHECKING:
     from sebp_edge.learning_on.unchanged import UnchangedResult
@@ -66,10 +68,11 @@ def adapt(
 ) -> None:
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
-    If the adapter exists, train on what is new or has changed, and do nothing if there is no such document.
+    If the adapter exists, train on what is new or has changed, and do nothing if there is no such document. If it was
+    made from other texts, for another model or with another recipe, say so first, and ask on a terminal.
 
-    Exit codes: 0 kept or nothing to do, 3 saved but not kept (the active version stays), 130 interrupted, 2 invalid
-    option, 1 any other error.
+    Exit codes: 0 kept or nothing to do, 3 saved but not active (the active version stays), 130 interrupted, 2 invalid
+    option, 1 any other error, or the answer is no.
     """
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.recipe import Recipe
@@ -78,11 +81,13 @@ def adapt(
             load_in_4bit=load_in_4bit, merge_for=merge_for, epochs=epochs, context_length=context
         )
         texts = select(paths, include, exclude)
-        if out is None and not fresh:
-            texts, unchanged = _compare(texts, name, model, chosen, seed, sync=sync)
-            if unchanged is not None:
-                _show_unchanged(unchanged, as_json=as_json)
+        if out is None:
+            texts, active = _compare(texts, name, model, chosen, seed)
+            if active is not None and not fresh and active.is_unchanged(sync=sync):
+                _show_unchanged(_unchanged(active, texts), as_json=as_json)
                 return
+            if active is not None and active.name_in_use is not None:
+                _ask(active.name_in_use, as_json=as_json)
 
         with quick_imports():
             from sebp_edge.cli.last_screen import show_result
@@ -92,8 +97,14 @@ def adapt(
         result = None
         try:
             with show_progress(as_json) as sink:
+                # That the name is in use has been said already.
                 personalizer = Personalizer(
-                    model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
+                    model,
+                    recipe=chosen,
+                    device=device,
+                    memory_budget=memory,
+                    seed=seed,
+                    on_event=lambda event: isinstance(event, NameInUse) or sink(event),
                 )
                 result = personalizer.adapt(
                     texts,
@@ -120,19 +131,18 @@ def adapt(
             if result is None:
                 raise
             raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
-        if not (result.kept or keep_anyway):
+        if result.overtaken_by is not None or not (result.kept or keep_anyway):
             raise typer.Exit(NOT_KEPT)
 
 
-def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int, *, sync: bool):
-    """Compares texts with those that the active version has learnt, without importing torch.
+def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int):
+    """Compares an adaptation with the active version of its name, without importing torch.
 
     Returns:
-        The texts, or what was read of them; and the result if nothing is new, else None.
+        The texts, or what was read of them; and the comparison, None if no version is active.
     """
     from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.learning_on.comparison import compare_with_active
-    from sebp_edge.learning_on.unchanged import UnchangedResult
     from sebp_edge.models.catalog import resolve
     from sebp_edge.texts.readers import read_texts
 
@@ -140,10 +150,29 @@ def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int, *, sync:
     if store.active_version(name) is None:
         return texts, None
     reading = read_texts(texts)
-    active = compare_with_active(store, name, resolve(model), recipe, seed, reading)
-    if active is None or not active.is_unchanged(sync=sync):
-        return reading, None
-    return reading, UnchangedResult.of(active)
+    return reading, compare_with_active(store, name, resolve(model), recipe, seed, reading)
+
+
+def _unchanged(active, reading) -> "UnchangedResult":
+    from sebp_edge.adapters.store import AdapterStore
+    from sebp_edge.learning_on.unchanged import UnchangedResult, remember_texts
+
+    remember_texts(AdapterStore(), active, reading)
+    return UnchangedResult.of(active)
+
+
+def _ask(event: NameInUse, *, as_json: bool) -> None:
+    """Says that the name has another adapter; on a terminal, asks whether to go on.
+
+    Raises:
+        typer.Exit: the answer is no.
+    """
+    if as_json:
+        print_json(event.to_dict())
+        return
+    err.print(f"note: {event.message}", style="yellow", markup=False)
+    if sys.stdin.isatty() and err.is_terminal and not typer.confirm(f"Go on with {event.name!r}?", err=True):
+        raise typer.Exit(1)
 
 
 def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:

@@ -140,7 +140,12 @@ def report(
 
 
 @app.command()
-def diff(name: Name, old: Number, new: Number, as_json: Json = False) -> None:
+def diff(
+    name: Name,
+    old: Annotated[int | None, typer.Argument(help="A version; by default the one before NEW.")] = None,
+    new: Annotated[int | None, typer.Argument(help="A version; by default the newest one.")] = None,
+    as_json: Json = False,
+) -> None:
     """Show which documents came, went and changed from the version OLD to the version NEW."""
     with one_sentence_errors(as_json=as_json):
         found = _store().diff(name, old, new)
@@ -153,7 +158,7 @@ def diff(name: Name, old: Number, new: Number, as_json: Json = False) -> None:
         if rows:
             _print_documents(rows)
         counts = f"{len(found.came)} came, {len(found.went)} went, {len(found.changed)} changed"
-        out.print(f"{counts}, {found.unchanged} unchanged from version {old} to version {new}.")
+        out.print(f"{counts}, {found.unchanged} unchanged from version {found.old} to version {found.new}.")
 
 
 @app.command()
@@ -181,19 +186,24 @@ def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new nam
 
 
 @app.command()
-def remove(name: Name, version: Version = None, yes: Yes = False) -> None:
+def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json = False) -> None:
     """Delete an adapter, or one version of it. This cannot be undone."""
-    with one_sentence_errors():
+    with one_sentence_errors(as_json=as_json):
         store = _store()
-        count = len(store.versions(name))
-        what = f"{name!r} with {count} version{'s' * (count != 1)}"
+        versions = store.versions(name)
+        what = f"{name!r} with {len(versions)} version{'s' * (len(versions) != 1)}"
         if version is not None:
             store.version_folder(name, version)
-            what = f"version {version} of {name!r}"
+            versions, what = [version], f"version {version} of {name!r}"
+        if as_json and not yes:
+            raise OptionError(f"This deletes {what}. Nothing was deleted; pass --yes to delete without a question.")
         if not yes and not typer.confirm(f"Delete {what}?"):
             raise typer.Exit(1)
         was_active = version is not None and version == store.active_version(name)
         active = store.remove(name, version)
+        if as_json:
+            print_json({"name": name, "versions": versions, "active": active})
+            return
         out.print(f"Deleted {what}.", markup=False)
         if was_active:
             _print_active(name, active)

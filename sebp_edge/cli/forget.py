@@ -20,11 +20,13 @@ def forget(
         typer.Argument(metavar="DOCUMENT", help="Path of a file, or name, number or hash as in `adapters show`."),
     ],
     texts: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
-            parser=parse_path, metavar="PATH", help="File or folder with the adapter's other texts; may be repeated."
+            parser=parse_path,
+            metavar="PATH",
+            help="File or folder with the adapter's other texts, if they were moved; may be repeated.",
         ),
-    ],
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
     near_duplicates: Annotated[
         bool, typer.Option("--near-duplicates", help="Forget near-duplicates too, and texts that hold parts of it.")
@@ -42,12 +44,15 @@ def forget(
 ) -> None:
     """Train an adapter again without DOCUMENT, and remove every version that knew it. This cannot be undone.
 
-    The other documents must be unchanged, and are read from --texts. A receipt is saved beside the adapter.
+    The other documents must be unchanged. They are read where they were learnt, or from --texts if they were moved. A
+    receipt is saved beside the adapter.
 
     Exit codes: 0 forgotten, 3 forgotten but the new version is not better than the base model and not active, 130
     interrupted, 2 invalid option, 1 any other error.
     """
     with one_sentence_errors(as_json=as_json), contextlib.ExitStack() as stack:
+        if not texts and (include or exclude):
+            raise OptionError("--include and --exclude choose files of --texts; give --texts, too.")
         with quick_imports():
             from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.cli.progress import show_progress
@@ -69,7 +74,7 @@ def forget(
         )
         receipt = personalizer.forget(
             documents,
-            select(texts, include, exclude),
+            select(texts, include, exclude) if texts else None,
             name=name,
             near_duplicates=near_duplicates,
             keep_anyway=keep_anyway,
@@ -112,16 +117,21 @@ def _show_found(found, *, keep_anyway: bool) -> None:
     out.print(f"Removed: {_listed(found.versions)} of {found.name!r}.", markup=False)
     if found.unlisted:
         out.print(f"Of {_listed(found.unlisted)} it is not known what they were trained on.")
+    if found.lost:
+        out.print(_describe_lost(len(found.lost)))
     if found.remaining is None:
         return
-    documents, new = len(found.remaining.reading.documents), found.remaining.num_new
-    out.print(
-        f"First, a new version is trained on the other {documents} documents of version {found.remaining.version}."
-    )
-    if new:
-        out.print(f"{new} documents that it has not learnt are left out; `sebp-edge adapt` learns them.")
+    others, version = len(found.remaining.reading.documents), found.remaining.version
+    documents = "document" if others == 1 else f"{others} documents"
+    out.print(f"First, a new version is trained on the other {documents} of version {version}.")
+    if new := found.remaining.num_new:
+        documents, are, them = ("document", "is", "it") if new == 1 else ("documents", "are", "them")
+        out.print(
+            f"{new} {documents} that version {version} has not learnt {are} left out; `sebp-edge adapt` learns {them}."
+        )
     if gone := found.remaining.num_gone:
-        out.print(f"{gone} documents that were gone before, but still known, are forgotten too.")
+        documents = "1 document that it knows is" if gone == 1 else f"{gone} documents that it knows are"
+        out.print(f"{documents} not there any more, and forgotten too.")
     if not keep_anyway:
         out.print("If the new version is not better than the base model, it will not be active.")
 
@@ -130,9 +140,19 @@ def _listed(versions: tuple[int, ...]) -> str:
     return f"version{'s' * (len(versions) != 1)} {', '.join(map(str, versions))}"
 
 
+def _describe_lost(count: int) -> str:
+    documents, go, them = ("document", "goes", "it") if count == 1 else ("documents", "go", "them")
+    return (
+        f"{count} other {documents}, learnt after the active version, {go} with these; `sebp-edge adapt` learns {them} "
+        "again."
+    )
+
+
 def _show(receipt) -> None:
     removed = _listed(receipt.versions_removed) if receipt.versions_removed else "no version"
     out.print(f"Forgotten: {removed} of {receipt.name!r} removed.", style="green", markup=False)
+    if receipt.lost:
+        out.print(_describe_lost(receipt.lost))
     out.print(receipt.exact, markup=False)
     if receipt.active is None:
         again = (

@@ -22,6 +22,7 @@ from sebp_edge.events import (
     MemoryProbed,
     MemoryRanOut,
     ModelLoaded,
+    NameInUse,
     Notice,
     PreparationProgress,
     Sink,
@@ -114,7 +115,7 @@ class ProgressPrinter:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Notice():
+            case Notice() | NameInUse():
                 self._print_note(escape(event.message))
             case MemoryPlanned():
                 peak, budget = sizes_apart(event.peak, event.budget)
@@ -196,8 +197,9 @@ class ProgressPrinter:
     def _learning_on(self, event: LearningOn) -> None:
         out.print(event.summary)
         if event.gone:
-            documents = f"{plural(event.gone, 'document')} {'is' if event.gone == 1 else 'are'}"
-            self._print_note(f"{documents} gone, but still known; --sync learns again without")
+            documents = f"{plural(event.gone, 'document')} of version {event.version}"
+            verb, them = ("is", "it") if event.gone == 1 else ("are", "them")
+            self._print_note(f"{documents} {verb} not among these texts, but still known; --sync forgets {them}")
 
     def _training_started(self, event: TrainingStarted) -> None:
         self._num_trainings += 1

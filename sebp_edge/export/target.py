@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.lock import try_lock
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.files import expand_user, flush, storage_errors
+from sebp_edge.files import expand_user, flush, storage_errors, walk
 from sebp_edge.units import sizes_apart
 
 _CANNOT = "Cannot export to"
@@ -67,7 +67,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             temporary.mkdir(0o700)
             try:
                 yield temporary
-                for path in temporary.rglob("*"):
+                for path in walk(temporary):
                     path.chmod(0o700 if path.is_dir() else 0o600)
                     flush(path)
                 flush(temporary)

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from sebp_edge.events import Sink
-from sebp_edge.files import cache_folder, read_json, write_atomically
+from sebp_edge.files import cache_folder, make_private, read_json, write_atomically
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
@@ -102,5 +102,5 @@ def _read(key: dict[str, str]) -> float | None:
 def _write(key: dict[str, str], loss: float) -> None:
     """Keeps a loss; a disk that refuses it costs only time."""
     with suppress(OSError):
-        cache_folder().mkdir(parents=True, exist_ok=True)
+        make_private(cache_folder())
         write_atomically(_file(key), json.dumps({**key, "loss": loss}))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from sebp_edge.adapters.documents import Entry
 from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.where import Where
 from sebp_edge.learning_on.start import Beginning
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
@@ -24,6 +25,7 @@ class TextsMemory:
         entries: what the list of documents says of those that it knows although they are gone, by key.
         learnt_on_from: the version that it learnt on from; None if it began at the base model.
         lessons: what was trained on then; None if it began at the base model.
+        where: where its texts are.
         keeps_samples: whether it keeps samples of text, and names, for its page.
     """
 
@@ -32,6 +34,7 @@ class TextsMemory:
     entries: dict[int, Entry] = field(default_factory=dict)
     learnt_on_from: int | None = None
     lessons: Lessons | None = None
+    where: Where = field(default_factory=Where)
     keeps_samples: bool = False
 
     @classmethod
@@ -44,12 +47,16 @@ class TextsMemory:
             for number, document in enumerate(reading.documents)
         }
         history, gone, entries = dataset.draw.history, {}, {}
+        groups = (reading.folders,)
         if beginning.start is not None:
             history = history.learnt_on_from(beginning.start.history)
             entries = beginning.start.entries
             known = beginning.start.comparison.known
             gone = known.still_known(texts, (f"{key:016x}" for key in beginning.lessons.gone))
+            if gone:
+                groups += beginning.start.where.earlier_than(reading.folders)
         elif beginning.forgets:
             history = history.only_known()
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
-        return cls(history, known, entries, beginning.version, beginning.lessons)
+        where = Where(texts=tuple(filter(None, groups)))
+        return cls(history, known, entries, beginning.version, beginning.lessons, where)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.documents import Entry, read_history, read_manifest
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.learning_on.comparison import TextsComparison
 from sebp_edge.models.lora import read_factors
@@ -13,7 +14,7 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.lessons import Lessons, plan_lessons
 from sebp_edge.texts.split_history import SplitHistory
 
-_DAMAGED = "its files are damaged"
+_DAMAGED = "has damaged files"
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,18 @@ class Start:
         history: its documents.
         entries: what its list of documents says of each, by key, without a number.
         states: the folders of its judged states.
+        where: where its texts are.
     """
 
     comparison: TextsComparison
     history: SplitHistory
     entries: dict[int, Entry]
     states: list[Path]
+    where: Where
 
     @classmethod
     def at(cls, comparison: TextsComparison, store: AdapterStore) -> "Start | str":
-        """Returns the start at the compared version; or why there is none, as the end of a sentence."""
+        """Returns the start at the compared version; or why there is none, as a sentence's predicate."""
         if comparison.obstacle:
             return comparison.obstacle
         try:
@@ -52,7 +55,8 @@ class Start:
             return _DAMAGED
         known = manifest.documents
         entries = {int(one.hash, 16): Entry(tokens=one.tokens or 0, name=one.name) for one in known}
-        return cls(comparison, history, entries, states)
+        where = store.wheres(saved.name).get(saved.version, Where())
+        return cls(comparison, history, entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
         """Returns a recipe with the version's own values for those that are left to the memory budget."""
@@ -79,8 +83,8 @@ class Beginning:
     Attributes:
         start: the version; None for the base model.
         lessons: what the trainings train on; None for all documents.
-        obstacle: why it does not begin at the active version, as the end of a sentence; empty if there is none, or if
-            it was not asked to.
+        obstacle: why it does not begin at the active version, as a sentence's predicate; empty if there is none, or
+            if it was not asked to.
         forgets: whether documents that are gone are forgotten.
     """
 
@@ -101,10 +105,10 @@ class Beginning:
             return cls(obstacle=start, forgets=sync)
         lessons = start.lessons(dataset, recipe, seed)
         if lessons is None:
-            return cls(obstacle="its judged state has seen documents that are needed for tests now", forgets=sync)
+            return cls(obstacle="was trained on documents that are needed for tests now", forgets=sync)
         if sync and lessons.gone:
             number = len(lessons.gone)
-            obstacle = f"it knows {number:,} document{'s' * (number != 1)} that must be forgotten"
+            obstacle = f"knows {number:,} document{'s' * (number != 1)} that --sync (sync=True) forgets"
             return cls(obstacle=obstacle, forgets=True)
         return cls(start, lessons)
 

@@ -102,7 +102,11 @@ def resolve(model: str | Path) -> ModelReference:
     if folder is not None and not folder.is_dir() and _is_named_as_gguf(folder):
         return ModelReference(folder.name, "gguf", str(folder))
     if folder is not None and folder.is_dir():
-        if not (folder / "config.json").is_file():
+        try:
+            has_config = (folder / "config.json").is_file()
+        except OSError as error:
+            raise ModelError(f"The folder {name!r} cannot be opened: {error.strerror}.") from error
+        if not has_config:
             raise ModelError(f"The folder {name!r} contains no model; expected a config.json in it.")
         return ModelReference(folder.resolve().name, "local", str(folder))
     if _HUB_ID.fullmatch(name) and not name.lower().endswith(GGUF) and not isinstance(model, Path):

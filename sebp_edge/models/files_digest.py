@@ -21,8 +21,10 @@ def files_digest(reference: ModelReference) -> str | None:
             return None
         if not path.is_dir():
             return _digest([], [path])
-        names = {file.name: file for pattern in _OTHERS for file in path.glob(pattern)}
-        return _digest([names[name] for name in sorted(names)], sorted(path.glob("*.safetensors")))
+        # Unlike glob, iterdir raises if the folder cannot be listed.
+        files = sorted(path.iterdir())
+        others = [file for file in files if any(map(file.match, _OTHERS))]
+        return _digest(others, [file for file in files if file.match("*.safetensors")])
     except OSError:
         return None
 

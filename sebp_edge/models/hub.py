@@ -40,9 +40,14 @@ def cached_folder(repository: str) -> Path | None:
 
 
 def cached_models() -> list[str]:
-    """Returns the Hub ids of all models that are cached completely."""
-    cache = Path(constants.HF_HUB_CACHE)
-    ids = sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in cache.glob("models--*--*"))
+    """Returns the Hub ids of all models that are cached completely; the cache itself if it cannot be listed."""
+    try:
+        folders = [path.name for path in Path(constants.HF_HUB_CACHE).iterdir() if path.match("models--*--*")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError:
+        return [constants.HF_HUB_CACHE]
+    ids = sorted(name.removeprefix("models--").replace("--", "/") for name in folders)
     return [repository for repository in ids if cached_folder(repository) is not None]
 
 

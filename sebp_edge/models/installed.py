@@ -66,7 +66,14 @@ def list_installed() -> Iterator[Installed]:
 def _ollama_folders() -> list[Path]:
     chosen = os.environ.get("OLLAMA_MODELS")
     candidates = [Path(chosen)] if chosen else [_home() / ".ollama" / "models", _SERVICE]
-    return [folder for folder in candidates if (folder / "manifests").is_dir()]
+    return [folder for folder in candidates if _is_folder(folder / "manifests")]
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a path is a folder; False if this user may not know, as in another user's home."""
+    with suppress(OSError):
+        return path.is_dir()
+    return False
 
 
 def _find_in_ollama(name: str) -> Path:
@@ -121,7 +128,7 @@ def _lm_studio_folders() -> list[Path]:
     homes = [_home() / ".lmstudio", _home() / ".cache" / "lm-studio"]
     with suppress(OSError, ValueError):
         homes.insert(0, Path(read_text(_home() / ".lmstudio-home-pointer", 4096).strip()))
-    return list(dict.fromkeys(home / "models" for home in homes if (home / "models").is_dir()))
+    return list(dict.fromkeys(home / "models" for home in homes if _is_folder(home / "models")))
 
 
 def _find_in_lm_studio(name: str) -> Path:

@@ -1,5 +1,6 @@
 """Finds the base models on this machine: those of Ollama, LM Studio and the Hub's cache, and in given folders."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sebp_edge.models.installed import GGUF, list_installed
 
 def find_local_models(folders: Iterable[Path] = ()) -> list[str]:
     """Returns what --model takes for each model that is not in the catalog; reads no model.
+
+    Folders that cannot be listed are among them, since what opens them says why.
 
     Raises:
         ModelError: a folder does not exist.
@@ -28,6 +31,9 @@ def _models_in(folders: Iterable[Path]) -> Iterator[str]:
             exists = False
         if not exists:
             raise ModelError(f"There is no folder {str(folder)!r}; give folders with models.")
-        files = [path for path in folder.rglob(f"*{GGUF}") if path.is_file()]
-        files += [path.parent for path in folder.rglob("config.json") if any(path.parent.glob("*.safetensors"))]
-        yield from map(str, sorted(files))
+        found = []
+        for name, _, files in os.walk(folder, onerror=lambda error: found.append(Path(error.filename))):  # noqa: B023
+            found += [Path(name, file) for file in files if file.endswith(GGUF) and Path(name, file).is_file()]
+            if "config.json" in files and any(file.endswith(".safetensors") for file in files):
+                found.append(Path(name))
+        yield from map(str, sorted(found))

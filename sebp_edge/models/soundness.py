@@ -40,7 +40,7 @@ def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
         on_meta: the model of the folder's config, on "meta".
     """
     weights = sum(parameter.numel() for parameter in on_meta.parameters())
-    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+    stored = sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file())
     # Even 2-bit weights would take this much.
     if weights > _SMALL and stored < weights / 4:
         raise ModelError(

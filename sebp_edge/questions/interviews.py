@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from sebp_edge.files import read_json, storage_errors, write_atomically
+from sebp_edge.files import make_private, read_json, storage_errors, write_atomically
 from sebp_edge.questions.interview import Interview, Interviewed
 from sebp_edge.questions.question import Question
 from sebp_edge.texts.progress import Progress
@@ -64,15 +64,21 @@ class InterviewCache:
             StorageError: it cannot be written.
         """
         with storage_errors("Cannot write to", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self.folder)
             write_atomically(self._path(text), json.dumps(asdict(interviewed), ensure_ascii=False))
 
     def delete_unread(self) -> None:
-        """Deletes what has not been read for three months."""
-        for path in self.folder.glob("*.json"):
-            with suppress(OSError):
-                if path.stat().st_mtime < time.time() - _UNREAD_SECONDS:
-                    path.unlink()
+        """Deletes what has not been read for three months.
+
+        Raises:
+            StorageError: the folder cannot be listed.
+        """
+        missing = suppress(FileNotFoundError, NotADirectoryError)
+        with storage_errors("Cannot read the questions in", self.folder, ""), missing:
+            for path in self.folder.iterdir():
+                with suppress(OSError):
+                    if path.suffix == ".json" and path.stat().st_mtime < time.time() - _UNREAD_SECONDS:
+                        path.unlink()
 
     def _path(self, text: str) -> Path:
         content = json.dumps([_FORMAT, self.model, text]).encode()

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -48,11 +48,13 @@ class Reading:
 
     Attributes:
         num_equal: how many documents were left out since they equal others.
+        folders: the files and folders that were given, with absolute paths.
     """
 
     documents: list[Document] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     num_equal: int = 0
+    folders: tuple[Folder, ...] = ()
 
 
 def read_texts(texts, memory: int | None = None, progress: Progress | None = None) -> Reading:
@@ -76,7 +78,7 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
         _refuse_too_large(_counted(document.content for document in texts.documents), memory)
         return texts
     reading = Reading()
-    sources = _with_different_names(list(_sources(texts, reading.left_out)))
+    sources = _with_different_names(list(_sources(texts, reading)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress = progress or Progress()
@@ -117,13 +119,14 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:
     """Returns the content to learn, and how many data of pictures were left out of it."""
-    if isinstance(content, Unreadable):
-        return content, 0
+    num_pictures = 0
     try:
-        content, num_pictures = without_data(clean_content(content))
-        return clean_content(content) if num_pictures else content, num_pictures
+        if not isinstance(content, Unreadable):
+            content, num_pictures = without_data(clean_content(content))
+            content = clean_content(content) if num_pictures else content
     except Unreadable as reason:
-        return reason.with_traceback(None), 0
+        content = reason.with_traceback(None)
+    return content, num_pictures
 
 
 class _Faults:
@@ -200,8 +203,8 @@ class _Source(NamedTuple):
     folder: Path | None = None
 
 
-def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
-    """Yields the sources in `texts` without reading them."""
+def _sources(texts, reading: Reading) -> Iterator[_Source]:
+    """Yields the sources in `texts` without reading them; adds the folders, and what is left out, to the reading."""
     if isinstance(texts, str) and (path := _existing_path(texts)):
         kind = "folder" if path.is_dir() else "file"
         raise TextsError(
@@ -220,7 +223,9 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
         elif isinstance(item, dict):
             yield _record_source(number, item)
         elif isinstance(item, Folder | Path):
-            yield from _folder_sources(item if isinstance(item, Folder) else Folder(item), left_out)
+            folder = item if isinstance(item, Folder) else Folder(item)
+            yield from _folder_sources(folder, reading.left_out)
+            reading.folders += (replace(folder, path=expand_user(Path(folder.path)).absolute()),)
         else:
             raise TextsError(
                 f"Text {number} must be a string, a pathlib.Path or a record, but is of type {_kind(item)}."

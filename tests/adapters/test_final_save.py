@@ -77,7 +77,7 @@ def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
     assert (lines[-2]["event"], lines[-2]["version"], lines[-2]["active"]) == ("saved", 1, True)
     assert lines[-1]["error"] == "Interrupted"
     assert (store.versions("default"), store.active_version("default")) == ([1], 1)
-    assert {path.name for path in (store.folder / "default").iterdir()} == {"1", "active"}
+    assert {path.name for path in (store.folder / "default").iterdir()} == {"1", "active", "where.json"}
     assert run("generate", "the ferry", "--model", adapt[3], "--name", "default").exit_code == 0
 
 

@@ -14,6 +14,7 @@ from store_faults import OTHERS, WRITES, Weights, at_event, record, run_child, s
 from sebp_edge.adapters.documents import Entry, read_history, write_history
 from sebp_edge.adapters.forgetting import forget
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.texts.documents import own_text
 from sebp_edge.texts.readers import Reading, read_texts
@@ -56,13 +57,15 @@ class Version(Weights):
         write_history(folder, self.history, self.entries)
 
 
-def learn(store, texts, *, activate=True):
-    """Saves a version of these texts, whose history continues the one before."""
+def learn(store, texts, *, activate=True, where=None):
+    """Saves a version of these texts, whose history continues the one before; `where` are its groups of texts."""
     history = SplitHistory(salt=b"salt")
     if "mine" in store.names():
         history = read_history(store.version_folder("mine", store.versions("mine")[-1]))
-    version = Version(read_texts(texts), history)
-    return store.save(version, record(**RECORD), "mine", activate=activate).version
+    reading = read_texts(texts)
+    where = Where(texts=where or (reading.folders,))
+    version = Version(reading, history)
+    return store.save(version, record(**RECORD), "mine", activate=activate, where=where).version
 
 
 def call(store, documents, texts, *, activate=True, near=False, on_found=None):
@@ -70,14 +73,15 @@ def call(store, documents, texts, *, activate=True, near=False, on_found=None):
 
     def train(remaining):
         new = Version(remaining.reading, remaining.history)
-        saved = store.save(new, remaining.record, "mine", activate=False)
+        where = Where(texts=(remaining.reading.folders,))
+        saved = store.save(new, remaining.record, "mine", activate=False, where=where)
         return store.activate(saved) if activate else saved
 
     return forget(
         store,
         "mine",
         documents,
-        texts if isinstance(texts, list) else [texts],
+        texts if isinstance(texts, list | None) else [texts],
         read_texts,
         train,
         with_near_duplicates=near,
@@ -285,6 +289,84 @@ def test_an_error_of_the_app_changes_nothing(store, notes):
     learn(store, notes)
     with pytest.raises(KeyError):
         call(store, ["3.md"], notes, on_found=lambda found: {}["no"])
+    assert store.versions("mine") == [1]
+
+
+def test_what_later_versions_have_learnt_and_the_active_one_has_not_is_said(store, notes):
+    learn(store, notes)
+    (notes / "new.md").write_text(words(100, 500))
+    (notes / "5.md").write_text(words(100, 501))
+    (notes / "6.md").unlink()
+    learn(store, notes)
+    store.rollback("mine")
+    (notes / "5.md").write_text(words(100, 5))
+    (notes / "6.md").write_text(words(100, 6))
+    seen = []
+    receipt = call(store, ["3.md"], notes, on_found=seen.append)
+    assert {document.label for document in seen[0].lost} == {"new.md", "5.md"}
+    assert (receipt.versions_removed, receipt.lost) == ((1, 2), 2)
+
+
+def test_what_earlier_versions_knew_is_not_said_to_be_learnt_again(store, notes):
+    learn(store, notes)
+    (notes / "5.md").write_text(words(100, 501))
+    learn(store, notes)
+    assert call(store, ["3.md"], notes).lost == 0
+
+
+# --------------------------------------------------------------------------------------------------------------- where
+
+
+def paths(store, version):
+    return [[folder.path for folder in group] for group in store.wheres("mine")[version].texts]
+
+
+def test_texts_are_read_where_each_version_was_made(store, notes, tmp_path):
+    learn(store, notes)
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(20, 24):
+        (other / f"{number}.md").write_text(words(100, number))
+    learn(store, [other, notes], where=(read_texts(other).folders, read_texts(notes).folders))
+    call(store, ["3.md", "22.md"], None)
+    assert known(store, 3) == ["20.md", "21.md", "23.md", "0.md", "1.md", "2.md", "4.md", "5.md", "6.md", "7.md"]
+    assert paths(store, 3) == [[str(other), str(notes)]]
+
+
+def test_places_of_which_nothing_is_known_any_more_are_remembered_no_longer(store, notes, tmp_path):
+    diary, copy = tmp_path / "diary.md", tmp_path / "copy"
+    diary.write_text(words(100, 900))
+    shutil.copytree(notes, copy)
+    learn(store, [diary, notes], where=(read_texts([diary, notes]).folders, read_texts(copy).folders))
+    call(store, [diary], None)
+    assert [str(path) for (path,) in paths(store, 2)] == [str(notes)]
+    assert known(store, 2) == [f"{number}.md" for number in range(8)]
+
+
+def test_the_text_of_a_version_that_is_not_active_is_forgotten_wherever_it_was(store, notes):
+    learn(store, notes)
+    (notes / "3.md").unlink()
+    learn(store, notes, where=((),))
+    receipt = call(store, ["3.md"], None)
+    assert (receipt.versions_removed, receipt.active) == ((1,), 2)
+
+
+def test_a_place_that_has_other_texts_now_is_named(store, notes):
+    learn(store, notes)
+    (notes / "5.md").write_text("Changed.")
+    with pytest.raises(
+        TextsError,
+        match=rf"Nothing was forgotten: of the 7 other documents of version 1, 1 is not in '{notes}' as they were then "
+        r"\(5\.md\)\. Restore them, give another place that has them with --texts \(texts=\), or first learn",
+    ):
+        call(store, ["3.md"], None)
+    for path in notes.iterdir():
+        path.unlink()
+    with pytest.raises(TextsError, match=rf"7 are not in '{notes}' as they were then"):
+        call(store, ["3.md"], None)
+    notes.rmdir()
+    with pytest.raises(TextsError, match=rf"expected in '{notes}', which is not there any more; give their new place"):
+        call(store, ["3.md"], None)
     assert store.versions("mine") == [1]
 
 

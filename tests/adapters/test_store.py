@@ -15,10 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stored_adapter import RECORD, FakeAdaptation
 
+from sebp_edge import Folder
 from sebp_edge.adapters import store as store_module
+from sebp_edge.adapters.documents import write_history
 from sebp_edge.adapters.names import check_name, folder_of, name_of
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, OptionError, StorageError
+from sebp_edge.texts.split_history import SplitHistory
 
 # The beginning of a script that saves into the folder argv[1].
 SAVE_SCRIPT = """
@@ -113,6 +117,114 @@ def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(st
     store.save(FakeAdaptation(), record, "other", activate=True)
     store.remove("other")
     assert visible(store) == []
+
+
+def test_a_version_is_activated_only_after_the_one_that_it_was_compared_with(store, record):
+    first, second, third = (store.save(FakeAdaptation(), record, "mine", activate=False) for _ in range(3))
+    assert store.activate_after(first, None) == (dataclasses.replace(first, active=True), 1)
+    # Nothing was active when these were made; the second one saw the first one become active.
+    assert store.activate_after(third, None) == (third, 1)
+    assert store.activate_after(second, 1) == (dataclasses.replace(second, active=True), 2)
+    assert store.activate_after(third, 1) == (third, 2)
+    assert store.active_version("mine") == 2
+    # With nothing active, there is nothing to compare with.
+    for version in (1, 2):
+        store.remove("mine", version)
+    assert store.activate_after(third, 1)[0].active
+
+
+def test_the_two_newest_versions_are_compared_by_default(store, record):
+    for number in range(1, 4):
+        saved = store.save(FakeAdaptation(), record, "mine", activate=number == 1)
+        write_history(saved.path, SplitHistory(salt=b"salt"), {})
+    store.remove("mine", 2)
+    for found in (store.diff("mine"), store.diff("mine", new=3), store.diff("mine", 1)):
+        assert (found.old, found.new) == (1, 3)
+    store.remove("mine", 3)
+    with pytest.raises(AdapterError, match=r"'mine' has no version before version 1 to compare it with; it has \[1\]"):
+        store.diff("mine")
+
+
+# ------------------------------------------------------------------------------------------------------------- where
+
+
+HERE = Where(
+    texts=((Folder("/home/anna/notes", include=("*.md",), exclude=("drafts/",)), Folder("/b")), (Folder("/c"),))
+)
+
+
+def where_file(store):
+    return store.folder / "mine" / "where.json"
+
+
+def test_where_a_version_was_made_is_remembered_beside_it_and_moves_nowhere(store, record, tmp_path):
+    first = store.save(FakeAdaptation(), record, "mine", activate=True, where=HERE)
+    second = store.save(FakeAdaptation(), record, "mine", activate=True, where=Where())
+    store.save(FakeAdaptation(), record, "mine", activate=True)
+    assert store.wheres("mine") == {1: HERE, 2: Where()}
+    store.remember_where(second, HERE)
+    assert AdapterStore(tmp_path / "data").wheres("mine") == {1: HERE, 2: HERE}
+    assert stat.S_IMODE(where_file(store).stat().st_mode) == 0o600
+    assert not any(b"anna" in path.read_bytes() for path in first.path.rglob("*") if path.is_file())
+    store.export_archive("mine", tmp_path / "moved", 1, with_names=True)
+    assert b"anna" not in (tmp_path / "moved").read_bytes()
+    other = AdapterStore(tmp_path / "other")
+    other.import_archive(tmp_path / "moved")
+    assert other.wheres("mine") == {}
+    store.rename("mine", "new name")
+    assert store.wheres("new name").keys() == {1, 2} and store.wheres("mine") == {}
+
+
+def test_where_a_version_was_made_goes_with_it(store, record):
+    for _ in range(6):
+        store.save(FakeAdaptation(), record, "mine", activate=True, where=HERE)
+    store.remove("mine", 2)
+    assert store.wheres("mine").keys() == {1, 3, 4, 5, 6}
+    store.erase("mine", [3], {})
+    assert store.wheres("mine").keys() == {1, 4, 5, 6}
+    store.gc(store.garbage(keep=1))
+    assert store.wheres("mine").keys() == {5, 6}
+    store.remove("mine")
+    assert visible(store) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text("{"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text(path.read_text().replace('"format": 1', '"format": 2')),
+        lambda path: path.write_text(path.read_text().replace('"/b"', "7")),
+        lambda path: path.write_text(path.read_text().replace('"*.md"', '"*a*a*a*a*a"')),
+        lambda path: path.write_text(path.read_text().replace('"1"', '"one"')),
+        lambda path: path.write_text(
+            '{"format": 1, "versions": {"1": {"texts": ' + "[" * 100_000 + "]" * 100_000 + "}}}"
+        ),
+        lambda path: path.write_text('{"format": 1, "versions": {"1": null}}'),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+    ],
+)
+def test_a_damaged_memory_of_where_versions_were_made_is_none(store, record, damage):
+    store.save(FakeAdaptation(), record, "mine", activate=True, where=HERE)
+    damage(where_file(store))
+    assert store.wheres("mine") == {}
+    store.save(FakeAdaptation(), record, "mine", activate=True, where=HERE)
+    assert store.wheres("mine") == {2: HERE}
+
+
+def test_a_full_disk_loses_at_most_where_a_version_was_made(store, record, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    first = store.save(FakeAdaptation(), record, "mine", activate=True, where=HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr("sebp_edge.adapters.where.write_atomically", full)
+        assert store.save(FakeAdaptation(), record, "mine", activate=True, where=HERE).active
+        store.remember_where(first, Where())
+        assert store.wheres("mine") == {1: HERE}
+        store.remove("mine", 1)
+    # What was removed is not remembered, whatever it costs.
+    assert store.versions("mine") == [2] and not where_file(store).exists()
 
 
 def test_a_missing_adapter_or_version_is_named_with_the_known_ones(store, record):

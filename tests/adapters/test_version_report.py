@@ -120,7 +120,7 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
         assert SECRET not in written
         assert str(tmp_path) not in written
     assert not (result.adapter_path / SAMPLES).exists()
-    assert report.training.texts.left_out == {"the same as another one": 1, "binary file": 1}
+    assert report.training.texts.left_out == {"the same as another one": 1, "a picture (.png); only texts are read": 1}
     assert "--keep-samples" in report.to_html()
 
 

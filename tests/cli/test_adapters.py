@@ -45,6 +45,22 @@ def test_removing_the_active_version_says_what_is_active_then(store):
     assert_one_sentence(run("adapters", "remove", NAME, "--version", 2), r"has no version 2; it has \[5\]")
 
 
+def test_what_was_removed_is_said_as_json_and_needs_a_yes(store):
+    asked = run("adapters", "remove", NAME, "--version", 3, "--json")
+    assert (asked.exit_code, records(asked.stdout)[-1]["error"]) == (2, "OptionError")
+    assert (
+        f"This deletes version 3 of '{NAME}'. Nothing was deleted; pass --yes" in records(asked.stdout)[-1]["message"]
+    )
+    assert store.versions(NAME) == [1, 2, 3, 4]
+    for version, active in ((3, 4), (4, 2)):
+        (removed,) = records(run("adapters", "remove", NAME, "--version", version, "--yes", "--json").stdout)
+        assert removed == {"name": NAME, "versions": [version], "active": active}
+    (removed,) = records(run("adapters", "remove", NAME, "--yes", "--json").stdout)
+    assert removed == {"name": NAME, "versions": [1, 2], "active": None}
+    (unknown,) = records(run("adapters", "remove", NAME, "--yes", "--json").stdout)
+    assert (unknown["event"], unknown["error"]) == ("error", "AdapterError")
+
+
 def test_an_adapter_is_renamed(store):
     assert run("adapters", "rename", NAME, "my notes").stdout == f"The adapter '{NAME}' is now 'my notes'.\n"
     assert store.names() == ["my notes"]
@@ -110,9 +126,10 @@ def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, o
     (notes_folder / "zz-new.md").write_text("Nobody had seen the lighthouse keeper since the storm in early spring.\n")
     run(*adapt)
     (found,) = records(run("adapters", "diff", "default", 1, 2, "--json").stdout)
+    assert records(run("adapters", "diff", "default", "--json").stdout) == [found]
     assert (len(found["came"]), len(found["went"]), len(found["changed"])) == (1, 1, 1)
     assert found["came"][0]["tokens"] > 0
-    lines = run("adapters", "diff", "default", 1, 2).stdout.splitlines()
+    lines = run("adapters", "diff", "default").stdout.splitlines()
     assert [line.split("\t")[:2] for line in lines[:-1]] == [
         ["came", "zz-new.md"],
         ["went", paths[1].name],

@@ -151,11 +151,11 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
 def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
     assert run(*adapt).exit_code == 0
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
-    result = run(*adapt, "--epochs", 1)
+    result = run(*adapt, "--epochs", 1, "--fresh")
     assert result.exit_code == 3
     assert "Not kept: version 2 of 'default' is saved, but not active." in result.stdout
     assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
-    result = run(*adapt, "--epochs", 1, "--json")
+    result = run(*adapt, "--epochs", 1, "--fresh", "--json")
     assert result.exit_code == 3
     last = records(result.stdout)[-1]
     assert (last["event"], last["kept"], last["active"], last["version"]) == ("result", False, False, 3)

@@ -93,6 +93,7 @@ HOW = {
     "not refitted": {"trained_on_all": False},
     "with warnings": COSTS,
     "anyway": {"active": True, "activation": ""},
+    "overtaken": {"overtaken_by": 13, "active": False, "activation": "sebp-edge adapters activate default 12"},
     "outside the store": {"name": None, "version": None, "active": False, "activation": ""},
     "under a wide name": {
         "name": "日" * 64,

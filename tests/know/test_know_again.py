@@ -29,7 +29,7 @@ def test_a_new_or_changed_note_makes_it_learn_all_again_and_say_why(make, runs, 
     personalizer = make(after=True)
     result = personalizer.adapt(texts)
     assert (result.learnt_on_from, result.version, result.compared_with, result.kept) == (None, 2, 1, True)
-    assert f"All documents are learnt again, not on top of version 1: {ASKED_TOGETHER}." in notices(personalizer)
+    assert f"All documents are learnt again, since version 1 {ASKED_TOGETHER}." in notices(personalizer)
     (training,) = runs
     assert {example.document for example in trained_examples(training)} - {NO_DOCUMENT} == set(range(len(texts)))
     assert personalizer.adapt(texts).unchanged

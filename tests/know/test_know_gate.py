@@ -33,7 +33,7 @@ def test_an_adapter_that_does_not_answer_better_is_saved_and_not_active(make):
 
 def test_keep_anyway_activates_it(make):
     personalizer = make(after=True, recipe=NO_EFFECT)
-    result = personalizer.adapt(NOTES, keep_anyway=True)
+    result = personalizer.adapt(NOTES, keep_anyway=True, fresh=True)
     assert (result.verdict, result.kept, result.active, result.version) == ("no gain", False, True, 2)
     assert result.summary.startswith("Not kept: version 2 of 'default' is active, as you asked with keep_anyway.")
     assert personalizer.store.active_version("default") == 2
@@ -72,7 +72,7 @@ def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active
     """In this order: the active version, the base model, the new one."""
     left = reply(active, (0, 6 if verdict == "reads worse" else 0), after)
     personalizer = make(after=True, recipe=NO_EFFECT)
-    result = personalizer.adapt(NOTES)
+    result = personalizer.adapt(NOTES, fresh=True)
     assert left == []
     assert (result.verdict, result.active, result.compared_with) == (verdict, verdict == "kept", 1)
     assert words in result.summary
@@ -84,7 +84,7 @@ def test_an_adapter_that_answers_less_than_the_active_one_does_not_replace_it(ma
     monkeypatch.setattr("sebp_edge.questions.examples.QUIZ_SHARE", 1.0)
     personalizer = make(after=True, recipe=NO_EFFECT)
     reply((12, 0), (0, 12), (6, 12))
-    result = personalizer.adapt(NOTES)
+    result = personalizer.adapt(NOTES, fresh=True)
     assert (result.verdict, result.active, result.quiz.right_active) == ("worse than active", False, 12)
     assert "answers 6 of 12 questions" in result.summary
     assert "but the version that is active answers 12." in result.summary

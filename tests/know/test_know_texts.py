@@ -94,7 +94,8 @@ def test_records_alone_are_refused(make):
 def test_another_seed_is_the_reason_why_all_is_learnt_again(make, learnt):
     personalizer = make(after=True, seed=1)
     personalizer.adapt([*NOTES, NOTES[0].replace("samovar", "abacus")])
-    assert "All documents are learnt again, not on top of version 1: its seed is 0." in notices(personalizer)
+    said = "since version 1 was trained with the seed 0, and this seed is 1."
+    assert f"All documents are learnt again, {said}" in notices(personalizer)
 
 
 def test_a_note_longer_than_the_context_is_asked_about_without_it(make, runs):

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from builders import make_llama
+from transformers import NemotronConfig, NemotronForCausalLM
 
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse import hoist_if_exact as module
@@ -22,6 +23,15 @@ def test_an_exact_decoder_is_hoisted_with_the_given_options():
         assert hoisted.row_losses(ActiveTokens.gather(*pad_right(SEQUENCES, 2))).isfinite().all()
         assert "forward" in vars(model.model.layers[0])
     assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_a_decoder_whose_blocks_pass_no_keywords_on_says_so_in_words():
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    model = NemotronForCausalLM(NemotronConfig(**sizes, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0))
+    hoisted, reason = hoist_if_exact(model, SEQUENCES, 2)
+    assert hoisted is None
+    assert "its blocks pass no keywords on" in reason
+    assert "_" not in reason
 
 
 def test_every_token_except_the_first_has_a_loss():

@@ -5,10 +5,11 @@ import time
 import zipfile
 
 import pytest
-from reading import contents, left_out, write_file
+from reading import contents, is_count_of_words, left_out, write_file
 
 from sebp_edge.texts.documents import NotRead
 from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
+from sebp_edge.texts.readers import read_texts
 
 # Files with twenty words that are read, and with what their readers leave out by design.
 WHOLE = {
@@ -31,9 +32,9 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_nothing_is_said_of_a_file_that_is_read(folder, name):
+def test_no_words_are_missing_from_a_file_that_is_read(folder, name):
     write_file(folder, name, WHOLE[name])
-    assert left_out(folder) == {}
+    assert not any(is_count_of_words(item) for item in read_texts(folder).left_out)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -220,5 +220,5 @@ def write(path: Path, found: Mapping[Product, int | None]) -> None:
     if (together := before | dict(found)) == before:
         return
     records = sorted(json.dumps([*product, choice]) for product, choice in together.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(path, "[" + ",\n".join(records) + "]\n")

@@ -1,0 +1,99 @@
+"""The file where.json of an adapter: where on this machine each of its versions was made.
+
+It is beside the versions, not in them, so that no archive, export or copied version has a path of the owner's. Nothing
+depends on it: if it is lost or damaged, the owner is asked for what it says.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sebp_edge.errors import OptionError
+from sebp_edge.files import read_json, write_atomically
+from sebp_edge.texts.folders import Folder
+
+_FILE = "where.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a version was made.
+
+    Attributes:
+        texts: the files and folders that its adaptation was given, with absolute paths; then, if it knows documents
+            that were not among these, those that earlier adaptations were given, the latest first.
+    """
+
+    texts: tuple[tuple[Folder, ...], ...] = ()
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files and folders."""
+        return [Path(folder.path) for group in self.texts for folder in group]
+
+    def earlier_than(self, given: Collection[Folder]) -> tuple[tuple[Folder, ...], ...]:
+        """Returns the groups of `texts` without the files and folders that are given again."""
+        again = {str(folder.path) for folder in given}
+        groups = (tuple(folder for folder in group if str(folder.path) not in again) for group in self.texts)
+        return tuple(filter(None, groups))
+
+
+def read(folder: Path) -> dict[int, Where]:
+    """Returns where the versions of an adapter were made, by number; nothing of those of which it is not known.
+
+    Args:
+        folder: the adapter's.
+    """
+    try:
+        values = read_json(folder / _FILE)
+        if values["format"] != _FORMAT:
+            return {}
+        return {int(version): _where(each) for version, each in values["versions"].items()}
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, OptionError):
+        return {}
+
+
+def write(folder: Path, versions: Mapping[int, Where]) -> None:
+    """Writes where the versions of an adapter were made.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    values = {str(version): _to_dict(one) for version, one in versions.items()}
+    write_atomically(folder / _FILE, json.dumps({"format": _FORMAT, "versions": values}, indent=1) + "\n")
+
+
+def forget(folder: Path, removed: Collection[int]) -> None:
+    """Forgets where versions were made that are removed; on a full disk, where any was made.
+
+    Raises:
+        OSError: the file can be neither written nor deleted.
+    """
+    known = read(folder)
+    if known.keys().isdisjoint(removed):
+        return
+    try:
+        write(folder, {version: one for version, one in known.items() if version not in removed})
+    except OSError:
+        (folder / _FILE).unlink()
+
+
+def _to_dict(where: Where) -> dict:
+    return {"texts": [[_folder_to_dict(folder) for folder in group] for group in where.texts]}
+
+
+def _where(values: dict) -> Where:
+    return Where(texts=tuple(tuple(map(_folder, group)) for group in values["texts"]))
+
+
+def _folder_to_dict(folder: Folder) -> dict:
+    return {"path": str(folder.path), "include": folder.include, "exclude": folder.exclude}
+
+
+def _folder(values: dict) -> Folder:
+    texts = [values["path"], *values["include"], *values["exclude"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts")
+    return Folder(values["path"], tuple(values["include"]), tuple(values["exclude"]))

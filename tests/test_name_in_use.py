@@ -1,0 +1,232 @@
+"""A name that has an adapter already: of other texts, of another model; and two adaptations of one name at once."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from builders import make_sentences
+from command import COMMAND, process, records, run, without_controls
+
+from sebp_edge import AdapterStore, Folder
+from sebp_edge.events import NameInUse
+from sebp_edge.learning_on.comparison import compare_with_active
+from sebp_edge.texts.readers import read_texts
+
+
+class Stop(Exception):
+    """An app does not go on."""
+
+
+@pytest.fixture
+def other_folder(tmp_path):
+    """A folder of another person's notes."""
+    folder = tmp_path / "letters of Anna"
+    folder.mkdir()
+    for number, text in enumerate(make_sentences(24, seed=7)):
+        (folder / f"{number}.md").write_text(text)
+    return folder
+
+
+def move(folder, tmp_path):
+    return [folder.rename(tmp_path / "moved")]
+
+
+def rewrite(folder, tmp_path):
+    for number, path in enumerate(sorted(folder.iterdir())):
+        path.write_text(f"Entirely new text number {number}.")
+    return [folder]
+
+
+def inner(folder, tmp_path):
+    (folder / "2027").mkdir()
+    (folder / "2027" / "new.md").write_text("Nothing that was there before.")
+    return [folder / "2027"]
+
+
+def around(folder, tmp_path):
+    rewrite(folder, tmp_path)
+    return [tmp_path / "notes" / ".."]
+
+
+def through_a_link(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    rewrite(folder, tmp_path)
+    return [tmp_path / "link"]
+
+
+def with_another(folder, tmp_path):
+    rewrite(folder, tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.md").write_text("Another one.")
+    return [tmp_path / "more", Folder(folder, exclude=["note-01.md"])]
+
+
+def as_strings(folder, tmp_path):
+    return [path.read_text() for path in sorted(folder.iterdir())[:3]]
+
+
+def copied_and_changed(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for path in sorted(copy.iterdir())[5:]:
+        path.write_text(f"Entirely new text in {path.name}.")
+    return [copy]
+
+
+SAME = [move, rewrite, inner, around, through_a_link, with_another, as_strings, copied_and_changed]
+
+
+def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
+    make, notes_folder, other_folder, tmp_path
+):
+    personalizer = make()
+    personalizer.adapt(notes_folder, keep_anyway=True)
+
+    def compared(texts):
+        recipe, reference = personalizer.recipe, personalizer.reference
+        return compare_with_active(personalizer.store, "default", reference, recipe, 0, read_texts(texts)).name_in_use
+
+    for change in SAME:
+        copy = tmp_path / "kept"
+        shutil.copytree(notes_folder, copy)
+        assert compared(change(notes_folder, tmp_path)) is None, change.__name__
+        shutil.rmtree(notes_folder, ignore_errors=True)
+        copy.rename(notes_folder)
+    assert compared(other_folder).differs == ("texts",)
+    few = compared([*make_sentences(20, seed=7), (notes_folder / "note-00.md").read_text()])
+    assert "knows 24 documents, only 1 of which is among these 21." in few.message
+
+
+def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder, other_folder):
+    personalizer, events = make(), []
+    personalizer.adapt(notes_folder, keep_anyway=True)
+
+    def sink(event):
+        events.append(event)
+        if isinstance(event, NameInUse):
+            raise Stop
+
+    personalizer.on_event = sink
+    with pytest.raises(Stop):
+        personalizer.adapt(other_folder)
+    assert {event.event for event in events} == {"preparing", "name_in_use"}
+    assert events[-1].message == (
+        "Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24. To keep the two "
+        "apart, give this adapter a name of its own, such as --name 'letters of Anna' (name='letters of Anna')."
+    )
+    assert events[-1].proposal == "letters of Anna"
+    message = events[-1].message
+    assert personalizer.store.versions("default") == [1]
+    # With fresh=True, too, since the name stays the same.
+    with pytest.raises(Stop):
+        personalizer.adapt(other_folder, fresh=True)
+    personalizer.on_event = events.append
+    assert personalizer.inspect(other_folder).beginning.startswith(message)
+    # Whoever goes on loses nothing, and is not asked about this folder again.
+    result = personalizer.adapt(other_folder, keep_anyway=True)
+    assert (result.version, result.active) == (2, True)
+    assert personalizer.store.versions("default") == [1, 2]
+    (other_folder / "new.md").write_text("A text that nobody knows yet.")
+    for folder in (notes_folder, other_folder):
+        assert personalizer.inspect(folder).beginning.startswith(("Learning on", "Nothing is new"))
+
+
+def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
+    personalizer, events = make(), []
+    personalizer.adapt(notes_folder, keep_anyway=True)
+    store = personalizer.store
+    store.rename("default", "letters of Anna")
+
+    def proposal(texts):
+        args = ("letters of Anna", personalizer.reference, personalizer.recipe, 0, read_texts(texts))
+        return compare_with_active(store, *args).name_in_use.proposal
+
+    assert proposal(other_folder) == "letters of Anna-2"
+    assert proposal(make_sentences(3, seed=8)) == "letters of Anna-2"
+    assert proposal(other_folder.rename(other_folder.with_name("...--"))) == "another"
+    assert events == []
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 2)])
+def test_on_a_terminal_it_asks(adapt, other_folder, answer, code):
+    """Who goes on learns next that the budget is not valid."""
+    assert run(*adapt, "--keep-anyway").exit_code == 0
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "adapt", str(other_folder), *adapt[2:], "--memory", "much"]
+    going = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    assert going.wait(timeout=120) == code
+    said = b""
+    while chunk := _read(ours):
+        said += chunk
+    os.close(ours)
+    said = " ".join(" ".join(without_controls(said.decode())).split())
+    assert "note: Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24." in said
+    assert "Go on with 'default'? [y/N]" in said
+    assert AdapterStore().versions("default") == [1]
+
+
+def _read(descriptor):
+    try:
+        return os.read(descriptor, 10000)
+    except OSError:  # the process has ended
+        return b""
+
+
+def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, other_folder):
+    assert run(*adapt, "--keep-anyway").exit_code == 0
+    said = run("adapt", other_folder, *adapt[2:])
+    assert said.stderr.startswith("note: Version 1 of the adapter 'default' knows 24 documents, none of which is among")
+    assert said.stderr.count("Version 1 of the adapter") == 1
+    assert said.exit_code == 3, said.output  # its test documents are gone, so that the gate compares nothing
+    for path in other_folder.iterdir():
+        path.unlink()
+    (other_folder / "b.md").write_text("Yet another one.")
+    first, *_ = records(run("adapt", other_folder.rename(other_folder.with_name("third")), *adapt[2:], "--json").stdout)
+    assert (first["event"], first["differs"], first["version"]) == ("name_in_use", ["texts"], 1)
+
+
+def wait_for_a_step(going):
+    for line in going.stdout:
+        if json.loads(line)["event"] == "step":
+            return
+
+
+def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt, notes_folder):
+    """Two processes adapt one name; the first one waits in its training until the second one has ended."""
+    going = process(*adapt, "--json", "--epochs", 2)
+    wait_for_a_step(going)
+    going.send_signal(signal.SIGSTOP)
+    time.sleep(0.05)
+    assert run(*adapt).exit_code == 0
+    assert AdapterStore().active_version("default") == 1
+    going.send_signal(signal.SIGCONT)
+    lines, errors = going.communicate(timeout=120)
+    assert going.returncode == 3, errors
+    result = records(lines)[-1]
+    assert (result["kept"], result["active"], result["version"], result["overtaken_by"]) == (True, False, 2, 1)
+    assert result["summary"].startswith("Kept: version 2 of 'default' is saved, but not active. ")
+    assert result["summary"].endswith(
+        " But version 1 became active meanwhile, and the two were not compared. Activate it anyway: sebp-edge adapters "
+        "activate default 2"
+    )
+    assert AdapterStore().active_version("default") == 1
+    assert run("adapters", "activate", "default", 2).exit_code == 0
+    assert AdapterStore().open("default").record.compared_with is None
+
+
+def test_what_is_asked_for_is_activated_whatever_became_active_meanwhile(make, notes_folder):
+    personalizer, other = make(), make()
+
+    def adapt_meanwhile(event):
+        if event.event == "step" and other.store.names() == []:
+            other.adapt(notes_folder, keep_anyway=True)
+
+    personalizer.on_event = adapt_meanwhile
+    result = personalizer.adapt(notes_folder, keep_anyway=True)
+    assert (result.version, result.active, result.overtaken_by) == (2, True, None)
