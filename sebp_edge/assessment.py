@@ -76,6 +76,7 @@ class Assessor:
         self._continued_before: list[str | None] = [None] * len(self._beginnings)
         self._quiz = run.dataset.asked.quiz if run.dataset.asked else ()
         self._by_active: Replies | None = None
+        self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
     def examine_active(self, store: AdapterStore, name: str) -> ActiveVersion | None:
         """Returns the active version with its losses on the run's test documents that it has not been trained on."""
@@ -108,7 +109,9 @@ class Assessor:
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         return Assessment(
             samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
-            expectation=expectation(base.reference, base.num_parameters, is_chat=run.dataset.is_chat, quiz=result.quiz),
+            expectation=expectation(
+                base.reference, self._num_parameters, is_chat=run.dataset.is_chat, has_quiz=result.quiz is not None
+            ),
             general_loss=general_loss(base, adaptation, self._on_event, run.options),
             copies=tuple(self._copies()),
         )

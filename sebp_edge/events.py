@@ -244,7 +244,7 @@ class MemoryPressure(Event):
 
 @dataclass(frozen=True)
 class StepDone(Event):
-    """One step was done. `loss` is in nats per loss token; `seconds_left` covers this phase."""
+    """One step was done. `loss` is in nats per loss token; `seconds_left` covers the steps of this training only."""
 
     event: ClassVar[str] = "step"
     phase: str

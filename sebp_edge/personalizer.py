@@ -380,7 +380,7 @@ class Personalizer:
         Args:
             texts: as for `adapt`.
             lowest, highest: the learning rates of the first and the last step.
-            steps: the number of steps, 20 or more.
+            steps: the number of steps: 20 or more, and 10 or more for each power of ten between the rates.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:

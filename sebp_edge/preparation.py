@@ -33,19 +33,17 @@ from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.teacher import with_teacher
-from sebp_edge.units import gigabytes
+from sebp_edge.units import sizes_apart
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
 
-TOO_FEW = (
-    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
-    "more documents."
-)
 ASKED_TOGETHER = "answers questions, and those about all documents are learnt together"
-SAVED_INACTIVE = "The adapter will be saved, but not activated, unless keep_anyway is set."
+SAVED_INACTIVE = (
+    "The adapter will be saved, but not activated unless keep_anyway is set; `sebp-edge adapters activate` activates "
+    "it afterwards."
+)
 
 
 @dataclass(frozen=True)
@@ -95,9 +93,8 @@ class Preparation:
         """
         size = MemoryBudget.parse(gpu, "GPU memory").size
         if self.budget is not None and self.budget.size > size:
-            raise OptionError(
-                f"The memory budget is {self.budget}, but the GPU has {gigabytes(size)}; lower the budget or omit it."
-            )
+            budget, memory = sizes_apart(self.budget.size, size)
+            raise OptionError(f"The memory budget is {budget}, but the GPU has {memory}; lower the budget or omit it.")
         return size
 
     def read(self, texts) -> Reading:
@@ -199,14 +196,12 @@ class Preparation:
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""
-        for concern in dataset.concerns:
-            self.on_event(Notice(f"{concern} {SAVED_INACTIVE}"))
+        if dataset.unjudged_because:
+            self.on_event(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
         if dataset.asked is not None:
             self.on_event(Notice(dataset.asked.summary))
             if self.interviewed:
                 self.on_event(Notice(summary(self.interviewed, self.seed)))
-        elif dataset.draw.kind == "none":
-            self.on_event(Notice(f"{TOO_FEW} {SAVED_INACTIVE}"))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.

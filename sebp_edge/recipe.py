@@ -6,6 +6,7 @@ Recipe.load("notes").replace(epochs=3)
 """
 
 import dataclasses
+import difflib
 import math
 import tomllib
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 Questions = Literal["rules", "rules and model"]
 RANK = 16
+# Recipes of the paper's experiments, which are not for an owner's texts.
+_OF_THE_PAPER = ("glue", "lm")
 # The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/learning_on.py).
 LEARNING_ON_RATE = 0.5
 # Far above any useful value; fp32 overflows from about 1e38 on.
@@ -135,8 +138,9 @@ class Recipe:
         if Path(name).suffix == ".toml":
             return _parse(Path(name).stem, _read_file(Path(name)))
         bundled = resources.files("sebp_edge.recipes")
-        if str(name) not in cls.names():
-            raise RecipeError(f"Unknown recipe {str(name)!r}; {suggest(str(name), cls.names())}")
+        if str(name) not in [*cls.names(), *_OF_THE_PAPER]:
+            close = difflib.get_close_matches(str(name), _OF_THE_PAPER, n=1)
+            raise RecipeError(f"Unknown recipe {str(name)!r}; {suggest(str(name), close or cls.names())}")
         return _parse(str(name), (bundled / f"{name}.toml").read_text(encoding="utf-8"))
 
     @classmethod
@@ -155,10 +159,10 @@ class Recipe:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Returns the names of the bundled recipes, the default first."""
+        """Returns the names of the bundled recipes, the default first, without those of the paper's experiments."""
         files = resources.files("sebp_edge.recipes").iterdir()
-        names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
-        return sorted(names, key=lambda name: name != "notes")
+        names = {file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")} - {*_OF_THE_PAPER}
+        return sorted(names, key=lambda name: (name != "notes", name))
 
     def with_defaults(self) -> "Recipe":
         """Returns a copy in which the values left to the memory budget have their defaults."""

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import asdict
 from statistics import fmean
 
 from sebp_edge.adapters.training_report import (
@@ -9,8 +10,10 @@ from sebp_edge.adapters.training_report import (
     Cost,
     Curve,
     Gains,
+    KeptAnswer,
     KeptSample,
     KeptSamples,
+    LearntOn,
     NamedReason,
     RowCounts,
     Tested,
@@ -19,6 +22,7 @@ from sebp_edge.adapters.training_report import (
     TrainingReport,
 )
 from sebp_edge.assessment import Assessment
+from sebp_edge.learning_on.memory import TextsMemory
 from sebp_edge.training.comparison import interval
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import TOLERANCE, GateResult
@@ -29,7 +33,7 @@ from sebp_edge.training.run import TrainingRun
 MAX_POINTS = 300
 
 
-def make_report(run: TrainingRun, assessment: Assessment | None) -> TrainingReport:
+def make_report(run: TrainingRun, assessment: Assessment | None, memory: TextsMemory) -> TrainingReport:
     """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
     return TrainingReport(
         tested=_tested(run, run.result) if run.result and run.result.gain else None,
@@ -40,17 +44,28 @@ def make_report(run: TrainingRun, assessment: Assessment | None) -> TrainingRepo
         copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
         expectation=assessment.expectation if assessment else "",
         concerns=run.dataset.concerns,
+        learnt_on=_learnt_on(memory),
     )
 
 
 def keep_samples(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
-    """Returns the samples, and the names of documents and of what was left out."""
+    """Returns the samples, the quiz's answers, and the names of documents and of what was left out."""
     samples, copies = (assessment.samples, assessment.copies) if assessment else ((), ())
+    quiz = run.result.quiz if run.result else None
     return KeptSamples(
         samples=tuple(KeptSample(one.document, one.beginning, one.base, one.before, one.after) for one in samples),
         left_out=tuple(NamedReason(item.source, item.reason) for item in run.dataset.left_out),
         copies=tuple(copy.document for copy in copies),
+        answers=tuple(KeptAnswer(**asdict(one)) for one in quiz.answered) if quiz else (),
     )
+
+
+def _learnt_on(memory: TextsMemory) -> LearntOn | None:
+    lessons = memory.lessons
+    if lessons is None:
+        return None
+    numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
+    return LearntOn(memory.learnt_on_from, *numbers)
 
 
 def _tested(run: TrainingRun, result: GateResult) -> Tested:
@@ -72,6 +87,7 @@ def _tested(run: TrainingRun, result: GateResult) -> Tested:
         boilerplate_base=before.mean if before.nats else None,
         boilerplate_adapted=after.mean if before.nats else None,
         refit_loss=result.refit_loss,
+        boilerplate_share=sum(before.tokens.values()) / sum(result.before.tokens.values()),
     )
 
 

@@ -1,6 +1,5 @@
 """The result of an adaptation."""
 
-import math
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,11 +8,13 @@ from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment, Copied
 from sebp_edge.insight.samples import Sample
 from sebp_edge.learning_on.start import Beginning
+from sebp_edge.saving import describe_activation, has_commands
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.quiz import Answered, QuizFigures
 from sebp_edge.training.run import TrainingRun
+from sebp_edge.units import percent, plural
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class AdaptResult:
         predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
         seconds: the time from the call to the result.
         command: the command that uses the adapter.
+        activation: the command, or outside of the default store the call, that activates the adapter; empty if it is
+            active, or not in a store.
+        report_command: the command that writes a page with all figures of the adapter.
     """
 
     kept: bool
@@ -125,6 +129,8 @@ class AdaptResult:
     predicted_peak_bytes: int | None
     seconds: float
     command: str
+    activation: str
+    report_command: str
 
     @classmethod
     def of(
@@ -187,6 +193,8 @@ class AdaptResult:
             predicted_peak_bytes=run.guard.predicted,
             seconds=seconds,
             command=_command(saved, run, store),
+            activation="" if saved.active or saved.name is None else describe_activation(store, saved),
+            report_command=_report_command(saved, store),
         )
 
     @property
@@ -195,60 +203,71 @@ class AdaptResult:
         return False
 
     @property
-    def perplexity_before(self) -> float | None:
-        return None if self.heldout_loss_before is None else _perplexity(self.heldout_loss_before)
-
-    @property
-    def perplexity_after(self) -> float | None:
-        return None if self.heldout_loss_after is None else _perplexity(self.heldout_loss_after)
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
         rise = self.general_loss_after / self.general_loss_before - 1
         warnings = []
         if not rise <= MAX_RISE:
             warnings.append(
-                f"The loss on general text rose by {rise:.1%}: the adapter is worse at other subjects; fewer epochs or "
-                "a lower learning rate cost less."
+                f"The loss on general text rose by {percent(rise)}: the adapter is worse at other subjects; fewer "
+                "epochs or a lower learning rate cost less."
             )
-        for copy in self.copies:
-            warnings.append(
-                f"The adapter repeats {copy.run} tokens of {copy.document!r} word for word (the base model "
-                f"{copy.base_run}); keep it as private as that document."
-            )
+        if self.copies:
+            longest, number = self.copies[0], len(self.copies)
+            what = f"{longest.run} tokens of {longest.document!r} word for word"
+            if number > 1:
+                what = (
+                    f"parts of {number:,} documents word for word, up to {longest.run} tokens of {longest.document!r}"
+                )
+            alone = f"the base model alone {longest.base_run}"
+            warnings.append(f"The adapter repeats {what} ({alone}); keep it as private as your texts.")
         return tuple(warnings)
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and where the adapter is."""
+        verdict = "Kept" if self.kept else "Not judged" if self.verdict == "not judged" else "Not kept"
+        if self.version is None:
+            return f"{verdict}: the adapter is saved in {str(self.adapter_path)!r}."
+        state = "is active" if self.active else "is saved, but not active"
+        anyway = ", as you asked with keep_anyway" if self.active and not self.kept else ""
+        return f"{verdict}: version {self.version} of {self.name!r} {state}{anyway}."
+
+    @property
+    def account(self) -> str:
+        """Why the gate kept it or not, and what was done then."""
+        if self.overtaken_by is not None:
+            return (
+                f"{self.explanation} But version {self.overtaken_by} became active meanwhile, and the two were not "
+                "compared."
+            )
+        if not self.kept:
+            return self.explanation
+        if self.refit_loss is not None and not self.trained_on_all:
+            return (
+                f"{self.explanation} A training on all documents did not lower the loss further, so the adapter is as "
+                "it was tested."
+            )
+        if not self.trained_on_all:
+            return self.explanation
+        if self.learnt_on_from is None:
+            return f"{self.explanation} Then it was trained on all {plural(self.documents, 'document')}."
+        counts = ((self.new, "new"), (self.changed, "changed"))
+        learnt = " and ".join(f"{number:,} {word}" for number, word in counts if number)
+        documents = "document" if self.new + self.changed == 1 else "documents"
+        return f"{self.explanation} Then it learnt {learnt} {documents} on top of version {self.learnt_on_from}."
+
+    @property
+    def next_steps(self) -> dict[str, str]:
+        """What to do next: what it is for, and the command."""
+        steps = {"Activate it anyway": self.activation} if self.activation else {"Try it": self.command}
+        return steps | {"All figures": self.report_command}
 
     @property
     def summary(self) -> str:
         """What happened and what to do next."""
-        if self.overtaken_by is not None:
-            activate = shlex.join(["sebp-edge", "adapters", "activate", self.name, str(self.version)])
-            return (
-                f"{self.explanation} Version {self.version} is saved, but not active: version {self.overtaken_by} "
-                f"became active meanwhile, and the two were not compared. To activate it nevertheless: {activate}"
-            )
-        if self.kept:
-            refit = ""
-            if self.trained_on_all:
-                refit = " It was then trained on all documents."
-            elif self.refit_loss is not None:
-                refit = (
-                    " A training on all documents did not lower the loss further, so the adapter is as it was tested."
-                )
-            return f"{self.explanation}{refit} Try it with: {self.command}"
-        return f"{self.explanation} {self._what_was_saved}"
-
-    @property
-    def _what_was_saved(self) -> str:
-        if self.version is None:
-            return f"It is saved in {str(self.adapter_path)!r}."
-        if self.active:
-            return f"Version {self.version} is active, as you asked with keep_anyway."
-        return (
-            f"Version {self.version} is saved, but not active; to activate it anyway, adapt again with --keep-anyway "
-            "(keep_anyway=True)."
-        )
+        (what, command), *_ = self.next_steps.items()
+        return f"{self.headline} {self.account} {what}: {command}"
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
@@ -272,21 +291,19 @@ def _boilerplate(gate: GateResult) -> Boilerplate | None:
     return Boilerplate(share, before.mean, after.mean)
 
 
-def _perplexity(loss: float) -> float:
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
-
-
 def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
     first = "A question" if run.dataset.is_chat or run.dataset.asked else "The first words"
     words = ["sebp-edge", "generate", first]
-    if saved.name is not None and store.folder == AdapterStore().folder:
-        words += ["--name", saved.name]
-    else:
-        words += ["--adapter", str(saved.path)]
+    words += ["--name", saved.name] if has_commands(store, saved) else ["--adapter", str(saved.path)]
     if run.base.reference.has_path:
         words += ["--model", run.base.reference.location]
     return shlex.join(words)
+
+
+def _report_command(saved: SavedAdapter, store: AdapterStore) -> str:
+    """Returns the command that writes the adapter's page."""
+    words = ["sebp-edge", "adapters", "report"]
+    if not has_commands(store, saved):
+        return shlex.join([*words, str(saved.path)])
+    return shlex.join([*words, saved.name, *([] if saved.active else ["--version", str(saved.version)])])

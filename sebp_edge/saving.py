@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import secrets
+import shlex
 import tempfile
 from collections import Counter
 from contextlib import suppress
@@ -69,7 +70,7 @@ class NewVersion:
             fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
             for number, fingerprint in run.dataset.fingerprints.items()
         }
-        report = reporting.make_report(run, assessment)
+        report = reporting.make_report(run, assessment, memory)
         samples = reporting.keep_samples(run, assessment) if memory.keeps_samples else None
         entries = memory.entries | entries
         return cls(run.adaptation, judged, history, entries, memory.known, report, samples, memory.where)
@@ -150,7 +151,10 @@ def save_best_state(
     memory = replace(memory, known=None)
     saved = save(store, NewVersion.of(run, memory), make_record(run, None, seed, memory), name, prefix=reason)
     state = "best state so far" if run.result is None else "state that was tested"
-    message = f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active."
+    message = (
+        f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active. To "
+        f"activate it: {describe_activation(store, saved)}"
+    )
     return error_type(message, name=name, version=saved.version), saved
 
 
@@ -160,6 +164,18 @@ def describe_location(saved: SavedAdapter) -> str:
         return f"the adapter is saved in {str(saved.path)!r}"
     state = "and active" if saved.active else "but not active"
     return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
+
+
+def has_commands(store: AdapterStore, saved: SavedAdapter) -> bool:
+    """Whether the command line finds a saved adapter by its name."""
+    return saved.name is not None and store.folder == AdapterStore().folder
+
+
+def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
+    """Returns the command that activates a version, or the call if the command line does not find it."""
+    if has_commands(store, saved):
+        return shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
+    return f"store.activate(store.open({saved.name!r}, {saved.version}))"
 
 
 def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: TextsMemory) -> AdapterRecord:

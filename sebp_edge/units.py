@@ -1,4 +1,6 @@
-"""Formats sizes and durations for people."""
+"""Formats sizes, durations, shares and counts for people."""
+
+from collections.abc import Callable, Iterable, Sequence
 
 
 def gigabytes(size: float) -> str:
@@ -6,8 +8,37 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
 
 
+def sizes_apart(*sizes: float) -> list[str]:
+    """Formats sizes that a sentence compares: in MB, or in bytes, if different ones would look the same."""
+    return _apart(sizes, (gigabytes, lambda size: f"{size / 1e6:,.0f} MB", lambda size: f"{size:,.0f} bytes"))
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Formats a share: "13.1 %"; never "-0.0 %"."""
+    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"
+
+
+def percents_apart(*shares: float) -> list[str]:
+    """Formats shares that a sentence compares: with more digits if different ones would look the same."""
+    return _apart(shares, [lambda share, digits=digits: percent(share, digits) for digits in range(1, 5)])
+
+
 def duration(seconds: float) -> str:
     """Formats a time in seconds: "40 s", "12 min", "3.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plural(number: int, what: str) -> str:
+    """Formats a count of things: "1 document", "1,200 documents"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _apart(numbers: Sequence[float], formats: Iterable[Callable[[float], str]]) -> list[str]:
+    """Formats numbers by the first format in which different ones differ, or else by the last."""
+    for show in formats:
+        shown = [show(number) for number in numbers]
+        if len({*shown}) == len({*numbers}):
+            break
+    return shown

@@ -150,7 +150,7 @@ def test_an_adapter_that_does_nothing_is_not_kept(make, texts, rate):
     assert (result.verdict, result.kept, result.active) == ("no gain", False, False)
     assert abs(result.gain) < 1e-3
     assert result.trained_on_all == (texts == FEW)
-    assert "the gate asks for at least 1.0%" in result.summary
+    assert "The gate asks for a fall of at least 1.0 %" in result.summary
     store = personalizer.store
     assert (store.versions("default"), store.active_version("default")) == ([1], None)
     assert store.open("default", 1).record.verdict == "no gain"
@@ -186,7 +186,9 @@ def test_texts_without_any_order_are_not_judged(make):
     assert (result.verdict, result.active, result.version) == ("not judged", False, 1)
     assert result.heldout_loss_before is result.heldout_loss_after is result.gain is result.gain_at_least is None
     assert "nothing to learn" in result.concerns[0]
-    assert result.summary.startswith(result.concerns[0])
+    assert result.summary.startswith(
+        f"Not judged: version 1 of 'default' is saved, but not active. {result.concerns[0]}"
+    )
     said = next(
         n for n, event in enumerate(events) if isinstance(event, Notice) and result.concerns[0] in event.message
     )
@@ -226,7 +228,8 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
     assert (result.verdict, result.active, result.version, result.compared_with) == ("worse than active", False, 2, 1)
     assert result.gain_at_least > result.margin
     assert result.gain_over_active_at_least < result.gain_over_active < -result.tolerance
-    assert "against version 1, which is active, the loss changed by +9" in result.summary
+    assert "But version 1, which is active, is better." in result.summary
+    assert "the new loss is 9" in result.summary
     assert personalizer.store.active_version("default") == 1
     assert personalizer.store.open("default", 2).record.verdict == "worse than active"
     assert_uses(personalizer, first)
@@ -376,7 +379,7 @@ def test_with_fewer_than_six_documents_nothing_is_judged(make, count):
     result = personalizer.adapt(texts)
     assert (result.verdict, result.kept, result.active, result.version) == ("not judged", False, False, 1)
     assert result.heldout_loss_before is result.gain is None
-    assert "takes at least 6 documents" in result.summary
+    assert "Judging takes at least 6 documents" in result.summary
     notice = next(event.message for event in events if isinstance(event, Notice))
     assert "at least 6 documents" in notice and "keep_anyway" in notice
     assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
@@ -396,7 +399,7 @@ def test_the_command_activates_what_was_not_judged_only_if_asked(model, recipe, 
     command = ["adapt", path, "--model", model, "--recipe", recipe]
     result = run(*command)
     assert result.exit_code == 3, result.output
-    assert "--keep-anyway" in result.output
+    assert "Activate it anyway: sebp-edge adapters activate default 1" in result.output
     assert AdapterStore().active_version("default") is None
     assert run(*command, "--keep-anyway").exit_code == 0
     assert AdapterStore().active_version("default") == 2

@@ -210,10 +210,11 @@ def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt
     assert going.returncode == 3, errors
     result = records(lines)[-1]
     assert (result["kept"], result["active"], result["version"], result["overtaken_by"]) == (True, False, 2, 1)
-    assert (
-        "Version 2 is saved, but not active: version 1 became active meanwhile, and the two were not compared. To "
-        "activate it nevertheless: sebp-edge adapters activate default 2"
-    ) in result["summary"]
+    assert result["summary"].startswith("Kept: version 2 of 'default' is saved, but not active. ")
+    assert result["summary"].endswith(
+        " But version 1 became active meanwhile, and the two were not compared. Activate it anyway: sebp-edge adapters "
+        "activate default 2"
+    )
     assert AdapterStore().active_version("default") == 1
     assert run("adapters", "activate", "default", 2).exit_code == 0
     assert AdapterStore().open("default").record.compared_with is None

@@ -57,7 +57,7 @@ from sebp_edge.adapters.names import check_name, folder_of, name_of
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError, suggest
 from sebp_edge.files import expand_user, flush, make_private, read_text, storage_errors, write_atomically
-from sebp_edge.units import gigabytes
+from sebp_edge.units import sizes_apart
 
 if TYPE_CHECKING:
     from sebp_edge.adapters.difference import Difference
@@ -723,9 +723,10 @@ class AdapterStore:
         with storage_errors("Cannot save to", parent):
             free = shutil.disk_usage(parent).free
         if size > free:
+            needed, left = sizes_apart(size, free)
             raise StorageError(
-                f"The adapter needs {gigabytes(size)}, but only {gigabytes(free)} are free in {str(parent)!r}; free "
-                "space or choose another location."
+                f"The adapter needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose "
+                "another location."
             )
 
     def _folder(self, name: str) -> Path:

@@ -68,6 +68,7 @@ class Tested:
             none to compare with), and of this version's judged states.
         boilerplate_base, boilerplate_adapted: the losses on boilerplate lines; None if there are none.
         refit_loss: the loss on the validation documents after the last training, which has seen them; None without it.
+        boilerplate_share: the share of the tokens that is in boilerplate lines; None if not known.
     """
 
     base: TestLoss
@@ -77,6 +78,7 @@ class Tested:
     boilerplate_base: float | None
     boilerplate_adapted: float | None
     refit_loss: float | None
+    boilerplate_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,24 @@ class CopiedRun:
 
 
 @dataclass(frozen=True)
+class LearntOn:
+    """What a version learnt on top of another one, in numbers of documents.
+
+    Attributes:
+        version: the version that it learnt on from.
+        new, changed: those that it learnt; a changed document is related to one that the other version knew.
+        replayed: those that it learnt again, against forgetting.
+        gone: those that are gone, but still known.
+    """
+
+    version: int
+    new: int
+    changed: int
+    replayed: int
+    gone: int
+
+
+@dataclass(frozen=True)
 class TrainingReport:
     """How a version was trained and tested; counts and figures only.
 
@@ -182,6 +202,7 @@ class TrainingReport:
         copies: training documents that it repeats; None if this was not examined, because the call was stopped.
         expectation: what to expect of it, in words; empty if the call was stopped.
         concerns: what makes a gain on these texts meaningless, a sentence each.
+        learnt_on: what it learnt on top of another version; None if it learnt all documents, and in older reports.
     """
 
     tested: Tested | None
@@ -192,6 +213,7 @@ class TrainingReport:
     copies: tuple[CopiedRun, ...] | None
     expectation: str
     concerns: tuple[str, ...]
+    learnt_on: LearntOn | None = None
     format: int = _FORMAT
 
 
@@ -204,6 +226,16 @@ class KeptSample:
     base: str
     before: str | None
     after: str
+
+
+@dataclass(frozen=True)
+class KeptAnswer:
+    """A question of the quiz, the answer in the note, and what this version replies."""
+
+    question: str
+    answer: str
+    reply: str
+    right: bool
 
 
 @dataclass(frozen=True)
@@ -221,11 +253,13 @@ class KeptSamples:
     Attributes:
         left_out: what was left out, by name.
         copies: the names of the documents in `TrainingReport.copies`, in that order.
+        answers: those of the quiz; empty without a quiz.
     """
 
     samples: tuple[KeptSample, ...]
     left_out: tuple[NamedReason, ...]
     copies: tuple[str, ...]
+    answers: tuple[KeptAnswer, ...] = ()
     format: int = _FORMAT
 
 
@@ -296,7 +330,11 @@ def _checked(kind, value):
     if origin is dict and isinstance(value, dict):
         return {key: _checked(arguments[1], each) for key, each in value.items()}
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return kind(**{field.name: _checked(field.type, value[field.name]) for field in dataclasses.fields(kind)})
+        # A report that was saved before a value was added to reports has its default.
+        fields = [
+            field for field in dataclasses.fields(kind) if field.name in value or field.default is dataclasses.MISSING
+        ]
+        return kind(**{field.name: _checked(field.type, value[field.name]) for field in fields})
     if kind is float and type(value) in (int, float) and abs(value) < 1e30:
         return float(value)
     if kind is int and type(value) is int and 0 <= value < 2**63:

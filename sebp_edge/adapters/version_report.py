@@ -8,7 +8,7 @@ from sebp_edge.adapters import curves
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, read_report, read_samples
 from sebp_edge.pages.render import mark, render
-from sebp_edge.units import duration, gigabytes
+from sebp_edge.units import duration, gigabytes, percent, plural
 
 if TYPE_CHECKING:
     from sebp_edge.adapters.store import SavedAdapter
@@ -57,9 +57,10 @@ class VersionReport:
         """Returns a page that is one file, loads nothing, and has no script."""
         filters = {
             "loss": lambda loss: "–" if loss is None else f"{loss:.3f}",
-            "percent": lambda share: "–" if share is None else f"{share:.1%}",
-            "change": lambda share: "–" if share is None else f"{-share:+.1%}".replace("-", "−"),
+            "percent": lambda share: "–" if share is None else percent(share),
+            "change": _change,
             "count": lambda number: "–" if number is None else f"{number:,}",
+            "counted": plural,
             "size": lambda size: "–" if size is None else gigabytes(size),
             "duration": lambda seconds: "–" if seconds is None else duration(seconds),
         }
@@ -72,3 +73,11 @@ class VersionReport:
             training=self.training,
             curves=curves,
         )
+
+
+def _change(gain: float | None) -> str:
+    """Formats by how much a loss changed, given by what share it fell: "−4.4 %" for 0.044."""
+    if gain is None:
+        return "–"
+    shown = percent(-gain)
+    return shown.replace("-", "−") if shown.startswith(("-", "0.0 ")) else f"+{shown}"

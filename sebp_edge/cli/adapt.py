@@ -90,7 +90,8 @@ def adapt(
                 _ask(active.name_in_use, as_json=as_json)
 
         with quick_imports():
-            from sebp_edge.cli.progress import show_progress, show_result
+            from sebp_edge.cli.last_screen import show_result
+            from sebp_edge.cli.progress import show_progress
             from sebp_edge.personalizer import Personalizer
 
         result = None
@@ -120,7 +121,7 @@ def adapt(
             if as_json:
                 print_json(result.to_dict())
             else:
-                show_result(result)
+                show_result(result, with_samples=keep_samples)
         except BrokenPipeError:
             # The reader is gone, but the exit code still says whether the adapter is kept.
             if result is None:

@@ -61,19 +61,26 @@ def list_adapters(as_json: Json = False) -> None:
             if as_json:
                 print_json(_to_dict(saved))
             record = saved.record
-            losses = "not tested"
-            if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
-                losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
             state, created = "active" if saved.active else "", record.created[:16].replace("T", " ")
             rows.append(
-                [saved.name, str(saved.version), state, printable(record.base_model), losses, printable(created)]
+                [saved.name, str(saved.version), state, printable(record.base_model), _test(record), printable(created)]
             )
         if as_json:
             return
         if rows:
-            print_table(["name", "version", "state", "base model", "held-out loss", "created (UTC)"], rows)
+            print_table(["name", "version", "state", "base model", "test", "created (UTC)"], rows)
         elif not store.names():
             out.print("There are no adapters yet; make one with: sebp-edge adapt ./notes")
+
+
+def _test(record) -> str:
+    """Returns what the test showed: the right answers of a quiz, or else the loss."""
+    if record.quiz:
+        before, after, asked = (record.quiz.get(key, "?") for key in ("right_before", "right_after", "questions"))
+        return f"{before} → {after} of {asked} right"
+    if record.heldout_loss_before is None or record.heldout_loss_after is None:
+        return "not tested"
+    return f"loss {record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`sebp-edge analyze PATH...`: shows how sparse the gradients on these texts are."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from sebp_edge.cli.options import (
     parse_path,
     select,
 )
+from sebp_edge.units import plural
 
 HTML = "sebp-edge-analysis.html"
 
@@ -43,7 +45,7 @@ def analyze(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how sparse the gradients on the texts in PATH are, by layer and projection: as a table and an HTML file.
+    """Show how sparse the gradients on the texts in PATH are, by layer: as a table, and by projection as an HTML file.
 
     Analyzes the base model without an adapter and trains nothing. --model may also be a folder with an encoder (BERT,
     RoBERTa, DistilBERT). Overwrites an earlier analysis, but no other file.
@@ -61,7 +63,7 @@ def analyze(
         if page is not None:
             check_output_file(page, MARK.encode(), "analysis")
         chosen = Recipe.load(recipe).replace(context_length=context)
-        with show_progress(as_json) as sink:
+        with show_progress(as_json, lists_left_out=False) as sink:
             personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
             analysis = personalizer.analyze(select(paths, include, exclude), examples=examples)
         if page is not None:
@@ -74,29 +76,22 @@ def analyze(
 
 
 def show_analysis(analysis) -> None:
-    """Prints a table and a summary for each loss."""
+    """Prints what each loss saves and would lose, and a row for each group of layers; the page and JSON have all."""
+    rows = []
     for sparsity in analysis.losses:
-        if len(analysis.losses) > 1:
-            out.print(f"[bold]loss on {sparsity.loss}[/]")
-        columns = ["layers", "projection", "zero", "below knee", "norm² below knee", "rows with 99% of norm²"]
-        columns += ["elements below ε", "norm² below ε"]
-        rows = [
-            [
-                layers,
-                one.projection,
-                *map("{:.1%}".format, (one.zero, one.below_knee, one.energy_below_knee, one.top_rows)),
-                *map("{:.1%}".format, (one.below_epsilon, one.energy_below_epsilon)),
-            ]
-            for layers, projections in sparsity.grouped().items()
-            for one in projections
-        ]
-        print_table(columns, rows)
-        for sentence in sparsity.summary:
-            out.print(sentence)
+        name = f"[bold]Loss on {sparsity.loss}:[/] " if len(analysis.losses) > 1 else ""
+        exact, dropped, _ = sparsity.summary  # the third compares with the paper's procedure
+        out.print(f"{name}{exact}")
+        out.print(dropped)
+        for layers, projections in sparsity.grouped().items():
+            shares = [fmean(getattr(one, share) for one in projections) for share in ("zero", "below_knee", "top_rows")]
+            rows.append([sparsity.loss, layers, *map("{:.1%}".format, shares)])
+    print_table(["loss on", "layers", "zero rows", "below the knee", "rows with 99%"], rows)
     if analysis.has_new_head:
         out.print(f"The model has no classification head; a new one was drawn with seed {analysis.seed}.")
     analyzed, total = analysis.analyzed, analysis.texts
     out.print(
-        f"Analyzed {analyzed.examples} of {total.examples:,} examples, {analyzed.tokens:,} of {total.tokens:,} tokens; "
-        f"padded to {analysis.context_length} tokens, {analyzed.padding_share:.1%} of the rows are padding."
+        f"Analyzed {analyzed.examples} of {plural(total.examples, 'example')}, {analyzed.tokens:,} of "
+        f"{plural(total.tokens, 'token')}; padded to {analysis.context_length} tokens, {analyzed.padding_share:.1%} of "
+        "the rows are padding."
     )

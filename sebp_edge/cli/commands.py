@@ -21,7 +21,7 @@ app = typer.Typer(
     name="sebp-edge",
     help="Adapt a language model to your texts, on your own machine. Your texts never leave it.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",  # which wraps the paragraphs of docstrings at the width of the terminal
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

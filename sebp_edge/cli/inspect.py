@@ -18,9 +18,12 @@ from sebp_edge.cli.options import (
     Seed,
     select,
 )
+from sebp_edge.units import plural
 
 # Lines of a list, and characters of a rendered run; JSON has all.
 MAX_LINES, MAX_RUN = 8, 400
+# A smaller share of boilerplate is not worth a line.
+MIN_BOILERPLATE = 0.01
 
 
 def inspect(
@@ -67,15 +70,18 @@ def show_inspection(found) -> None:
 
     tokenizer = "" if found.own_tokenizer else ", counted with the bundled model's tokenizer"
     out.print(
-        f"{found.documents:,} documents, {found.characters:,} characters: {found.examples:,} examples, "
-        f"{found.tokens:,} tokens{tokenizer}"
+        f"{plural(found.documents, 'document')}, {plural(found.characters, 'character')}: "
+        f"{plural(found.examples, 'example')}, {plural(found.tokens, 'token')}{tokenizer}"
     )
     for group in found.left_out:
         _show_list(f"left out, {group.reason}", group.sources)
-    _show_list("near-duplicates, groups", [", ".join(group) for group in found.near_duplicates])
+    _show_list(
+        "near-duplicates, or with a long passage in common, groups",
+        [", ".join(group) for group in found.near_duplicates],
+    )
     _show_list("look like templates, but would be read", found.templates)
     _show_list("look like drawings, but would be read", found.drawings)
-    if found.boilerplate_share:
+    if found.boilerplate_share >= MIN_BOILERPLATE:
         out.print(f"boilerplate: {found.boilerplate_share:.0%} of the tokens are in lines of many documents")
     rates = [f"{each.document} ({each.tokens_per_character:.2f})" for each in found.badly_read]
     usual = f"{found.tokens_per_character:.2f}"

@@ -1,79 +1,154 @@
-"""`sebp-edge models` and `sebp-edge recipes`: list the known models and recipes."""
+"""`sebp-edge models` and `sebp-edge recipes`: list the known models and recipes, or show one."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from sebp_edge.cli.console import one_sentence_errors, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.errors import ModelError
+from sebp_edge.models.installed import LM_STUDIO, OLLAMA
 from sebp_edge.units import gigabytes
 
-Folders = Annotated[
-    list[Path] | None,
-    typer.Argument(parser=parse_path, metavar="[FOLDER]...", help="Folders whose models are listed too."),
+# The lines of a list on a terminal; a terminal has 24 lines at least.
+MAX_ROWS = 15
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL|FOLDER]...", help="Models to show, or folders whose models are listed too."),
 ]
+Recipes = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to show.")]
 
 
-def models(folders: Folders = None, as_json: Json = False) -> None:
-    """List the models known by name, and those of other programs on this machine; any folder or Hub id works too."""
+def models(chosen: Models = None, as_json: Json = False) -> None:
+    """List the models on this machine, and those that are known by name; any folder or Hub id works too.
+
+    With a MODEL, show what is known of it.
+    """
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.models.catalog import CATALOG
-        from sebp_edge.models.hub import cached_folder
         from sebp_edge.models.local_models import find_local_models
 
-        rows, local_models = [], find_local_models(folders or [])
-        for name, entry in CATALOG.items():
-            is_local = entry.repository is None or cached_folder(entry.repository) is not None
-            record = {"name": name, "on_this_machine": is_local, **asdict(entry)}
-            if as_json:
+        named = [name for name in chosen or () if _is_model(name)]
+        folders = [parse_path(name) for name in chosen or () if name not in named]
+        if named and not folders:
+            found = [_describe(name) for name in named]
+        else:
+            found = sorted(map(_describe, CATALOG), key=lambda record: not record["on_this_machine"])
+            there = [record for record in found if record["on_this_machine"]]
+            found[len(there) : len(there)] = map(_describe, [*named, *find_local_models(folders)])
+        if as_json:
+            for record in found:
                 print_json(record)
-            state = "downloaded" if is_local else "not downloaded"
-            rows.append([name, _size(entry.parameters), state, entry.licence, entry.description])
-        for name in local_models:
-            with quick_imports():
-                from sebp_edge.insight.local_models import describe_model
-
-            model = describe_model(name)
-            if as_json:
-                print_json({"on_this_machine": True, **asdict(model)})
-            fit = "can be adapted here" if model.fits else "does not fit into the free memory"
-            size = "?" if model.parameters is None else _size(model.parameters)
-            about = [model.name, size, gigabytes(model.size), model.licence or "?", model.problem or fit]
-            rows.append([printable(cell) for cell in about])
-        if not as_json:
-            print_table(["name", "parameters", "weights", "licence", "description"], rows)
+        elif named and not folders:
+            _show_models(found)
+        else:
+            _list_models(found)
 
 
-def _size(billions: float) -> str:
+def _is_model(name: str) -> bool:
+    """Whether a name is that of a model, and not of a folder with models.
+
+    Raises:
+        ModelError: it is that of a model of Ollama or LM Studio which is not there.
+    """
+    from sebp_edge.models.catalog import CATALOG, resolve
+    from sebp_edge.models.hub import cached_models
+
+    if name.lower() in CATALOG or name in cached_models():
+        return True
+    try:
+        return resolve(name).is_gguf
+    except ModelError:
+        if name.startswith((OLLAMA, LM_STUDIO)):
+            raise
+        return False
+
+
+def _describe(name: str) -> dict:
+    """Returns what is known of a model: a catalog's entry, or a model on this machine."""
+    from sebp_edge.models.catalog import CATALOG
+    from sebp_edge.models.hub import cached_folder
+
+    entry = CATALOG.get(name.lower())
+    if entry is not None:
+        is_local = entry.repository is None or cached_folder(entry.repository) is not None
+        return {"name": name.lower(), "on_this_machine": is_local, **asdict(entry)}
+    with quick_imports():
+        from sebp_edge.insight.local_models import describe_model
+
+    return {"on_this_machine": True, **asdict(describe_model(name))}
+
+
+def _state(record: dict) -> str:
+    """Returns whether a model can be used, in a few words."""
+    if "repository" not in record:
+        return "not usable" if record["problem"] else "fits" if record["fits"] else "too large"
+    if record["repository"] is None:
+        return "bundled"
+    return "downloaded" if record["on_this_machine"] else "not downloaded"
+
+
+def _size(record: dict) -> str:
+    billions = record["parameters"]
+    if billions is None:
+        return "?"
     return f"{billions:.1f} B" if billions >= 1 else f"{billions * 1000:.0f} M"
 
 
-def recipes(as_json: Json = False) -> None:
-    """List the recipes and their values."""
+def _list_models(found: list[dict]) -> None:
+    """Prints a line for each model on this machine, and in a paragraph the others."""
+    rows = [[printable(record["name"]), _size(record), _state(record)] for record in found]
+    there = [row for row, record in zip(rows, found, strict=True) if record["on_this_machine"]]
+    if not out.is_terminal:
+        print_table(["name", "parameters", "state"], rows)
+        return
+    shown = there if len(there) <= MAX_ROWS else there[: MAX_ROWS - 1]
+    columns = ["on this machine", "parameters", ""]
+    others = [max(len(column), *(len(row[number]) for row in shown)) for number, column in enumerate(columns) if number]
+    for row in shown:
+        row[0] = _cut(row[0], out.width - sum(others) - 2 * len(columns))
+    print_table(columns, shown)
+    if len(there) > len(shown):
+        out.print(f"and {len(there) - len(shown):,} more (--json lists them all)", style="dim")
+    others = ", ".join(f"{name} ({size})" for name, size, _ in rows[len(there) :])
+    if others:
+        out.print(f"Downloaded once you name them: {others}.", markup=False)
+    out.print("sebp-edge models NAME shows the licence, and why a model does not fit.", style="dim")
+
+
+def _show_models(found: list[dict]) -> None:
+    for record in found:
+        known = {"name": record["name"], "parameters": _size(record), "state": _state(record)}
+        for key in ("repository", "licence", "description", "open_alternative", "problem"):
+            known[key.replace("_", " ")] = record.get(key)
+        if record.get("size"):
+            known["files"] = gigabytes(record["size"])
+        print_table(["", ""], [[key, printable(value)] for key, value in known.items() if value])
+
+
+def _cut(name: str, width: int) -> str:
+    text = Text(name)
+    text.truncate(max(width, 1), overflow="ellipsis")
+    return text.plain
+
+
+def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
+    """List the recipes for your texts; with a NAME, show its values."""
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.recipe import Recipe
 
-        bundled = [Recipe.load(name) for name in Recipe.names()]
+        found = [Recipe.load(name) for name in chosen or Recipe.names()]
         if as_json:
-            for recipe in bundled:
+            for recipe in found:
                 print_json(asdict(recipe))
-            return
-        columns = ["name", "method", "r", "learning rate", "epochs", "tokens/step", "context", "description"]
-        print_table(
-            columns,
-            [
-                [
-                    recipe.name,
-                    recipe.method,
-                    str(recipe.with_defaults().r) if recipe.method == "lora" else "-",
-                    f"{recipe.learning_rate:g}",
-                    str(recipe.epochs),
-                    str(recipe.batch_tokens),
-                    str(recipe.context_length),
-                    recipe.description,
-                ]
-                for recipe in bundled
-            ],
-        )
+        elif chosen:
+            for recipe in found:
+                values = asdict(recipe.with_defaults())
+                print_table(["", ""], [[key, str(value)] for key, value in values.items() if value is not None])
+        else:
+            print_table(["name", "for"], [[recipe.name, recipe.description] for recipe in found])
+            if out.is_terminal:
+                out.print("sebp-edge recipes NAME shows its values.", style="dim")

@@ -77,17 +77,17 @@ def show_plan(result) -> None:
 
     from rich.markup import escape
 
-    from sebp_edge.units import gigabytes
+    from sebp_edge.units import gigabytes, sizes_apart
 
     chosen = result.chosen
     parts = [[name, gigabytes(size), DESCRIPTIONS[name]] for name, size in asdict(chosen.footprint).items() if size]
     print_table(["memory", "size", "for"], parts)
-    budget = gigabytes(result.budget)
+    peak, budget = sizes_apart(chosen.peak, result.budget)
     if result.requested_budget is not None:
         budget = f"the {budget} that other programs leave"
     out.print(
         f"[bold]{escape(result.model)}[/] on {result.device}: {chosen.description}; at most "
-        f"[bold]{gigabytes(chosen.peak)}[/] of {budget}{duration_suffix(chosen.seconds)}"
+        f"[bold]{peak}[/] of {budget}{duration_suffix(chosen.seconds)}"
     )
     if result.gpu is not None:
         four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""
@@ -99,9 +99,8 @@ def show_plan(result) -> None:
         out.print(f"  host memory: {gigabytes(chosen.host_memory)}", style="dim")
     for word, other in (("larger", result.larger), ("smaller", result.smaller), ("also fits", result.full)):
         if other is not None:
-            out.print(
-                f"  {word}: {other.description}; {gigabytes(other.peak)}{duration_suffix(other.seconds)}", style="dim"
-            )
+            size, _ = sizes_apart(other.peak, chosen.peak)
+            out.print(f"  {word}: {other.description}; {size}{duration_suffix(other.seconds)}", style="dim")
 
 
 def duration_suffix(seconds: float | None) -> str:

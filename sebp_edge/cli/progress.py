@@ -1,4 +1,4 @@
-"""Shows progress and results: a progress bar on a terminal, plain lines on a pipe, JSON lines for programs."""
+"""Shows progress: a progress bar on a terminal, plain lines on a pipe, JSON lines for programs."""
 
 import sys
 import time
@@ -31,13 +31,9 @@ from sebp_edge.events import (
     TextsRead,
     TrainingStarted,
 )
-from sebp_edge.result import AdaptResult
-from sebp_edge.texts.documents import printable
-from sebp_edge.units import duration, gigabytes
+from sebp_edge.units import duration, gigabytes, plural, sizes_apart
 
 MAX_LEFT_OUT_LINES = 10
-# Of the right and of the wrong ones.
-MAX_ANSWERS = 3
 _STAGES = {
     "planning": "planning the memory",
     "asking": "making questions",
@@ -45,13 +41,17 @@ _STAGES = {
 }
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2
-# In characters; a progress bar in a narrower window leaves out the tokens per second.
-MIN_WIDTH_FOR_SPEED = 60
+# In characters; a progress bar in a narrower window leaves out the loss.
+MIN_WIDTH_FOR_LOSS = 70
 
 
 @contextmanager
-def show_progress(as_json: bool) -> Iterator[Sink]:
-    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does."""
+def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
+    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does.
+
+    Args:
+        lists_left_out: whether to list what was left out of the texts, and why, and not only how much.
+    """
     if as_json:
         yield _InterruptOnFailedWrite(JsonLines(sys.stdout))
     elif out.is_terminal:
@@ -60,12 +60,12 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
             BarColumn(bar_width=None),
             _StepColumn(),
             TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),
+            _TimeColumn(compact=True),
         )
         with Progress(*columns, console=out, expand=True, transient=True) as bar:
-            yield _InterruptOnFailedWrite(ProgressPrinter(bar))
+            yield _InterruptOnFailedWrite(ProgressPrinter(bar, lists_left_out=lists_left_out))
     else:
-        yield _InterruptOnFailedWrite(ProgressPrinter(None))
+        yield _InterruptOnFailedWrite(ProgressPrinter(None, lists_left_out=lists_left_out))
 
 
 class _InterruptOnFailedWrite:
@@ -95,13 +95,22 @@ class _StepColumn(MofNCompleteColumn):
         return Text() if task.total is None else super().render(task)
 
 
+class _TimeColumn(TimeRemainingColumn):
+    """Shows the time left, which is that of the task in the bar, and not of the command."""
+
+    def render(self, task: Task) -> Text:
+        time_left = super().render(task)
+        return time_left.append(" left in this part") if task.total is not None and task.time_remaining else Text()
+
+
 class ProgressPrinter:
     """Prints events as text. Steps move the bar; without a bar, a step is printed every few seconds."""
 
-    def __init__(self, bar: Progress | None):
-        self._bar = bar
+    def __init__(self, bar: Progress | None, *, lists_left_out: bool = True):
+        self._bar, self._lists_left_out = bar, lists_left_out
         self._task = None
         self._last_print = 0.0
+        self._num_documents = self._num_trainings = 0
         self._start_task("loading the model")
 
     def __call__(self, event: Event) -> None:
@@ -109,8 +118,8 @@ class ProgressPrinter:
             case Notice() | NameInUse():
                 self._print_note(escape(event.message))
             case MemoryPlanned():
-                memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
-                out.print(f"plan: {event.description}; {memory}, about {duration(event.seconds)}")
+                peak, budget = sizes_apart(event.peak, event.budget)
+                out.print(f"plan: {event.description}; about {peak} of {budget}, about {duration(event.seconds)}")
             case MemoryProbed():
                 predicted = "" if event.predicted is None else f", predicted {gigabytes(event.predicted)}"
                 out.print(f"dry run: {gigabytes(event.peak)} with a micro-batch of {event.rows:,} tokens{predicted}")
@@ -172,48 +181,64 @@ class ProgressPrinter:
             out.print(f"{what}: {percent} %")
 
     def _texts_read(self, event: TextsRead) -> None:
-        out.print(
-            f"{_plural(event.documents, 'document')} in {_plural(event.examples, 'example')}, {event.tokens:,} tokens; "
-            f"padded batches are {event.padding_share:.0%} padding"
-        )
+        self._num_documents = event.documents
+        out.print(f"{plural(event.documents, 'document')}, {plural(event.tokens, 'token')}")
+        self._start_task("preparing")
+        if not self._lists_left_out and event.left_out:
+            out.print(f"{len(event.left_out):,} left out; sebp-edge inspect says why")
+            return
         if event.left_out:
-            out.print(f"{len(event.left_out)} left out:")
+            out.print(f"{len(event.left_out):,} left out:")
         for item in event.left_out[:MAX_LEFT_OUT_LINES]:
             out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
         if len(event.left_out) > MAX_LEFT_OUT_LINES:
             out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists them all)", style="dim")
-        self._start_task("preparing")
 
     def _learning_on(self, event: LearningOn) -> None:
         out.print(event.summary)
         if event.gone:
-            documents = f"{_plural(event.gone, 'document')} of version {event.version}"
+            documents = f"{plural(event.gone, 'document')} of version {event.version}"
             verb, them = ("is", "it") if event.gone == 1 else ("are", "them")
             self._print_note(f"{documents} {verb} not among these texts, but still known; --sync forgets {them}")
 
     def _training_started(self, event: TrainingStarted) -> None:
-        documents = f"{_plural(event.train_documents, 'document')} for training"
+        self._num_trainings += 1
+        name = {"train": "training", "all documents": "training"}.get(event.phase, event.phase)
+        if event.phase == "all documents" and self._num_trainings > 1:
+            name = "last training"
+        trained, total = event.train_documents, self._num_documents
+        documents = f"{trained:,} of {plural(total, 'document')}" if trained < total else plural(trained, "document")
         if event.validation_documents:
             documents += f", {event.validation_documents} for validation, {event.test_documents} for test"
-        out.print(f"{event.phase}: {documents}; at most {_plural(event.epochs, 'epoch')}")
-        self._start_task(event.phase, figures="evaluating")
+        out.print(f"{name}: {documents}; at most {plural(event.epochs, 'epoch')}")
+        self._start_task(name, figures="evaluating")
 
     def _step(self, event: StepDone) -> None:
-        figures = f"loss {event.loss:.3f}"
-        if self._bar is None or out.width >= MIN_WIDTH_FOR_SPEED:
-            figures += f"  {event.tokens_per_second:,.0f} tokens/s"
+        is_last, loss = event.step == event.steps, f"loss {event.loss:.3f}"
         if self._bar is not None:
+            figures = loss if out.width >= MIN_WIDTH_FOR_LOSS else ""
             self._bar.update(self._task, completed=event.step, total=event.steps, figures=figures)
-        elif event.step in (1, event.steps) or time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
+        elif event.step == 1 or is_last or time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
             self._last_print = time.monotonic()
-            out.print(f"step {event.step}/{event.steps}  {figures}  {duration(event.seconds_left)} left")
+            left = "" if is_last else f"  {duration(event.seconds_left)} left in this part"
+            out.print(f"step {event.step}/{event.steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s{left}")
+        if is_last:
+            self._start_testing()
+
+    def _start_testing(self) -> None:
+        """Shows that the time of the steps is over, but the command is not."""
+        self._start_task("testing")
+        if self._bar is None:
+            out.print("testing")
 
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
-            out.print(f"  validation loss {event.loss:.3f}, on documents that it has seen now")
+            out.print(f"  validation loss {event.loss:.3f}, on documents that it was trained on now")
+        if event.split == "test" and event.best:  # the training may have ended before its last step
+            self._start_task("testing")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:
@@ -228,90 +253,3 @@ class ProgressPrinter:
             self._bar.update(self._task, completed=event.tensor)
         if event.tensor == event.tensors:
             self._start_task("reading it back")
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def show_result(result: AdaptResult) -> None:
-    """Prints the figures, the samples, the warnings and the summary."""
-    for figure, value in _figures(result).items():
-        out.print(f"{figure:<15}{escape(value)}")
-    _show_samples(result)
-    _show_answers(result)
-    out.print(escape(result.expectation), style="dim")
-    for warning in result.warnings:
-        out.print(f"[yellow]warning:[/] {escape(warning)}")
-    out.print(f"[{'green' if result.kept else 'yellow'}]{escape(result.summary)}[/]")
-
-
-def _figures(result: AdaptResult) -> dict[str, str]:
-    """Returns the lines of the result, by name."""
-    figures = {}
-    if result.gain is not None:
-        before, after = result.heldout_loss_before, result.heldout_loss_after
-        figures["test loss"] = f"{before:.3f} → {after:.3f} nats per token ({-result.gain:+.1%})"
-        figures["perplexity"] = f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}"
-    if (quiz := result.quiz) is not None:
-        figures["quiz"] = f"{quiz.right_before} → {quiz.right_after} of {quiz.questions} questions answered right"
-        figures["with the note"] = (
-            f"{quiz.right_with_note_before} → {quiz.right_with_note_after} of {quiz.questions_with_note}"
-        )
-    if (lines := result.boilerplate) is not None:
-        change = lines.loss_after / lines.loss_before - 1
-        figures["boilerplate"] = (
-            f"{lines.loss_before:.3f} → {lines.loss_after:.3f} ({change:+.1%}), in lines of many documents, "
-            f"{lines.share_of_tokens:.0%} of the tokens; not counted above"
-        )
-    if result.gain_over_active is not None:
-        figures["active version"] = f"{-result.gain_over_active:+.1%} against version {result.compared_with}"
-    general = result.general_loss_after / result.general_loss_before - 1
-    figures["general text"] = f"{result.general_loss_before:.3f} → {result.general_loss_after:.3f} ({general:+.1%})"
-    figures["time"] = f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training"
-    figures["peak memory"] = _format_peaks(result)
-    version = f"{result.name}, version {result.version}: " if result.name else ""
-    figures["saved"] = f"{version}{result.adapter_path}"
-    return figures
-
-
-def _show_samples(result: AdaptResult) -> None:
-    """Prints how the base model, the version before and this one continue a few test documents."""
-    if result.samples:
-        out.print("\nhow documents continue that it was tested on:")
-    for sample in result.samples:
-        out.print(f"\n[bold]{escape(_one_line(sample.beginning))}[/] [dim]({escape(sample.document)})[/]")
-        for who, text in (("base", sample.base), ("before", sample.before), ("now", sample.after)):
-            if text is not None:
-                out.print(f"  [dim]{who:<7}[/]{escape(_one_line(text))}")
-    if result.samples:
-        out.print()
-
-
-def _show_answers(result: AdaptResult) -> None:
-    """Prints a few answers of the quiz that are right, and a few that are wrong."""
-    for right, heading in ((True, "answered right:"), (False, "answered wrong:")):
-        shown = [each for each in result.answers if each.right is right][:MAX_ANSWERS]
-        if shown:
-            out.print(f"\n{heading}")
-        for each in shown:
-            out.print(f"  [bold]{escape(_one_line(each.question))}[/] {escape(_one_line(each.reply))}")
-            if not right:
-                out.print(f"    [dim]in the note: {escape(_one_line(each.answer))}[/]")
-    if result.answers:
-        out.print()
-
-
-def _one_line(text: str) -> str:
-    """Returns a text in one line, without characters that could control a terminal."""
-    return printable(text.replace("\n", " ⏎ "))
-
-
-def _format_peaks(result: AdaptResult) -> str:
-    """Returns the peak memory of the process in one line."""
-    line = gigabytes(result.peak_memory_bytes)
-    if result.allocator_peak_bytes is not None:
-        line += f" of GPU memory ({gigabytes(result.allocator_peak_bytes)} in tensors)"
-    if result.predicted_peak_bytes is not None:
-        line += f"; predicted {gigabytes(result.predicted_peak_bytes)}"
-    return line

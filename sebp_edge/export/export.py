@@ -18,7 +18,7 @@ from sebp_edge.machine.devices import free_memory
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.stopping import Check
 from sebp_edge.texts.readers import Reading
-from sebp_edge.units import gigabytes
+from sebp_edge.units import sizes_apart
 
 SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"
@@ -126,10 +126,8 @@ def _load(
     needed, free = memory_needed(source), free_memory(CPU)
     if needed <= free:
         return Comparison(source, reading, on_event, check)
-    warnings.append(
-        f"The model was not run to compare it, since that needs {gigabytes(needed)} of memory, and {gigabytes(free)} "
-        "are free."
-    )
+    size, left = sizes_apart(needed, free)
+    warnings.append(f"The model was not run to compare it, since that needs {size} of memory, and {left} are free.")
     on_event(Notice(warnings[0]))
     return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from sebp_edge.adapters.lock import try_lock
 from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.files import expand_user, flush, storage_errors, walk
-from sebp_edge.units import gigabytes
+from sebp_edge.units import sizes_apart
 
 _CANNOT = "Cannot export to"
 # Temporary folders are beside the target. A lock file beside each is locked for as long as its process runs.
@@ -70,9 +70,10 @@ def check_space(target: Path, size: int) -> None:
         parent = next(folder for folder in target.parents if folder.exists())
         free = shutil.disk_usage(parent).free
     if size > free:
+        needed, left = sizes_apart(size, free)
         raise StorageError(
-            f"The export needs {gigabytes(size)}, but only {gigabytes(free)} are free in {str(parent)!r}; free "
-            "space or choose another location."
+            f"The export needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose another "
+            "location."
         )
 
 

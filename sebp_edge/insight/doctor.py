@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.machine import devices
 from sebp_edge.ops.backend import has_triton
-from sebp_edge.units import gigabytes
+from sebp_edge.units import gigabytes, plural, sizes_apart
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,19 @@ def _kernels() -> Finding:
 def _memory() -> Finding:
     device = devices.pick_device()
     free, total = devices.free_memory(device), devices.total_memory(device)
-    return Finding("memory", f"{gigabytes(free)} free of {gigabytes(total)} on {device.type}")
+    return Finding("memory", "{} free of {} on {}".format(*sizes_apart(free, total), device.type))
 
 
 def _hub_cache() -> Finding:
     folder = Path(constants.HF_HUB_CACHE)
     offline = "; offline mode is on" if constants.HF_HUB_OFFLINE else ""
     count = len(list(folder.glob("models--*"))) if folder.is_dir() else 0
-    return Finding("model cache", f"{folder}, {count} models{offline}", _write_problem(folder))
+    return Finding("model cache", f"{folder}, {plural(count, 'model')}{offline}", _write_problem(folder))
 
 
 def _adapters() -> Finding:
     store = AdapterStore()
-    return Finding("adapters", f"{store.folder}, {len(store.names())} adapters", _write_problem(store.folder))
+    return Finding("adapters", f"{store.folder}, {plural(len(store.names()), 'adapter')}", _write_problem(store.folder))
 
 
 def _write_problem(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import LeftOut, own_text
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import FOLD_ROLES, SPLITS, TRAIN
-from sebp_edge.units import duration, gigabytes
+from sebp_edge.units import duration, gigabytes, plural
 
 NUM_EXAMPLES = 2
 # A document is read badly if it takes this many times as many tokens per character as the median of the documents, and
@@ -69,7 +69,8 @@ class Inspection:
         badly_read: documents that take far more, the worst first.
         own_tokenizer: whether the model's own tokenizer was used; else the bundled model's.
         split: the parts of the split.
-        concerns: what makes a gain on these texts meaningless, a sentence each.
+        concerns: why the gate would judge nothing, a sentence each: there are too few documents, or a gain on these
+            texts would be meaningless.
         asked: what would be asked about the documents, in counts; empty if nothing.
         beginning: what `adapt` would learn on from, why it would learn all again, or that nothing is new; empty if no
             version is active.
@@ -150,7 +151,7 @@ class Inspection:
             badly_read=_badly_read(rates, texts, reading),
             own_tokenizer=own_tokenizer,
             split=_parts(dataset, tokens),
-            concerns=dataset.concerns,
+            concerns=dataset.unjudged_because,
             asked=dataset.asked.summary if dataset.asked else "",
             beginning=beginning,
             refusal=refusal,
@@ -162,20 +163,24 @@ class Inspection:
 
     @property
     def summary(self) -> str:
-        """What `adapt` would do, in one or two sentences."""
+        """What `adapt` would do, in a few sentences."""
         if self.refusal:
             return f"adapt would refuse these texts: {self.refusal}"
         if self.plan is None:
             return self.beginning
         chosen = self.plan.chosen
         time = "" if chosen.seconds is None else f", about {duration(chosen.seconds)}"
-        recipe = ""
+        sentences = [
+            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}: "
+            f"at most {gigabytes(chosen.peak)}{time}."
+        ]
+        if self.beginning:
+            sentences.append(self.beginning)
+        if self.concerns:
+            sentences.append("The adapter would be saved, but not judged, and so not activated.")
         if self.recipe != self.fitting_recipe:
-            recipe = f" The recipe {self.fitting_recipe!r} fits these texts better than {self.recipe!r}."
-        return (
-            f"adapt would train {self.model} on {self.documents:,} documents, {self.tokens:,} tokens: at most "
-            f"{gigabytes(chosen.peak)}{time}.{f' {self.beginning}' if self.beginning else ''}{recipe}"
-        )
+            sentences.append(f"The recipe {self.fitting_recipe!r} fits these texts better than {self.recipe!r}.")
+        return " ".join(sentences)
 
     def to_dict(self) -> dict:
         """Returns the inspection as JSON-ready values: the line of `sebp-edge inspect --json`."""

@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass
 
 from sebp_edge.errors import OptionError
 from sebp_edge.training.range_test import MEMORY, RangeStep
+from sebp_edge.units import plural
 
 LOWEST, HIGHEST, STEPS = 1e-6, 1.0, 100
 # The smoothed loss is an average of about this many steps, so earlier ones say little.
 SETTLED = round(1 / (1 - MEMORY))
-MIN_STEPS = 2 * SETTLED
+# Each step has another batch, so fewer steps say nothing; those of an average must not span more than a power of ten.
+MIN_STEPS, MIN_STEPS_PER_DECADE = 2 * SETTLED, SETTLED
 # The loss begins to fall where it leaves the top for good: this share of the whole fall below it.
 BEGUN = 0.1
 # A fall by less is within the differences between batches.
@@ -54,6 +56,8 @@ class LearningRateRange:
         """What the test suggests, in a sentence or two."""
         tested = f"{self.steps[0].learning_rate:.1e} to {self.steps[-1].learning_rate:.1e}" if self.steps else "none"
         end = "; it then diverges" if self.diverged else ""
+        if len(self.steps) < MIN_STEPS:
+            return f"The loss diverged after {plural(len(self.steps), 'step')}, too few to tell; test lower rates."
         if self.steepest is None:
             return f"The loss does not fall at any learning rate tested ({tested}){end}; test a lower or wider range."
         return (
@@ -69,7 +73,7 @@ class LearningRateRange:
 
 def _rates(steps: list[RangeStep]) -> tuple[float, float, float] | tuple[None, None, None]:
     losses = [step.smoothed for step in steps]
-    if len(losses) < 2 * SETTLED:
+    if len(losses) < MIN_STEPS:
         return None, None, None
     bottom = min(range(SETTLED, len(losses)), key=losses.__getitem__)
     top = max(losses[SETTLED : bottom + 1])
@@ -87,14 +91,19 @@ def growing_rates(lowest: float, highest: float, num_steps: int) -> list[float]:
     """Returns exponentially growing learning rates.
 
     Raises:
-        OptionError: the bounds are no positive numbers in this order, or there are fewer than `MIN_STEPS` steps.
+        OptionError: the bounds are no positive numbers in this order, or there are too few steps to tell.
     """
     numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (lowest, highest))
     if not numbers or not 0 < lowest < highest:
         raise OptionError(
             f"lowest={lowest!r} and highest={highest!r}; expected two learning rates above 0, the lower one first."
         )
-    if not isinstance(num_steps, int) or num_steps < MIN_STEPS:
-        raise OptionError(f"steps={num_steps!r}; expected a whole number of at least {MIN_STEPS}.")
+    decades = round(math.log10(highest) - math.log10(lowest), 6)
+    least = max(MIN_STEPS, math.ceil(MIN_STEPS_PER_DECADE * decades))
+    if not isinstance(num_steps, int) or num_steps < least:
+        raise OptionError(
+            f"steps={num_steps!r} would be too few to tell; expected a whole number of at least {least} for rates from "
+            f"{lowest:g} to {highest:g}."
+        )
     factor = highest / lowest
     return [lowest * factor ** (number / (num_steps - 1)) for number in range(num_steps)]

@@ -16,6 +16,9 @@ from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
 
 NUM_SAMPLES = 3
 MAX_WORDS, MAX_CHARACTERS = 20, 200
+# Of a line, after its beginning: fewer show nothing of what was learnt.
+MIN_WORDS_LEFT = 4
+_ADDRESS = re.compile(r"://|www\.|\S{40}")
 # Repeatable. Without the penalty, small models repeat one phrase, which shows nothing of what they learnt.
 SAMPLING = Sampling(max_new_tokens=40, temperature=0, repetition_penalty=1.2)
 
@@ -107,10 +110,18 @@ def _beginning_of(content: Content) -> str | list[dict[str, str]]:
 
 
 def _first_words(text: str) -> str:
-    """Returns the first words of a text, at most half of them."""
+    """Returns the first words of a text, at most half of them, such that a few words of the line are left to write."""
     words = list(re.finditer(r"\S+", text))
-    last = words[min(MAX_WORDS, max(1, len(words) // 2)) - 1]
-    return text[: last.end()][:MAX_CHARACTERS]  # the second limit is for languages without spaces
+    ends = [word.end() for word in words[: min(MAX_WORDS, max(1, len(words) // 2))] if word.end() <= MAX_CHARACTERS]
+    good = [end for number, end in enumerate(ends) if _leaves_words(text, words[number : number + 2], end)]
+    # Languages without spaces have words of any length.
+    return text[: max(good or ends, default=MAX_CHARACTERS)]
+
+
+def _leaves_words(text: str, words: list[re.Match], end: int) -> bool:
+    """Whether a text goes on with words after `end`: neither of the words around it is an address."""
+    rest = text[end:].partition("\n")[0].split(maxsplit=MIN_WORDS_LEFT)
+    return len(rest) >= MIN_WORDS_LEFT and not any(_ADDRESS.search(word[0]) for word in words)
 
 
 def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPrompt | None:

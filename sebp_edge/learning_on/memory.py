@@ -10,6 +10,7 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import content_hash
+from sebp_edge.texts.lessons import Lessons
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import SplitHistory
 
@@ -23,6 +24,7 @@ class TextsMemory:
         known: the texts that it has learnt; None if its training was stopped.
         entries: what the list of documents says of those that it knows although they are gone, by key.
         learnt_on_from: the version that it learnt on from; None if it began at the base model.
+        lessons: what was trained on then; None if it began at the base model.
         where: where its texts are.
         keeps_samples: whether it keeps samples of text, and names, for its page.
     """
@@ -31,6 +33,7 @@ class TextsMemory:
     known: KnownTexts | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
     learnt_on_from: int | None = None
+    lessons: Lessons | None = None
     where: Where = field(default_factory=Where)
     keeps_samples: bool = False
 
@@ -56,4 +59,4 @@ class TextsMemory:
             history = history.only_known()
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
         where = Where(texts=tuple(filter(None, groups)))
-        return cls(history, known, entries, beginning.version, where)
+        return cls(history, known, entries, beginning.version, beginning.lessons, where)

@@ -11,7 +11,7 @@ import torch
 
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.machine import devices, process, stacks
-from sebp_edge.units import gigabytes
+from sebp_edge.units import gigabytes, sizes_apart
 
 # Bytes that must stay free, for code that is loaded late and for other programs.
 MIN_FREE = 64 * 2**20
@@ -89,9 +89,8 @@ class MemoryGuard:
             return
         peak = self._memory.measure()
         if self._budget is not None and peak > self._budget:
-            raise BudgetExceeded(
-                f"This process used {gigabytes(peak)}, more than its memory budget of {gigabytes(self._budget)}."
-            )
+            used, budget = sizes_apart(peak, self._budget)
+            raise BudgetExceeded(f"This process used {used}, more than its memory budget of {budget}.")
 
     def record_transient(self) -> None:
         """Records the bytes that were allocated and freed since `begin`, which every step needs again.

@@ -22,9 +22,11 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.schedule import RowLimit, Schedule
-from sebp_edge.units import gigabytes
+from sebp_edge.units import gigabytes, sizes_apart
 
-_UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+# In bytes; a smaller size is a number whose unit was forgotten.
+_LEAST, _MOST = 10**6, 9 * 10**18
 # Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
 OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
 # Minimum time of a layer in a captured micro-batch: 9.9 ms for 128 tokens of a 3B model on an H200, less the time of
@@ -61,26 +63,27 @@ class MemoryBudget:
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":
-        """Parses "8GB" (10^9 bytes each), "7.5 GiB" (2^30), "8000MB", or a number of bytes.
+        """Parses "8GB" (10^9 bytes each), "7.5 GiB" (2^30) or "8000MB", or takes a number of bytes.
 
         Args:
             what: the name of the size in an error.
 
         Raises:
-            OptionError: `text` is none of these, or not above zero.
+            OptionError: `text` is none of these, has no unit, or is less than 1 MB.
         """
         if isinstance(text, MemoryBudget):
             return text
-        is_number = isinstance(text, int) and not isinstance(text, bool)
-        found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", str(text).lower(), re.ASCII)
-        if isinstance(text, str | int) and (is_number or isinstance(text, str)) and found and found[2] in _UNITS:
-            size = int(float(found[1]) * _UNITS[found[2]])
-            if size > 0:
-                return cls(size)
-        raise OptionError(
-            f"The {what} is {text!r}, but must be a size above zero such as '8GB', '7.5GiB', '8000MB' or a "
-            "number of bytes."
-        )
+        if isinstance(text, str):
+            found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+            size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
+            expected = "a size with a unit, such as '8GB', '7.5GiB' or '8000MB'"
+        else:
+            size = text if isinstance(text, int) and not isinstance(text, bool) else 0
+            expected = "a number of bytes, or a text such as '8GB'"
+        if not _LEAST <= size <= _MOST:
+            shown = f"above {_MOST:.0e}" if isinstance(text, int) and text > _MOST else repr(text)
+            raise OptionError(f"The {what} is {shown}, but must be {expected}, from 1 MB to 9 EB.")
+        return cls(size)
 
     def within(self, free: int) -> "MemoryBudget":
         """Returns this budget, limited to `free` bytes."""
@@ -89,7 +92,8 @@ class MemoryBudget:
     def __str__(self) -> str:
         if self.requested is None:
             return gigabytes(self.size)
-        return f"{gigabytes(self.requested)}, of which other programs leave {gigabytes(self.size)}"
+        requested, left = sizes_apart(self.requested, self.size)
+        return f"{requested}, of which other programs leave {left}"
 
 
 @dataclass(frozen=True)
@@ -384,17 +388,20 @@ def _ever_smaller(choices: Iterable[Choice]) -> Iterator[Choice]:
 
 
 def _host_is_full(candidates: _Candidates, recipe: Recipe) -> MachineError:
-    needed = min(choice.host_memory for choice in candidates.for_recipe(recipe))
+    least = min(choice.host_memory for choice in candidates.for_recipe(recipe))
+    needed, free = sizes_apart(least, candidates.target.host)
     adapter = " or train an adapter" if recipe.method == "full" else ""
     return MachineError(
-        f"Adapting {candidates.shape.name!r} with the recipe {recipe.name!r} needs about {gigabytes(needed)} of host "
-        f"memory in addition to GPU memory, but {gigabytes(candidates.target.host)} are free; close other "
+        f"Adapting {candidates.shape.name!r} with the recipe {recipe.name!r} needs about {needed} of host "
+        f"memory in addition to GPU memory, but {free} are free; close other "
         f"programs{adapter}."
     )
 
 
 def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudget) -> MachineError:
     shape, target, recipe, outside = candidates.shape, candidates.target, smallest.recipe, smallest.footprint.context
+    needed, size, requested = sizes_apart(smallest.peak, budget.size, budget.requested or budget.size)
+    left = f"{requested}, of which other programs leave {size}" if budget.requested else size
     limit = "the GPU has" if target.gpu == budget.size else "the memory budget is"
     needs_another = target.gpu is not None and smallest.peak > target.gpu
     enough = f"{'take a GPU with' if needs_another else 'raise the budget to'} {smallest.peak / 1e9 + 0.05:.1f} GB"
@@ -410,6 +417,6 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
     *but_last, last = alternatives
     return MachineError(
         f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least about "
-        f"{gigabytes(smallest.peak)} to adapt with the recipe {recipe.name!r}, but {limit} {budget}; "
+        f"{needed} to adapt with the recipe {recipe.name!r}, but {limit} {left}; "
         f"{', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )

@@ -11,7 +11,7 @@ from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
-from sebp_edge.units import gigabytes
+from sebp_edge.units import sizes_apart
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
@@ -24,12 +24,12 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
     shape = DecoderShape.of(model_from_config(reference), reference.name)
     needed, free = _needed(shape, recipe, device), devices.free_memory(device)
     if needed > free:
+        shown, left, total = sizes_apart(needed, free, devices.total_memory(device))
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
         raise MachineError(
             f"{reference.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least "
-            f"{gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
-            f"{device.type.upper()} has {gigabytes(free)} free of "
-            f"{gigabytes(devices.total_memory(device))}; choose a smaller model or close other programs."
+            f"{shown} to adapt with the recipe {recipe.name!r}{why}; this machine's {device.type.upper()} has {left} "
+            f"free of {total}; choose a smaller model or close other programs."
         )
 
 

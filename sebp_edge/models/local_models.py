@@ -25,7 +25,11 @@ def find_local_models(folders: Iterable[Path] = ()) -> list[str]:
 
 def _models_in(folders: Iterable[Path]) -> Iterator[str]:
     for folder in folders:
-        if not folder.is_dir():
+        try:
+            exists = folder.is_dir()
+        except OSError:  # the path is too long
+            exists = False
+        if not exists:
             raise ModelError(f"There is no folder {str(folder)!r}; give folders with models.")
         found = []
         for name, _, files in os.walk(folder, onerror=lambda error: found.append(Path(error.filename))):  # noqa: B023

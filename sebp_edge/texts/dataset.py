@@ -10,7 +10,12 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
-from sebp_edge.texts.splits import Draw, Split, draw_splits
+from sebp_edge.texts.splits import MIN_CLUSTERS, Draw, Split, draw_splits
+
+_TOO_FEW = (
+    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
+    "more documents."
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,13 @@ class Dataset:
     is_chat: bool = False
     names: dict[int, str] = field(default_factory=dict)
     asked: Asked | None = None
+
+    @property
+    def unjudged_because(self) -> tuple[str, ...]:
+        """Why the gate will judge nothing, a sentence each; empty if it will."""
+        if self.asked is None and self.draw.kind == "none":
+            return (*self.concerns, _TOO_FEW)
+        return self.concerns
 
     @property
     def trained(self) -> list[Example]:

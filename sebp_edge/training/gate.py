@@ -4,6 +4,7 @@ Both are decided with 95 % confidence, from the losses of test documents that th
 on. `kernels/bench/README.md`, "The gate", has the error rates of the two tests.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.comparison import Comparison, compare
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.quiz import QuizResult
+from sebp_edge.units import percents_apart, plural
 
 # How much worse than the active version a new one may be, as a share of the active version's loss.
 TOLERANCE = 0.02
@@ -85,35 +87,35 @@ class GateResult:
         if self.quiz is not None:
             return _explain_quiz(self.quiz, self.verdict, self.active)
         if self.verdict is Verdict.NOT_JUDGED:
-            return " ".join(concerns) or (
-                f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
-                "other."
-            )
-        verb = "fell" if self.gain.gain > 0 else "went"
-        change = (
-            f"The test loss {verb} from {self.gain.before:.3f} to {self.gain.after:.3f} nats per token "
-            f"({-self.gain.gain:+.1%}, at least {self.gain.lower:.1%} with 95 % confidence)"
-        )
+            return " ".join(concerns) or self._unjudged()
+        tested = plural(len(self.after.rest.tokens), "document")
+        change = f"On {tested} held out of the training, {_describe(self.gain, margin)}"
         if self.verdict is Verdict.NO_GAIN:
-            return f"{change}, and the gate asks for at least {margin:.1%} with 95 % confidence; more text helps most."
+            _, asked = percents_apart(self.gain.lower, margin)
+            return f"{change}. The gate asks for a fall of at least {asked} with 95 % confidence; more text helps most."
         if self.verdict is Verdict.WORSE_THAN_ACTIVE:
-            over_active = self.gain_over_active
             return (
-                f"{change}, but against version {self.active.version}, which is active, the loss changed by "
-                f"{-over_active.gain:+.1%}, and may be up to {-over_active.lower:+.1%} higher; the gate allows "
-                f"{TOLERANCE:.0%}."
+                f"{change}. But version {self.active.version}, which is active, {_worse_than(self.gain_over_active)}."
             )
         if self.verdict is Verdict.NOT_COMPARABLE:
             return (
-                f"{change}, but it is not comparable with version {self.active.version}, which is active: "
+                f"{change}. But it cannot be compared with version {self.active.version}, which is active: "
                 f"{self.active.reason}."
             )
         if self.verdict is Verdict.REFIT_FAILED:
             return (
-                f"{change}, but the last training, on all documents, ended with a higher loss than before "
+                f"{change}. But the last training, on all documents, ended with a higher loss than before "
                 f"({self.refit_loss:.3f}); try a lower learning rate."
             )
         return f"{change}."
+
+    def _unjudged(self) -> str:
+        if self.before is not None:
+            return "All lines of the test documents stand in many documents, so the adapter was not judged."
+        return (
+            f"Judging takes at least {MIN_CLUSTERS} documents that are not copies of each other, so the adapter was "
+            "not judged."
+        )
 
     def with_refit(self, loss: float | None, judged_loss: float | None, *, has_judged_state: bool) -> "GateResult":
         """Adds the result of the last training.
@@ -145,12 +147,46 @@ class GateResult:
         return replace(self, verdict=verdict, quiz=quiz)
 
 
+def _describe(gain: Comparison, margin: float) -> str:
+    """Returns how the loss changed, and how much it may have changed at worst, as the end of a sentence."""
+    if math.isnan(gain.gain):
+        return "the loss is not a finite number"
+    change = f"{_visible(gain.gain, margin)}, from {gain.before:.3f} to {gain.after:.3f} nats per token"
+    lower = _visible(gain.lower, margin) if math.isfinite(gain.lower) else ""
+    if gain.gain <= 0:
+        sure = f" (with 95 % confidence, by no more than {lower})" if lower else ""
+        return f"predictions got no better: the loss rose by {change}{sure}"
+    if gain.lower > 0:
+        return f"predictions got better: the loss fell by {change} (with 95 % confidence, by at least {lower})"
+    but = f", but may have risen by up to {lower} (95 % confidence)" if lower else ", which may be chance"
+    return f"predictions may not be better: the loss fell by {change}{but}"
+
+
+def _visible(change: float, margin: float) -> str:
+    """Formats the size of a change with as many digits as tell it from nothing, and from the margin."""
+    return percents_apart(abs(change), 0, margin)[0]
+
+
+def _worse_than(gain: Comparison) -> str:
+    """Returns how the version that is active compares with a worse one, as the end of a sentence."""
+    if not math.isfinite(gain.lower):
+        return "cannot be compared with it: a loss is not a finite number"
+    at_worst, allowed = percents_apart(-gain.lower, TOLERANCE)
+    limit = f"{at_worst} higher (95 % confidence); the gate allows {allowed}"
+    held_out = "On documents held out of both trainings, the new loss is"
+    if gain.gain > 0:
+        return f"may be better. {held_out} {_visible(gain.gain, TOLERANCE)} lower, but may be {limit}"
+    return f"is better. {held_out} {_visible(gain.gain, TOLERANCE)} higher, and may be {limit}"
+
+
 def _explain_quiz(quiz: QuizResult, verdict: Verdict, active: ActiveVersion | None) -> str:
     before, after = quiz.score(quiz.before), quiz.score(quiz.after)
     found = (
         f"It answers {after.alone} of {len(quiz.questions)} questions about your notes ({before.alone} before), and "
         f"{after.with_document} of {quiz.num_with_document} with the note in the prompt ({before.with_document} before)"
     )
+    if verdict is Verdict.NO_GAIN and after.alone <= before.alone:
+        return f"{found}, so it has learnt no answers; notes with more facts help most."
     if verdict is Verdict.NO_GAIN:
         return f"{found}: too few more for the gate to tell them from chance; notes with more facts help most."
     if verdict is Verdict.READS_WORSE:

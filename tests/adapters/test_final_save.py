@@ -95,7 +95,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
     assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted. The best state so far is saved as version 1 of the adapter 'default'; "
-        "it is not active.\n"
+        "it is not active. To activate it: sebp-edge adapters activate default 1\n"
     )
     assert (store.versions("default"), store.active_version("default")) == ([1], None)
 

@@ -120,7 +120,7 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
         assert SECRET not in written
         assert str(tmp_path) not in written
     assert not (result.adapter_path / SAMPLES).exists()
-    assert report.training.texts.left_out == {"the same as another one": 1, "binary file": 1}
+    assert report.training.texts.left_out == {"the same as another one": 1, "a picture (.png); only texts are read": 1}
     assert "--keep-samples" in report.to_html()
 
 
@@ -182,6 +182,43 @@ def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
     text = Page(report.to_html()).text
     assert "The training was interrupted." in text
     assert "There are no samples" in text
+
+
+def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_folder):
+    personalizer.adapt(notes_folder, keep_anyway=True)
+    (notes_folder / "new.md").write_text("The lighthouse keeper has not been seen since the storm in early spring.")
+    (notes_folder / "note-00.md").unlink()
+    result = personalizer.adapt(notes_folder, keep_anyway=True)
+    report = personalizer.store.report("default", 2)
+    learnt = report.training.learnt_on
+    assert (learnt.version, learnt.new, learnt.changed, learnt.gone) == (1, result.new, result.changed, result.gone)
+    assert (learnt.new, learnt.gone, learnt.replayed > 0) == (1, 1, True)
+    page = Page(report.to_html()).text
+    assert "It learnt on top of version 1: 1 new document and 0 changed ones, and " in page
+    assert "It still knows 1 document from before that is gone." in page
+    assert "on top of version" not in Page(personalizer.store.report("default", 1).to_html()).text
+    assert personalizer.store.report("default", 1).training.learnt_on is None
+
+
+def test_a_page_has_no_row_for_what_was_not_predicted_and_no_boilerplate_below_a_percent(store):
+    gains = training_report.Gains(0.1, 0.05, None, None, 0.01, 0.02, "")
+    loss = training_report.TestLoss(3.0, 2.9, 3.1, 5, 90)
+    tested = training_report.Tested(loss, None, loss, gains, 3.2, 4.0, None, 0.004)
+    text = Page(report_of(store, minimal_report() | {"tested": dataclasses.asdict(tested)}).to_html()).text
+    assert "predicted" not in text and "On lines that stand in many documents" not in text
+    tested = dataclasses.asdict(dataclasses.replace(tested, boilerplate_share=0.02))
+    cost = minimal_report()["cost"] | {"budget": 3 * 10**9, "predicted": 10**9}
+    text = Page(report_of(store, minimal_report() | {"tested": tested, "cost": cost}).to_html()).text
+    assert "predicted peak 1.0 GB" in text and "On lines that stand in many documents, 2.0 % of the tokens" in text
+
+
+def test_a_report_without_what_was_added_later_is_read(store):
+    values = minimal_report()
+    del values["learnt_on"]
+    assert report_of(store, values).training.learnt_on is None
+    del values["rows"]
+    with pytest.raises(AdapterError, match="cannot be read"):
+        report_of(store, values)
 
 
 def test_versions_saved_before_say_what_is_not_known(store):

@@ -24,11 +24,7 @@ def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path
     result = run(*analyze)
     assert result.exit_code == 0
     rows = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
-    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    groups = (
-        [("0", name) for name in projections] + [("1 (last)", name) for name in projections] + [("head", "lm_head")]
-    )
-    assert [(row[0], row[1]) for row in rows] == groups
+    assert [row[:2] for row in rows] == [["every token", layers] for layers in ("0", "1 (last)", "head")]
     assert all(re.fullmatch(r"\d+\.\d%", share) for row in rows for share in row[2:])
     assert "Analyzed 4 of 24 examples" in result.stdout
     assert re.search(r"SEBP does \d+\.\d% of the work", result.stdout)
@@ -40,7 +36,11 @@ def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path)
     lines = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     output = run("analyze", tmp_path / "pairs.jsonl", *analyze[2:]).stdout
-    assert output.index("loss on every token") < output.index("loss on trained tokens")
+    assert output.index("Loss on every token: ") < output.index("Loss on trained tokens: ")
+    assert [line.split("\t")[0] for line in output.splitlines() if "\t" in line] == [
+        *["every token"] * 3,
+        *["trained tokens"] * 3,
+    ]
 
 
 def test_an_analysis_in_json_writes_a_page_only_on_request(analyze, tmp_path, monkeypatch):

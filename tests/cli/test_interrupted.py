@@ -55,7 +55,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(a
     assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted. The best state so far is saved as version 2 of the adapter 'default'; "
-        "it is not active.\n"
+        "it is not active. To activate it: sebp-edge adapters activate default 2\n"
     )
     assert records(output)[-1]["error"] == "Interrupted"
     assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stored_adapter import RECORD, FakeAdaptation
 
+from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.insight import doctor
 from sebp_edge.machine import devices
 
@@ -85,3 +87,8 @@ def test_a_folder_without_access_or_space_is_a_problem(tmp_path, monkeypatch):
     assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(3e8)))
     assert doctor._write_problem(tmp_path) == "It has only 0.3 GB of free disk space."
+
+
+def test_one_adapter_is_no_plural(own_data_folder):
+    AdapterStore().save(FakeAdaptation(), AdapterRecord(**RECORD), "one", activate=True)
+    assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"

@@ -53,6 +53,23 @@ def test_an_inspection_shows_what_is_read_and_what_is_not(texts, own_data_folder
         found.model = "other"
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_too_few_documents_to_judge_are_said_before_the_training(count):
+    found = Personalizer("tiny", device="cpu").inspect(make_sentences(count, words=400 // count))
+    assert found.plan is not None and not found.refusal
+    assert found.concerns[0].startswith("The gate needs at least 6 documents that are not copies of each other")
+    assert f" on {count} document{'s' * (count > 1)}, " in found.summary
+    assert "The adapter would be saved, but not judged, and so not activated." in found.summary
+
+
+def test_boilerplate_below_a_percent_is_not_worth_a_line(tmp_path):
+    for number, text in enumerate(make_sentences(8, words=300)):
+        (tmp_path / f"{number}.md").write_text(f"{text}\n{'the end' if number < 4 else ''}")
+    found = json.loads(run("inspect", tmp_path, "--device", "cpu", "--json").stdout.splitlines()[-1])
+    assert found["boilerplate_share"] < 0.01
+    assert "boilerplate" not in run("inspect", tmp_path, "--device", "cpu").stdout
+
+
 def test_the_text_of_the_user_is_in_the_examples_only(texts):
     found = Personalizer("tiny", device="cpu").inspect(texts)
     first = (texts / "00.md").read_text()[:30]

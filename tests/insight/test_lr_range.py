@@ -43,10 +43,18 @@ def test_wrong_bounds_are_refused(lowest, highest):
         growing_rates(lowest, highest, 50)
 
 
-@pytest.mark.parametrize("steps", [19, 0, -5, 30.5, "30"])
-def test_a_wrong_number_of_steps_is_refused(steps):
-    with pytest.raises(OptionError, match="expected a whole number of at least 20"):
+@pytest.mark.parametrize("steps", [19, 49, 0, -5, 60.5, "60"])
+def test_a_number_of_steps_that_tells_nothing_is_refused(steps):
+    with pytest.raises(
+        OptionError, match="too few to tell; expected a whole number of at least 50 for rates from 1e-05"
+    ):
         growing_rates(1e-5, 1, steps)
+
+
+def test_a_narrow_range_takes_fewer_steps():
+    assert len(growing_rates(1e-4, 1e-2, 20)) == 20
+    with pytest.raises(OptionError, match="at least 20"):
+        growing_rates(1e-4, 1e-3, 19)
 
 
 def test_the_three_rates_are_where_the_loss_begins_to_fall_falls_most_and_is_lowest():
@@ -63,11 +71,16 @@ def test_the_first_losses_which_are_averages_of_few_do_not_count():
     assert read(noisy).begins == read(falling(30, 20)).begins
 
 
-@pytest.mark.parametrize("losses", [[4.0] * 60, [4.0 - 0.001 * number for number in range(60)], [4.0] * 5, []])
+@pytest.mark.parametrize("losses", [[4.0] * 60, [4.0 - 0.001 * number for number in range(60)]])
 def test_no_rate_is_suggested_if_the_loss_does_not_fall(losses):
     found = read(losses)
     assert (found.begins, found.steepest, found.lowest) == (None, None, None)
     assert "does not fall at any learning rate tested" in found.summary
+
+
+@pytest.mark.parametrize("losses", [[4.0] * 5, []])
+def test_a_test_that_diverges_at_once_says_that_it_cannot_tell(losses):
+    assert f"diverged after {len(losses)} steps, too few to tell" in read(losses, planned=60).summary
 
 
 def test_a_test_that_ends_early_says_that_it_diverged():
@@ -114,10 +127,10 @@ def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make, tmp_path,
 
 def test_the_same_seed_gives_the_same_test_and_an_adapter_in_use_stays(make):
     personalizer = make()
-    first = personalizer.lr_range(TEXTS, steps=20)
+    first = personalizer.lr_range(TEXTS, lowest=1e-2, steps=20)
     personalizer.adapt(TEXTS, keep_anyway=True)
     adapted = personalizer.generate("the ferry", temperature=0, max_new_tokens=8)
-    assert personalizer.lr_range(TEXTS, steps=20) == first
+    assert personalizer.lr_range(TEXTS, lowest=1e-2, steps=20) == first
     assert personalizer.generate("the ferry", temperature=0, max_new_tokens=8) == adapted
     assert personalizer.store.names() == ["default"]
 
@@ -125,7 +138,7 @@ def test_the_same_seed_gives_the_same_test_and_an_adapter_in_use_stays(make):
 def test_a_budget_is_kept_or_refused_before_anything_is_loaded(make):
     with pytest.raises(MachineError, match="needs at least"):
         make(memory_budget="20MB").lr_range(TEXTS)
-    assert len(make(memory_budget="8GB").lr_range(TEXTS, steps=20).steps) == 20
+    assert len(make(memory_budget="8GB").lr_range(TEXTS, lowest=1e-2, steps=20).steps) == 20
 
 
 def test_texts_without_tokens_are_refused(make):
@@ -143,7 +156,7 @@ def test_running_out_of_memory_is_one_sentence(make, monkeypatch):
 
 
 def test_the_outcome_is_json_ready(make):
-    found = make().lr_range(TEXTS, steps=20)
+    found = make().lr_range(TEXTS, lowest=1e-2, steps=20)
     record = json.loads(json.dumps(found.to_dict()))
     assert (record["event"], record["model"], record["planned_steps"]) == ("lr_range", "micro-llama", 20)
-    assert record["steps"][0] == {"learning_rate": 1e-6, "loss": found.steps[0].loss, "smoothed": found.steps[0].loss}
+    assert record["steps"][0] == {"learning_rate": 1e-2, "loss": found.steps[0].loss, "smoothed": found.steps[0].loss}

@@ -46,39 +46,43 @@ def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
     assert last["command"].startswith("sebp-edge generate 'A question' --name default")
 
 
-def test_the_command_shows_answers_on_the_terminal_and_answers_then(command, model, tmp_path):
-    result = run(*command)
+def test_the_command_counts_answers_shows_them_on_request_and_answers_then(command, model, tmp_path):
+    result = run(*command, "--keep-samples")
     assert result.exit_code == 0, result.output
     plain = one_line(result.stdout)
-    assert "quiz 0 → 6 of 6 questions answered right" in plain
-    assert "with the note 0 → 6 of 6" in plain
-    assert "answered wrong:" not in plain
-    shown = plain.partition("answered right:")[2]
-    assert shown.count("Where does the ") == 3 and shown.count(f"stand? {ANSWER}") == 3
+    assert "Kept: version 1 of 'default' is active. It answers 6 of 6 questions about your notes (0 before)" in plain
+    assert "Expect fewer right answers to questions in your own words" in plain
+    assert "perplexity" not in plain and ANSWER not in plain
+    assert plain.endswith("All figures and samples: sebp-edge adapters report default --with-samples")
     # The quiz asks about documents that are all trained on.
-    assert f"train: {len(NOTES)} documents for training; at most" in plain
+    assert f"training: {len(NOTES)} documents; at most" in plain
+    assert "\t0 → 6 of 6 right\t" in run("adapters", "list").stdout
     assert re.search(r"note: \d+ questions were made of the documents, in \d+ examples\.", one_line(result.stderr))
-    assert "It answers 6 of 6 questions about your notes (0 before)" in plain
     assert "It answers 6 of 6 questions about your notes" in one_line(run("adapters", "show", "default").stdout)
     page = tmp_path / "page.html"
     assert run("adapters", "report", "default", "--to", page).exit_code == 0
     html = page.read_text(encoding="utf-8")
     assert "<dt>Questions answered right</dt><dd>0 → 6 of 6<small>with the note in the prompt, 0 → 6 of 6" in html
+    assert "Change of the test loss" not in html
     assert not [word for word in OWN_WORDS if word in html.replace("boilerplate", "")]
+    assert run("adapters", "report", "default", "--to", page, "--with-samples").exit_code == 0
+    html = page.read_text(encoding="utf-8")
+    assert html.count("Where does the ") == html.count("<td>yes</td>") == 6 and ANSWER in html
     asked = ["Where does the samovar stand?", "--temperature", 0, "--max-tokens", 16, "--model", model]
     assert run("generate", *asked, "--name", "default").stdout == f"{ANSWER}\n"
     assert ANSWER not in run("generate", *asked).stdout
 
 
-def test_the_command_shows_what_is_answered_wrong_and_exits_with_3(command):
+def test_the_command_says_if_nothing_is_answered_better_and_exits_with_3(command):
     result = run(*command, "--epochs", 1, "--recipe", write_no_effect(command[-1]))
     assert result.exit_code == 3, result.output
     plain = one_line(result.stdout)
-    assert "quiz 0 → 0 of 6 questions answered right" in plain
-    wrong = plain.partition("answered wrong:")[2]
-    assert wrong.count("Where does the ") == wrong.count(f"in the note: {ANSWER}") == 3
-    assert "answered right:" not in plain
-    assert "too few more for the gate" in plain
+    assert "Not kept: version 1 of 'default' is saved, but not active. It answers 0 of 6 questions" in plain
+    assert plain.endswith(
+        "Activate it anyway: sebp-edge adapters activate default 1 "
+        "All figures: sebp-edge adapters report default --version 1"
+    )
+    assert "so it has learnt no answers" in plain
 
 
 def write_no_effect(recipe):

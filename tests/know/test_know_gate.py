@@ -23,8 +23,8 @@ def test_an_adapter_that_does_not_answer_better_is_saved_and_not_active(make):
     assert (result.verdict, result.kept, result.active, result.version) == ("no gain", False, False, 1)
     assert (result.quiz.right_before, result.quiz.right_after) == (0, 0)
     assert "It answers 0 of 6 questions about your notes (0 before)" in result.summary
-    assert "too few more for the gate to tell them from chance" in result.summary
-    assert "Version 1 is saved, but not active; to activate it anyway" in result.summary
+    assert "so it has learnt no answers" in result.summary
+    assert result.summary.startswith("Not kept: version 1 of 'default' is saved, but not active.")
     store = personalizer.store
     assert (store.versions("default"), store.active_version("default")) == ([1], None)
     assert store.open("default", 1).record.verdict == "no gain"
@@ -35,7 +35,7 @@ def test_keep_anyway_activates_it(make):
     personalizer = make(after=True, recipe=NO_EFFECT)
     result = personalizer.adapt(NOTES, keep_anyway=True, fresh=True)
     assert (result.verdict, result.kept, result.active, result.version) == ("no gain", False, True, 2)
-    assert "Version 2 is active, as you asked with keep_anyway." in result.summary
+    assert result.summary.startswith("Not kept: version 2 of 'default' is active, as you asked with keep_anyway.")
     assert personalizer.store.active_version("default") == 2
     assert personalizer.in_use.adapter_folder == result.adapter_path
 

@@ -24,7 +24,10 @@ def is_training(event, events):
 
 
 STOPPED = "Stopped; nothing was changed."
-BEST_STATE = "Interrupted. The best state so far is saved as version 2 of the adapter 'default'; it is not active."
+BEST_STATE = (
+    "Interrupted. The best state so far is saved as version 2 of the adapter 'default'; it is not active. To activate "
+    "it: store.activate(store.open('default', 2))"
+)
 
 
 @pytest.mark.parametrize(

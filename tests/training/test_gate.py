@@ -1,9 +1,11 @@
 """The gate says yes only to what is surely better than the base model and not surely worse than the active version."""
 
 import math
+import re
 
 import pytest
 
+from sebp_edge.training.comparison import Comparison
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import TOLERANCE, ActiveVersion, Gate, GateResult, Verdict
 
@@ -45,6 +47,56 @@ def test_a_fall_above_the_margin_is_kept():
     assert 0.03 < result.gain.lower < 0.05
     assert (result.gain.before, result.gain.after) == pytest.approx((4, 3.8))
     assert result.active is result.gain_over_active is result.refit_loss is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "lower", "words"),
+    [
+        (0.131, 0.089, "got better: the loss fell by 13.1 %, from 4.000 to 3.476 .* by at least 8.9 %"),
+        (0.044, -0.003, "may not be better: the loss fell by 4.4 %, .*, but may have risen by up to 0.3 %"),
+        (-0.02, -0.05, "got no better: the loss rose by 2.0 %, .* by no more than 5.0 %"),
+        (0.044, -math.inf, "may not be better: the loss fell by 4.4 %, .*, which may be chance"),
+        (0.0001, -0.0002, r"fell by 0\.01 %, .*, but may have risen by up to 0\.02 %"),
+        (0.02, 0.00997, r"by at least 0\.997 %\)\. The gate asks for a fall of at least 1\.000 %"),
+        (math.nan, -math.inf, "the loss is not a finite number"),
+    ],
+)
+def test_a_bound_is_said_with_the_sign_of_its_sentence(gain, lower, words):
+    after = HeldOutLoss(dict.fromkeys(DOCUMENTS, 100.0), dict.fromkeys(DOCUMENTS, TOKENS))
+    comparison = Comparison(4.0, 4.0 * (1 - gain), gain, lower, len(FALLS))
+    verdict = Verdict.KEPT if lower >= 0.01 else Verdict.NO_GAIN
+    said = GateResult(verdict, BASE, after, gain=comparison).explain(0.01, ())
+    assert said.startswith("On 10 documents held out of the training, ")
+    assert re.search(words, said), said
+    assert "-" not in said.replace("near-", "")
+
+
+@pytest.mark.parametrize(
+    ("gain", "lower", "words"),
+    [
+        (-0.09, -0.12, "is better. .* the new loss is 9.0 % higher, and may be 12.0 % higher .* the gate allows 2.0 %"),
+        (0.01, -0.03, "may be better. .* the new loss is 1.0 % lower, but may be 3.0 % higher"),
+        (-0.01, -0.0204, r"is better. .* 1.0 % higher, and may be 2\.04 % higher .* the gate allows 2\.00 %"),
+    ],
+)
+def test_a_worse_version_is_told_from_the_active_one_in_words(gain, lower, words):
+    better = Comparison(4.0, 3.5, 0.125, 0.1, 10)
+    result = GateResult(
+        Verdict.WORSE_THAN_ACTIVE,
+        BASE,
+        fallen(),
+        gain=better,
+        active=active(BASE),
+        gain_over_active=Comparison(4.0, 4.0 * (1 - gain), gain, lower, 10),
+    )
+    assert re.search(f"But version 3, which is active, {words}", result.explain(0.01, ()))
+
+
+def test_texts_of_boilerplate_alone_are_not_judged_for_that_reason():
+    only = HeldOutLoss({0: 4.0}, {0: 1}, {0: 4.0}, {0: 1})
+    result = Gate(0.01, {0: 0}).judge(only, only)
+    assert result.verdict is Verdict.NOT_JUDGED
+    assert "All lines of the test documents stand in many documents" in result.explain(0.01, ())
 
 
 def test_the_lower_bound_has_to_reach_the_margin():

@@ -1,0 +1,158 @@
+"""The last screen of `adapt` begins with the verdict, and fits 15 lines of 80 columns, whatever has happened."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sebp_edge.assessment import Copied
+from sebp_edge.cli import last_screen
+from sebp_edge.insight.expectations import expectation
+from sebp_edge.models.catalog import ModelReference, resolve
+from sebp_edge.result import AdaptResult
+from sebp_edge.texts.dataset import QuizQuestion
+from sebp_edge.training.comparison import Comparison
+from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.training.gate import ActiveVersion, GateResult, Verdict
+from sebp_edge.training.quiz import QuizResult, Replies
+
+LOSSES = HeldOutLoss(dict.fromkeys(range(1200), 4.0), dict.fromkeys(range(1200), 1))
+UNSURE, BETTER, WORSE = (Comparison(5.048, 4.8, *gain, 13) for gain in ((0.044, -0.003), (0.131, 0.089), (-0.2, -0.3)))
+ACTIVE = ActiveVersion(11, LOSSES, "it was saved before sebp-edge recorded which documents are for test")
+CONCERNS = (
+    "1,204 of 1,210 documents are copies or near-duplicates of another one, so a lower loss says little about others; "
+    "leave out all copies but one.",
+    "This model's tokenizer needs 2.4 tokens for each character of these texts, so it cannot read them; choose a model "
+    "that was made for this language.",
+)
+QUIZ = QuizResult(
+    tuple(QuizQuestion(0, "question", "yes", (1,), (2,)) for _ in range(60)),
+    Replies(("no",) * 60, ("no",) * 60),
+    Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60),
+)
+PLAIN = GateResult(Verdict.KEPT, LOSSES, LOSSES, gain=BETTER, active=ACTIVE, gain_over_active=WORSE, refit_loss=3.744)
+OUTCOMES = {
+    "kept": PLAIN,
+    "no gain": replace(PLAIN, verdict=Verdict.NO_GAIN, gain=UNSURE),
+    "worse than active": replace(PLAIN, verdict=Verdict.WORSE_THAN_ACTIVE),
+    "not comparable": replace(PLAIN, verdict=Verdict.NOT_COMPARABLE),
+    "not judged": GateResult(Verdict.NOT_JUDGED),
+    "refit failed": replace(PLAIN, verdict=Verdict.REFIT_FAILED),
+    "quiz": PLAIN.with_quiz(QUIZ),
+    "quiz, no gain": PLAIN.with_quiz(replace(QUIZ, after=QUIZ.before)),
+    "quiz, reads worse": PLAIN.with_quiz(
+        replace(QUIZ, before=Replies(("no",) * 60, ("yes",) * 60), after=Replies(("yes",) * 60, ("no",) * 60))
+    ),
+}
+SIZES = {"demonstrator": resolve("tiny"), "model": ModelReference("mine", "local", "/secret")}
+
+
+def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) -> AdaptResult:
+    """The result of an adaptation that the gate has judged so; made without one, since trainings take seconds."""
+    values = dict.fromkeys(AdaptResult.__dataclass_fields__) | {
+        "kept": gate.kept,
+        "active": gate.kept,
+        "verdict": str(gate.verdict),
+        "explanation": gate.explain(0.01, concerns),
+        "name": "default",
+        "version": 12,
+        "adapter_path": Path("/home/somebody/.local/share/sebp-edge/adapters/default/12"),
+        "general_loss_before": 3.915,
+        "general_loss_after": 3.969,
+        "expectation": expectation(reference, 134_515_008, is_chat=False, has_quiz=gate.quiz is not None),
+        "copies": (),
+        "documents": 1210,
+        "trained_on_all": gate.kept,
+        "refit_loss": gate.refit_loss,
+        "new": 0,
+        "changed": 0,
+        "command": "sebp-edge generate 'The first words' --name default",
+        "activation": "" if gate.kept else "sebp-edge adapters activate default 12",
+        "report_command": "sebp-edge adapters report default",
+    }
+    return AdaptResult(**values | changes)
+
+
+def shown(result: AdaptResult, monkeypatch, width=80, **options) -> list[str]:
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=width, color_system=None, highlight=False)
+    monkeypatch.setattr(last_screen, "out", console)
+    last_screen.show_result(result, **options)
+    return drawn.getvalue().splitlines()
+
+
+COSTS = {
+    "general_loss_after": 4.9,
+    "copies": tuple(Copied(f"travel/2026/{'a long name ' * 4}{number}.md", 90 - number, 3) for number in range(40)),
+}
+HOW = {
+    "plainly": {},
+    "learnt on": {"learnt_on_from": 11, "new": 3, "changed": 1},
+    "not refitted": {"trained_on_all": False},
+    "with warnings": COSTS,
+    "anyway": {"active": True, "activation": ""},
+    "overtaken": {"overtaken_by": 13, "active": False, "activation": "sebp-edge adapters activate default 12"},
+    "outside the store": {"name": None, "version": None, "active": False, "activation": ""},
+    "under a wide name": {
+        "name": "日" * 64,
+        "command": f"sebp-edge generate 'The first words' --name {'日' * 64} --model /home/{'m' * 90}",
+        "activation": f"sebp-edge adapters activate {'日' * 64} 12",
+        "report_command": f"sebp-edge adapters report {'日' * 64}",
+    },
+    "with all at once": COSTS | {"learnt_on_from": 11, "new": 1203, "changed": 1104, "with_concerns": True},
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("gate", OUTCOMES)
+def test_every_outcome_fits_15_lines_and_begins_with_the_verdict(gate, how, size, monkeypatch):
+    changes = dict(HOW[how])
+    concerns = CONCERNS if changes.pop("with_concerns", False) else ()
+    result = outcome(OUTCOMES[gate], SIZES[size], concerns, **changes)
+    lines = shown(result, monkeypatch, with_samples=True)
+    assert len(lines) <= 15, "\n".join(lines)
+    assert lines[0].startswith("Kept: " if result.kept else "Not judged: " if gate == "not judged" else "Not kept: ")
+    text = " ".join(lines)
+    assert "perplexity" not in text and "-0.0" not in text
+    if result.warnings:
+        assert text.count("warning: ") == 2
+    unwrapped = "".join(lines).replace(" ", "")
+    for command in result.next_steps.values():
+        assert command.replace(" ", "") in unwrapped
+    assert "and samples: " in text
+
+
+def test_what_does_not_fit_is_cut_at_the_end_of_a_line(monkeypatch):
+    result = outcome(OUTCOMES["kept"], explanation="nothing is certain " * 100)
+    lines = shown(result, monkeypatch)
+    assert len(lines) <= 15
+    assert any(line.endswith(" …") for line in lines)
+    assert lines[-1] == "All figures: sebp-edge adapters report default"
+
+
+def test_a_command_of_many_lines_is_left_out_rather_than_cut(monkeypatch):
+    result = outcome(OUTCOMES["kept"], command=f"sebp-edge generate --adapter /{'long/' * 400}")
+    lines = shown(result, monkeypatch)
+    assert len(lines) <= 15
+    assert not any("generate" in line for line in lines)
+
+
+def test_it_says_what_was_learnt_on_top_of_what(monkeypatch):
+    text = " ".join(shown(outcome(OUTCOMES["kept"], learnt_on_from=3, new=1), monkeypatch))
+    assert text.count("Then it learnt 1 new document on top of version 3.") == 1
+    assert "all 1,210 documents" not in text
+
+
+def test_names_of_documents_cannot_control_the_terminal(monkeypatch):
+    result = outcome(OUTCOMES["kept"], copies=(Copied("\x1b[2J[red]a.md", 40, 2),))
+    text = " ".join(shown(result, monkeypatch))
+    assert "\x1b[2J" not in text and "[red]a.md" in text
+
+
+def test_copies_of_many_documents_are_one_warning():
+    assert len(outcome(OUTCOMES["kept"], copies=COSTS["copies"]).warnings) == 1
+    (warning,) = outcome(OUTCOMES["kept"], copies=COSTS["copies"][:1]).warnings
+    assert warning.startswith("The adapter repeats 90 tokens of 'travel/2026/a long name")

@@ -1,0 +1,142 @@
+"""What an owner of notes reads fits one screen: 24 lines of 80 columns, this machine's models first."""
+
+import io
+import json
+import time
+
+import pytest
+from command import RECIPE, run, without_controls
+from rich.console import Console
+from rich.progress import Progress
+
+from sebp_edge.cli import analyze, console, listings, progress
+from sebp_edge.cli.progress import ProgressPrinter
+from sebp_edge.events import Evaluated, LearningOn, StepDone, TextsRead, TrainingStarted
+from sebp_edge.models.catalog import CATALOG
+
+LINES, COLUMNS = 24, 80
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What these commands draw on a terminal; their progress goes to the standard output."""
+    drawn = io.StringIO()
+    terminal = Console(file=drawn, force_terminal=True, width=COLUMNS, color_system=None, highlight=False)
+    for module in (analyze, console, listings):
+        monkeypatch.setattr(module, "out", terminal)
+    return drawn
+
+
+def lines_of(screen, result=None) -> list[str]:
+    assert result is None or result.exit_code == 0, result.output
+    lines = [*(result.stdout.splitlines() if result else ()), *screen.getvalue().splitlines()]
+    assert max(map(len, lines)) <= COLUMNS
+    return lines
+
+
+@pytest.mark.parametrize("number", [0, 3, 60])
+def test_models_fit_with_those_of_this_machine_first(screen, tmp_path, number):
+    folder = tmp_path / ("long/" * 14)
+    folder.mkdir(parents=True)
+    for index in range(number):
+        (folder / f"model-{index:02}.gguf").write_bytes(b"GGUF")
+    lines = lines_of(screen, run("models", tmp_path))
+    assert len(lines) < LINES  # the prompt needs a line
+    assert lines[1].split() == ["tiny", "8", "M", "bundled"]
+    text = " ".join(lines)
+    assert all(f"{name} (" in text for name in CATALOG if name != "tiny")
+    assert text.index("Downloaded once you name them:") > max(text.find("not usable"), text.find("more (--json"))
+    assert ("and 47 more (--json lists them all)" in text) == (number == 60)
+    assert len(json.loads(f"[{run('models', tmp_path, '--json').stdout.strip().replace(chr(10), ',')}]")) == (
+        len(CATALOG) + number
+    )
+
+
+def test_recipes_fit_without_those_of_the_researchers(screen):
+    lines = lines_of(screen, run("recipes"))
+    assert len(lines) < LINES
+    names = [line.split()[0] for line in lines]
+    assert "notes" in names and "know" in names and not {"glue", "lm"} & {*names}
+
+
+@pytest.mark.parametrize("name", ["notes", "know", "full", "lm"])
+def test_a_recipe_fits(screen, name):
+    assert len(lines_of(screen, run("recipes", name))) < LINES
+
+
+def test_an_analysis_of_two_losses_fits(screen, tmp_path, model_folder, monkeypatch):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.toml").write_text(RECIPE)
+    pairs = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
+    (texts / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    for number in range(30):
+        (texts / f"{number}.md").touch()
+    options = {"--model": model_folder, "--recipe": tmp_path / "quick.toml", "--examples": 4}
+    result = run("analyze", texts, *(part for pair in options.items() for part in pair))
+    lines = lines_of(screen, result)
+    assert len(lines) < LINES, "\n".join(lines)
+    assert "30 left out; sebp-edge inspect says why" in lines
+
+
+# ------------------------------------------------------------------------------------------------------- the progress
+
+
+STEP = {"loss": 4.0, "learning_rate": 1e-4, "grad_norm": 1.0, "tokens": 9, "tokens_per_second": 9.0}
+
+
+def step(number, seconds_left=8.0):
+    return StepDone("all documents", number, 9, 1, seconds_left=seconds_left, **STEP)
+
+
+def test_a_training_that_learns_on_is_said_to_be_on_few_of_the_documents(capsys):
+    printer = ProgressPrinter(None)
+    printer(TextsRead(84, 90, 1000, 0.92, ()))
+    printer(LearningOn(1, 1, 3, 80, 4, 0))
+    printer(TrainingStarted("train", 2, 7, 9, 13))
+    printer(TrainingStarted("all documents", 1, 8, 0, 0))
+    out = capsys.readouterr().out
+    assert "84 documents, 1,000 tokens\n" in out and "padding" not in out
+    assert "Learning on from version 1: " in out
+    assert "training: 7 of 84 documents, 9 for validation, 13 for test; at most 2 epochs\n" in out
+    assert "last training: 8 of 84 documents; at most 1 epoch\n" in out
+
+
+def test_the_time_left_is_that_of_a_part_and_never_zero_while_more_is_to_come(capsys):
+    printer = ProgressPrinter(None)
+    for event in (TrainingStarted("all documents", 1, 93, 0, 0), step(1), step(9, 0.0)):
+        printer(event)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "training: 93 documents; at most 1 epoch"
+    assert lines[1].endswith("  8 s left in this part")
+    assert "left" not in lines[2]
+    assert lines[3] == "testing"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_bar_names_its_time_and_shows_the_testing_after_the_last_step(monkeypatch, width):
+    drawn, bars = io.StringIO(), []
+
+    class Kept(Progress):
+        def __init__(self, *columns, **options):
+            super().__init__(*columns, auto_refresh=False, **options)
+            bars.append(self)
+
+    terminal = Console(file=drawn, force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(progress, "out", terminal)
+    monkeypatch.setattr(progress, "Progress", Kept)
+    with progress.show_progress(as_json=False) as sink:
+        sink(TrainingStarted("train", 1, 70, 9, 13))
+        for number in range(1, 9):
+            sink(step(number))
+            time.sleep(0.01)
+        bars[0].refresh()
+        training = without_controls(drawn.getvalue())[-1]
+        sink(step(9, 0.0))
+        bars[0].refresh()
+        testing = without_controls(drawn.getvalue())[-1]
+        sink(Evaluated("train", "test", 1, 3.9, True))
+    assert training.startswith("training ") and training.endswith(" left in this part")
+    assert ("loss 4.000" in training) == (width == 80)
+    assert testing.startswith("testing ") and "left" not in testing and "0:00" not in testing
