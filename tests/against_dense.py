@@ -120,3 +120,14 @@ def record_rows(sparsified):
 
     sparsified._linear_rows = recording
     return recorded
+
+
+def record_inputs(module, seen):
+    """Appends the shape of every later input of a module, without its last dimension, by wrapping its forward."""
+    forward = module.forward
+
+    def recording(x, *args, **kwargs):
+        seen.append(x.shape[:-1])
+        return forward(x, *args, **kwargs)
+
+    module.forward = recording

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.models.sharding import computing_device, computing_dtype
+from sebp_edge.patches.state import without_hooks
 from sebp_edge.rows.row_plan import IGNORE
 
 # Errors of a model's code that is called in an unforeseen way or has unforeseen parts. Running out of memory raises one
@@ -84,11 +85,15 @@ def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context without gradients and dropout; restores each module's mode afterwards."""
+    """Context without gradients, dropout and users' hooks; restores each module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), without_autocast_cache(computing_device(next(model.parameters()))):
+        with (
+            torch.no_grad(),
+            without_autocast_cache(computing_device(next(model.parameters()))),
+            without_hooks(model),
+        ):
             yield
     finally:
         for module, mode in modes.items():

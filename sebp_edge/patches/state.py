@@ -18,6 +18,7 @@ few calls into C, on lists that are made once, and these tables are read only if
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from operator import itemgetter
 
@@ -75,6 +76,26 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks other than those of FSDP, or all modules have."""
     hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
     return not all(map(is_fsdp_hook, hooks)) or any(getattr(all_modules, "_global" + name) for name in HOOKS)
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Context in which no hooks run but those of FSDP, and those registered in it, so that nobody sees a trial."""
+    tables = [vars(module)[name] for module in model.modules() for name in HOOKS]
+    tables += [getattr(all_modules, "_global" + name) for name in HOOKS]
+    kept = [(table, dict(table)) for table in tables if table]
+    for table, hooks in kept:
+        _refill(table, {number: hook for number, hook in hooks.items() if is_fsdp_hook(hook)})
+    try:
+        yield
+    finally:
+        for table, hooks in kept:
+            _refill(table, hooks | table)
+
+
+def _refill(table: dict, hooks: dict) -> None:
+    table.clear()
+    table.update(hooks)
 
 
 def _compare(read: Callable[[], object]) -> _Comparison:

@@ -8,7 +8,6 @@ Parameters and files are untouched. PEFT's plain LoRA layers run through one Fun
 linear layers inside are replaced. `batch_rows` finds the rows of a batch, `patches.loss` computes the loss.
 """
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -97,7 +96,7 @@ class Sparsified(Patch):
             self._original_forward = self._inner.forward
             self._forward_parameters = list(inspect.signature(self._original_forward).parameters)
             self._replace(self._inner, self._run)
-        self._findings = self._examine()
+        self._findings: _Findings | None = None
 
     def dropped(self) -> list[DroppedRows]:
         """Returns what an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
@@ -115,7 +114,7 @@ class Sparsified(Patch):
         Raises:
             SparsityError: gradients are recorded, and the model is not causal.
         """
-        if torch.is_grad_enabled() and self._current_findings().causality.is_causal is False:
+        if torch.is_grad_enabled() and self._causality(self._current_findings()).is_causal is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} is not causal: it sees later tokens; expected a causal decoder.")
         logits_CV = self._row_logits(input_ids_BT, plan)
@@ -166,20 +165,27 @@ class Sparsified(Patch):
         # Plans and trials run on the host, which would break a compiled graph.
         if not self.layers or torch.compiler.is_compiling():
             return self._original_forward(*args, **kwargs)
-        loss = self._current_findings().loss
-        if not torch.is_grad_enabled():
-            return self._original_forward(*args, **kwargs)
-        inputs = dict(zip(self._forward_parameters, args, strict=False)) | kwargs
+        findings = self._current_findings()
+        try:
+            if not torch.is_grad_enabled():
+                return self._original_forward(*args, **kwargs)
+            return self._run_with_rows(findings, *args, **kwargs)
+        finally:
+            # Classifiers write down in the first call what they are for.
+            findings.state = findings.state or ModelState(self.model, self._inner)
+
+    def _run_with_rows(self, findings: "_Findings", *args, **kwargs):
+        loss, inputs = findings.loss, dict(zip(self._forward_parameters, args, strict=False)) | kwargs
         given_plan = self._call.given_plan
-        plan = given_plan or self._labels_plan(inputs)
+        plan = given_plan or self._labels_plan(findings, inputs)
         uses_fused_loss = plan is not None and given_plan is None and loss and loss.applies_to(inputs)
-        rows = self._batch_rows(inputs, plan)
+        rows = self._batch_rows(findings, inputs, plan)
         if rows is not DETECTED:
             rows = self._verification.check_unless_verified(rows, self._call_kind(inputs, bool(uses_fused_loss)))
         with (
             self._calling(_Call(rows, given_plan)),
             self._fused_lora.refreshed(),
-            self._checking_gradients() as check_outputs,
+            self._checking_gradients(findings) as check_outputs,
         ):
             if uses_fused_loss:
                 is_verified = rows is not DETECTED and isinstance(rows, BatchRows)
@@ -187,13 +193,14 @@ class Sparsified(Patch):
             return check_outputs(self._original_forward(*args, **kwargs))
 
     def _current_findings(self) -> "_Findings":
-        """What was found out about the model, again if the model has changed (see `ModelState`)."""
-        if self._findings.state.find_change() is not None:
+        """What was found out about the model, or a new beginning if it has changed since (see `ModelState`)."""
+        findings = self._findings
+        if findings is None or (findings.state is not None and findings.state.find_change() is not None):
             refuse_sharding(self.layers.values())
             self._fused_lora.drop_changed()
             self._last_layer.forget_trial()
-            self._findings = self._examine()
-        return self._findings
+            findings = self._findings = self._examine()
+        return findings
 
     def _examine(self) -> "_Findings":
         # The first block too, since the output of a frozen embedding gets no gradient.
@@ -201,8 +208,7 @@ class Sparsified(Patch):
         loss = None
         if not self._keeps_logits:
             loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
-        state = ModelState(self.model, self._inner)
-        return _Findings(state, first_modules, layers_after_attention(self._inner), loss, self._try_causality)
+        return _Findings(first_modules, layers_after_attention(self._inner), loss)
 
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
@@ -214,13 +220,17 @@ class Sparsified(Patch):
             self._call = before
             call.inputs.forget()
 
-    def _labels_plan(self, inputs: dict) -> RowPlan | None:
+    def _labels_plan(self, findings: "_Findings", inputs: dict) -> RowPlan | None:
         plan = decoder_plan(self._inner, inputs)
-        return plan if plan is not None and self._findings.causality.labels_determine_rows else None
+        return plan if plan is not None and self._causality(findings).labels_determine_rows else None
 
-    def _try_causality(self) -> Causality:
-        with staying_gathered(self.model, self._inner):
-            return Causality.from_trial(self._inner, self._original_forward, self._computing_all_rows())
+    def _causality(self, findings: "_Findings") -> Causality:
+        """Whether labels determine the rows; tried when it is first needed."""
+        if findings.causality is None:
+            with staying_gathered(self.model, self._inner):
+                all_rows = self._computing_all_rows()
+                findings.causality = Causality.from_trial(self._inner, self._original_forward, all_rows)
+        return findings.causality
 
     @contextmanager
     def _computing_all_rows(self) -> Iterator[None]:
@@ -228,20 +238,20 @@ class Sparsified(Patch):
         with self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
-    def _checking_gradients(self) -> AbstractContextManager[Callable]:
+    def _checking_gradients(self, findings: "_Findings") -> AbstractContextManager[Callable]:
         # With a given plan, ours is the only loss.
         if self._call.rows is DETECTED or self._call.given_plan is not None:
             return nullcontext(lambda outputs: outputs)
-        return self._verification.checking_gradients(self._call.rows, self._findings.first_modules)
+        return self._verification.checking_gradients(self._call.rows, findings.first_modules)
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
         device_type = computing_device(next(self._inner.parameters())).type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
         is_cast, has_plan = torch.is_autocast_enabled(device_type), self._call.given_plan is not None
-        return self._findings.state, given, is_cast, self._inner.training, uses_fused_loss, has_plan
+        return self._findings, given, is_cast, self._inner.training, uses_fused_loss, has_plan
 
-    def _batch_rows(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
+    def _batch_rows(self, findings: "_Findings", inputs: dict, plan: RowPlan | None) -> BatchRows:
         if (
             not self._selection.reads_labels
             or self._verification.has_failed
@@ -250,7 +260,7 @@ class Sparsified(Patch):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
-        if not self._findings.causality.is_causal:
+        if not self._causality(findings).is_causal:
             return DETECTED
         return decoder_rows(plan, inputs.get("attention_mask"))
 
@@ -285,28 +295,23 @@ class Sparsified(Patch):
         return rows if latest() is x else None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Findings:
     """What was found out about a model in one state.
 
     Attributes:
-        state: the state that all of this depends on.
         first_modules: modules whose outputs are the first hidden states.
         after_attention: modules that work row by row and feed only the head.
         loss: the loss without logits; None if the model keeps its own.
-        try_causality: runs the trial of `causality`.
+        causality: the result of the trial; None before it.
+        state: the state that all of this depends on; None during the first call.
     """
 
-    state: ModelState
     first_modules: list[nn.Module]
     after_attention: set[nn.Module]
     loss: FusedLoss | None
-    try_causality: Callable[[], Causality]
-
-    @functools.cached_property
-    def causality(self) -> Causality:
-        """Whether labels determine the rows; tried when it is first needed."""
-        return self.try_causality()
+    causality: Causality | None = None
+    state: ModelState | None = None
 
 
 class _Call:

@@ -157,7 +157,7 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
                 # Each process's gradients are averaged.
                 loss, sparse = loss_and_gradients(wrapped, parts[rank], num_items(whole(parts)) / COUNT)
                 assert_same(dense, (mean(loss), sparse), tolerance)
-            assert keep_logits or sparsified._loss._reason_to_keep is None
+            assert keep_logits or sparsified._findings.loss._reason_to_keep is None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def trains_in_mixed_precision(rank):
             model.zero_grad()
             _, sparse = loss_and_gradients(model, batch, num_items(batch))
         # The trial allows for the precision that weights are gathered in.
-        assert sparsified._loss._reason_to_keep is None
+        assert sparsified._findings.loss._reason_to_keep is None
     for name, gradient in exact.items():
         assert (sparse[name] - gradient).norm() <= 2 * (dense[name] - gradient).norm() + 1e-4 * gradient.norm(), name
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from against_dense import dense_losses, gradients, padded_batch
+from against_dense import dense_losses, gradients, padded_batch, record_inputs
 from builders import make_examples, make_llama, row_losses
 from model_families import MODELS
 from peft import LoraConfig, get_peft_model
@@ -60,9 +60,9 @@ def test_only_active_rows_are_computed():
     model, batch = make_llama(), padded_batch(prompt=5)
     plan = RowPlan.from_labels(batch["labels"])
     seen, in_last = [], []
-    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:2]))
-    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, args, out: in_last.append(args[0].shape[:2]))
     with torch.no_grad(), Hoisted(model) as hoisted:
+        record_inputs(model.model.layers[0].mlp, seen)
+        record_inputs(model.model.layers[1].mlp.up_proj, in_last)
         losses = row_losses(hoisted, batch["input_ids"], plan)
     # The trial of the last layer runs first.
     assert seen[-1] == (1, len(plan.active_rows))

@@ -174,7 +174,7 @@ def test_removing_restores_the_model(family, head):
     before = model(**batch)
     with HoistedEncoder(model) as hoisted:
         hoisted.losses(batch)
-        with pytest.raises(SparsityError, match="call a hoisted model through its handle"):
+        with pytest.raises(SparsityError, match="called directly instead of through its handle"):
             model(**batch)
     hoisted.remove()
     assert model.config._attn_implementation == "sdpa"
@@ -348,7 +348,7 @@ def test_gradient_checkpointing_is_refused(family, use_reentrant):
 def test_hoisting_a_model_twice_is_refused():
     model = make_encoder("bert", "sequence")
     with HoistedEncoder(model) as hoisted:
-        with pytest.raises(SparsityError, match="call a hoisted model through its handle"):
+        with pytest.raises(SparsityError, match="called directly instead of through its handle"):
             HoistedEncoder(model)
         hoisted.losses(make_encoder_batch("bert", "sequence"))
 

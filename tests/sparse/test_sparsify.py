@@ -122,7 +122,7 @@ def test_the_last_block_computes_only_loss_rows_except_for_keys_and_values():
         for name, layer in sparsified.layers.items():
             count_rows(name.removeprefix("model.layers."), layer)
         model(**batch).loss.backward()
-        on_loss_rows = sparsified._after_attention & set(sparsified.layers.values())
+        on_loss_rows = sparsified._findings.after_attention & set(sparsified.layers.values())
     names = {name.removeprefix("model.layers.") for name, layer in sparsified_layers(model) if layer in on_loss_rows}
     assert names == {"1.self_attn.q_proj", "1.self_attn.o_proj", "lm_head"} | {
         f"1.mlp.{part}_proj" for part in ("gate", "up", "down")
