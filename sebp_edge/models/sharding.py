@@ -5,7 +5,7 @@ before its backward pass, into the same storage. So a weight may be read only wi
 Function may keep it for its backward pass. In between, the weight is a DTensor, which has this process's part.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,11 +47,6 @@ def own_class(module: nn.Module) -> type:
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP manages a module, so that its weights are there only within calls."""
     return getattr(module, "_is_fsdp_managed_module", False)
-
-
-def is_fsdp_hook(hook: Callable) -> bool:
-    """Whether `fully_shard` registered this hook, to gather a module's weights."""
-    return (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp")
 
 
 def refuse_sharding(modules: Iterable[nn.Module]) -> None:

@@ -28,12 +28,14 @@ from torch.utils.hooks import RemovableHandle
 
 from sebp_edge.models.architecture import attention_functions, configs_of
 from sebp_edge.models.lora import adapted_layers
-from sebp_edge.models.sharding import is_fsdp_hook, is_sharded
+from sebp_edge.models.sharding import is_sharded
 from sebp_edge.patches.patch import foreign_forward
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _SETTING = int | float | str
+# Whose hooks are a part of how a model computes: `fully_shard` gathers weights by them, transformers records outputs.
+_OWN_HOOKS = ("torch.distributed.fsdp", "transformers")
 # Returns whether something differs from what it was.
 _Comparison = Callable[[], bool]
 
@@ -73,24 +75,28 @@ class ModelState:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks other than those of FSDP, or all modules have."""
+    """Whether a module has hooks other than those of FSDP and transformers, or all modules have."""
     hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
-    return not all(map(is_fsdp_hook, hooks)) or any(getattr(all_modules, "_global" + name) for name in HOOKS)
+    return not all(map(_is_own, hooks)) or any(getattr(all_modules, "_global" + name) for name in HOOKS)
 
 
 @contextmanager
 def without_hooks(model: nn.Module) -> Iterator[None]:
-    """Context in which no hooks run but those of FSDP, and those registered in it, so that nobody sees a trial."""
+    """Context in which nobody sees a trial: only hooks of FSDP and transformers run, and those registered in it."""
     tables = [vars(module)[name] for module in model.modules() for name in HOOKS]
     tables += [getattr(all_modules, "_global" + name) for name in HOOKS]
     kept = [(table, dict(table)) for table in tables if table]
     for table, hooks in kept:
-        _refill(table, {number: hook for number, hook in hooks.items() if is_fsdp_hook(hook)})
+        _refill(table, {number: hook for number, hook in hooks.items() if _is_own(hook)})
     try:
         yield
     finally:
         for table, hooks in kept:
             _refill(table, hooks | table)
+
+
+def _is_own(hook: Callable) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith(_OWN_HOOKS)
 
 
 def _refill(table: dict, hooks: dict) -> None:

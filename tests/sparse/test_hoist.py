@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from against_dense import dense_losses, gradients, padded_batch, record_inputs
+from against_dense import dense_losses, gradients, padded_batch, record_inputs, with_lora
 from builders import make_examples, make_llama, row_losses
 from model_families import MODELS
-from peft import LoraConfig, get_peft_model
 from teachers import dense_losses as dense_taught_losses
 from teachers import taught
 from transformers import (
@@ -27,7 +26,7 @@ from sebp_edge.texts.batches import Collator, pack
 def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, level):
     model = MODELS[family]().double()
     if adapt == "lora":
-        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)).double()
+        model = with_lora(model)
     batch = padded_batch(prompt=prompt)
     plan = RowPlan.from_labels(batch["labels"])
     expected = dense_losses(model, batch)
@@ -129,7 +128,7 @@ def assert_same_gradients(found, expected):
 def test_losses_and_gradients_with_teachers_are_the_dense_ones(family, adapt, level, ks):
     model = MODELS[family]().double()
     if adapt == "lora":
-        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)).double()
+        model = with_lora(model)
     examples = taught(make_examples([11, 2, 24, 6], prompt=3), ks)
     expected = dense_taught_losses(model, examples)
     expected_gradients = gradients(model, expected)
