@@ -4,6 +4,7 @@ On a GPU with hoisted rows, micro-batches and updates are replays of captured gr
 runs eagerly, after a notice. In all other cases everything runs eagerly. Results agree up to rounding.
 """
 
+import traceback
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -183,6 +184,8 @@ class Learner:
             return function()
         except CannotCapture as error:
             self.graphs = None
+            # Frames of the failed pass hold its autograd graph, until Python finds their cycles.
+            traceback.clear_frames(error.__cause__.__traceback__)
             self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
             return None
 
