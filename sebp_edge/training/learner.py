@@ -184,10 +184,16 @@ class Learner:
             return function()
         except CannotCapture as error:
             self.graphs = None
-            # Frames of the failed pass hold its autograd graph, until Python finds their cycles.
-            traceback.clear_frames(error.__cause__.__traceback__)
+            _clear_frames(error)
             self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
             return None
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Frees what the frames of a failed pass hold: its autograd graph, which would live until Python finds a cycle."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _update_for(
