@@ -5,7 +5,7 @@ table.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from sebp_edge.texts.documents import Completion, Content, Conversation, Message, Unreadable, texts_of
@@ -30,6 +30,8 @@ ROLES = {
     **dict.fromkeys(("function_response", "function-response", "tool_response"), "tool"),
     **dict.fromkeys(("observation", "function", "ipython"), "tool"),
 }
+# Number of messages of a conversation: more than any model reads.
+MAX_MESSAGES = 100_000
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NOT_A_MESSAGE = 'a message without "role" and "content" strings'
@@ -108,15 +110,16 @@ class _Fields(dict):
             raise Unreadable(f'"{name}" is not a string')
         return value
 
-    def take_messages(self, name: str) -> list["_Fields"]:
+    def take_messages(self, name: str) -> Iterator["_Fields"]:
         messages = self.take(name)
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Unreadable(f'"{name}" is not a list of messages')
-        return [_Fields(message) for message in messages]
+        _refuse_long(messages)
+        return map(_Fields, messages)
 
-    def pass_on(self, messages: Iterable["_Fields"]) -> None:
-        """Adds what was not read of the messages."""
-        self._unread_in_messages.update(*(message.unread() for message in messages))
+    def pass_on(self, message: "_Fields") -> None:
+        """Adds what was not read of a message."""
+        self._unread_in_messages |= message.unread()
 
     def unread(self, texts: Iterable[str] = ()) -> set[str]:
         """Returns `Record.unread`, of the messages too; texts are those that were read, which a field may repeat."""
@@ -227,6 +230,7 @@ def _history(fields: _Fields) -> list[Message]:
             message | {"weight": 0} if message["role"] == "assistant" else message
             for message in _read_messages(fields, name)
         ]
+    _refuse_long(history)
     found: list[Message] = []
     for turn in history:
         if not (isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
@@ -240,10 +244,16 @@ def _history(fields: _Fields) -> list[Message]:
 
 
 def _read_messages(fields: _Fields, name: str) -> list[Message]:
-    messages = fields.take_messages(name)
-    found = [_message(message) for message in messages]
-    fields.pass_on(messages)
+    found = []
+    for given in fields.take_messages(name):
+        found.append(_message(given))
+        fields.pass_on(given)
     return found
+
+
+def _refuse_long(messages: list) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise Unreadable(f"a conversation of more than {MAX_MESSAGES:,} messages; split it")
 
 
 def _message(fields: _Fields) -> Message:
