@@ -9,6 +9,7 @@ Uses the first of these methods that is sound for the template, and never guesse
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -120,11 +121,12 @@ class _Template:
         self.has_marks = bool(_MARK.search(source))
         self.tools = tools
         self._variables = tokenizer.special_tokens_map
-        # The process that renders is the tokenizer's, and ends with it.
+        # The process that renders is the tokenizer's, and ends with it. A fork has one of its own.
         renderers = tokenizer.__dict__.setdefault("sebp_edge_renderers", {})
-        if source not in renderers:
-            renderers[source] = Renderer(source)
-        self._renderer = renderers[source]
+        key = source, os.getpid()
+        if key not in renderers:
+            renderers[key] = Renderer(source)
+        self._renderer = renderers[key]
 
     def render(self, messages: Messages, cuts: list[Cut], **variables) -> list[Rendering]:
         """Renders the beginnings of a conversation; see `Renderer.render`."""
