@@ -190,7 +190,13 @@ class Preparation:
         return add_questions(dataset, reading, tokenizer, self.recipe, self.seed, self.progress, others)
 
     def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
-        refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
+        refuse_unlearnable(
+            dataset.examples,
+            reading.documents,
+            tokenizer,
+            chat_template=self.recipe.chat_template,
+            left_out=dataset.left_out,
+        )
         if dataset.asked is not None:
             refuse_endless_answers(dataset.asked.trained, tokenizer)
 

@@ -54,7 +54,9 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
             yield
     except SebpEdgeError as error:
         _fail(type(error).__name__, str(error), error.exit_code, as_json)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt.__cause__, OSError):  # an event could not be written, and nothing was kept
+            raise typer.Exit(_report_failed_output(interrupt.__cause__)) from None
         _fail("Interrupted", "Interrupted; nothing was changed.", Interrupted.exit_code, as_json)
     except OSError as error:
         raise typer.Exit(_report_failed_output(error)) from None

@@ -9,6 +9,7 @@ Uses the first of these methods that is sound for the template, and never guesse
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -120,11 +121,12 @@ class _Template:
         self.has_marks = bool(_MARK.search(source))
         self.tools = tools
         self._variables = tokenizer.special_tokens_map
-        # The process that renders is the tokenizer's, and ends with it.
+        # The process that renders is the tokenizer's, and ends with it. A fork has one of its own.
         renderers = tokenizer.__dict__.setdefault("sebp_edge_renderers", {})
-        if source not in renderers:
-            renderers[source] = Renderer(source)
-        self._renderer = renderers[source]
+        key = source, os.getpid()
+        if key not in renderers:
+            renderers[key] = Renderer(source)
+        self._renderer = renderers[key]
 
     def render(self, messages: Messages, cuts: list[Cut], **variables) -> list[Rendering]:
         """Renders the beginnings of a conversation; see `Renderer.render`."""
@@ -206,7 +208,8 @@ def _refuse_lost(text: str, messages: Messages, turns: Sequence[int], tools: Seq
     """Refuses a rendered conversation that lacks a part: many templates ignore what they do not know.
 
     Args:
-        turns: the indices of the messages whose reasoning must be there; templates leave out that of earlier ones.
+        turns: the indices of the messages with loss, which must be there; templates leave out the reasoning of earlier
+            ones.
     """
     at = 0
     for message in messages:
@@ -215,6 +218,9 @@ def _refuse_lost(text: str, messages: Messages, turns: Sequence[int], tools: Seq
             if found is None:
                 raise _no_place_for(f"messages of the role {role}" if role in ROLES else "messages of this role")
             at = found
+    # Templates that take thoughts out of an answer keep what follows them.
+    if any(_find(messages[turn]["content"].rpartition("</think>")[2], text) is None for turn in turns):
+        raise _no_place_for("answers of the assistant")
     calls = [call["function"]["name"] for message in messages for call in message.get("tool_calls", ())]
     described = [name for tool in tools if isinstance(name := tool.get("function", {}).get("name"), str)]
     for names, what in ((calls, "calls of tools"), (described, "descriptions of tools")):

@@ -16,7 +16,7 @@ class Completion(NamedTuple):
 
 
 # A chat message: the strings "role" and "content". An assistant's may have "tool_calls", "reasoning_content", and the
-# "weight" 0 if it has no loss; a tool's "name" and "tool_call_id".
+# "weight" 0 if it has no loss, a tool's "tool_call_id", and anyone's a "name".
 Message = dict[str, Any]
 
 

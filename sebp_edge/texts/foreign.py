@@ -33,6 +33,7 @@ _BY_ENDING = {
     ".srt .vtt .sub": ("subtitles", "save them as .txt"),
     ".xml .xhtml .mhtml .mht .webarchive": ("a page or data in XML or an archive", "save it as .html"),
     ".yaml .yml .toml .edn .ini": ("settings or data", "save texts as .txt or .md"),
+    ".ndjson .jsonlines": ("records in lines", "rename it to .jsonl"),
     ".parquet .arrow .feather": ("a table", "save it as .jsonl"),
     ".sqlite .sqlite3 .db": ("a database", "export its texts as Markdown or .jsonl"),
     ".zip .tar .gz .tgz .bz2 .xz .7z .rar .zst": ("an archive", "unpack it, and give the folder"),

@@ -1,24 +1,38 @@
 """Refuses examples that teach a model nothing, or something that spoils what it generates."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.texts.documents import Conversation, Document, as_chat
+from sebp_edge.texts.documents import Conversation, Document, LeftOut, as_chat
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.prompts import end_of_turn
 
 
-def refuse_unlearnable(examples: list[Example], documents: list[Document], tokenizer, *, chat_template: bool) -> None:
+def refuse_unlearnable(
+    examples: list[Example],
+    documents: list[Document],
+    tokenizer,
+    *,
+    chat_template: bool,
+    left_out: Sequence[LeftOut] = (),
+) -> None:
     """Refuses to train on these examples of the documents.
+
+    Args:
+        left_out: what was not used; documents that gave no example come last.
 
     Raises:
         TextsError: no token has loss.
         ModelError: the end of a text or of an answer never has loss, or a text begins with two start tokens.
     """
     if not any(example.num_loss_tokens for example in examples):
+        unused = () if examples else left_out[-len(documents) :]
+        reasons = Counter(item.reason for item in unused).most_common(1)
+        why = "".join(f" (for {count} of them: {reason})" for reason, count in reasons)
         raise TextsError(
-            f"No token of these {len(documents)} documents has loss, so there is nothing to train on; give texts, or "
-            "records with completions or answers."
+            f"No token of these {len(documents)} documents has loss{why}, so there is nothing to train on; give texts, "
+            f"or records with completions or answers{', or choose another model' if why else ''}."
         )
     start = tokenizer.bos_token_id
     if start is not None and any(list(example.input_ids[:2]) == [start, start] for example in examples):

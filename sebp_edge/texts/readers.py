@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.texts.documents import (
     Content,
+    Conversation,
     Document,
     LeftOut,
     NotRead,
@@ -34,8 +35,8 @@ from sebp_edge.units import gigabytes
 # files, and records of one sentence.
 MEMORY_PER_BYTE = 45
 
-# Bytes that a shorter document counts as: it takes 2 to 3.5 kB whatever its length.
-MIN_SIZE = 80
+# Bytes that a shorter document counts as: it takes 2 to 3.5 kB whatever its length; and each message of one, 1 kB.
+MIN_SIZE, MIN_SIZE_OF_MESSAGE = 80, 25
 # Number of records of a file that are left out for one reason, each with an entry of its own.
 _MAX_ALIKE = 3
 # The maximum length of a record's name, in characters.
@@ -85,13 +86,16 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     progress.begin("reading", size)
     seen: dict[tuple[type, bytes], str] = {}
     for source in sources:
+        contents, read = [], 0
         try:
-            contents = list(source.load())
+            for content in source.load():
+                contents.append(content)
+                # Unpacked texts, and short ones, have a size only now.
+                read += _counted([content])
+                _refuse_too_large(size + max(0, read - source.size), memory)
         except Unreadable as reason:
-            contents = [reason]
-        # Unpacked texts, and short ones, have a size only now.
-        size += max(0, _counted(contents) - source.size)
-        _refuse_too_large(size, memory)
+            contents, read = [reason], 0
+        size += max(0, read - source.size)
         reading.left_out += [LeftOut(source.name, part.reason) for part in contents if isinstance(part, NotRead)]
         contents = [content for content in contents if not isinstance(content, NotRead)] or [Unreadable("empty")]
         is_alone, faults = len(contents) == 1, _Faults(source.name)
@@ -165,7 +169,11 @@ def _refuse_too_large(size: int, memory: int | None) -> None:
 def _counted(contents: Iterable[Read]) -> int:
     """Returns the bytes of texts that count towards the memory."""
     texts = (content for content in contents if not isinstance(content, Unreadable | NotRead))
-    return sum(max(MIN_SIZE, num_bytes(content)) for content in texts)
+    return sum(max(MIN_SIZE, _least_size(content), num_bytes(content)) for content in texts)
+
+
+def _least_size(content: Content) -> int:
+    return MIN_SIZE_OF_MESSAGE * len(content.messages) if isinstance(content, Conversation) else 0
 
 
 def _digest(content: Content) -> tuple[type, bytes]:

@@ -5,28 +5,38 @@ table.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from sebp_edge.texts.documents import Completion, Content, Conversation, Message, Unreadable
+from sebp_edge.texts.documents import Completion, Content, Conversation, Message, Unreadable, texts_of
 from sebp_edge.texts.foreign import foreign_export
 
 # A prompt and its completion have one of these names each; the first ones are our own.
-PROMPTS = ("prompt", "question", "instruction", "query", "input")
+PROMPTS = ("prompt", "instruction", "question", "query", "input")
 COMPLETIONS = ("completion", "answer", "response", "output")
 # What a prompt may be about, as in Alpaca's and Dolly's records; it follows the prompt.
-CONTEXTS = ("input", "context")
+CONTEXTS = ("question", "query", "input", "context", "article", "passage")
 SYSTEMS = ("system", "system_prompt")
+HISTORIES = ("history", "chat_history")
+# Whether an answer is to be learnt: TRL's and LLaMA-Factory's names. Tables spell the values out.
+VERDICTS = ("label", "kto_tag")
+_NO = (False, "false", "0")
+_CALLS = ("function_call", "function-call", "tool_call")
 # The names of roles in other formats: ShareGPT's, Gemini's, OASST's, OpenAI's older ones.
 ROLES = {
     **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "bing", "chatgpt", "bard", "model", "ai", "bot", "function_call"), "assistant"),
-    **dict.fromkeys(("observation", "function_response", "function", "ipython"), "tool"),
+    **dict.fromkeys(("gpt", "bing", "chatgpt", "bard", "model", "ai", "bot"), "assistant"),
+    **dict.fromkeys(_CALLS, "assistant"),
+    **dict.fromkeys(("function_response", "function-response", "tool_response"), "tool"),
+    **dict.fromkeys(("observation", "function", "ipython"), "tool"),
 }
+# Number of messages of a conversation: more than any model reads.
+MAX_MESSAGES = 100_000
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NOT_A_MESSAGE = 'a message without "role" and "content" strings'
 _NOT_CALLS = "a call of a tool without its name"
+_NOT_PAIRS = '"history" is not a list of pairs'
 _NOT_JSON = "a call or a description of a tool that is not JSON"
 # The names of fields that may be reported. Others are not quoted, since they may be the user's own words.
 _QUOTABLE = {
@@ -60,7 +70,8 @@ def read_record(record) -> Record:
         raise Unreadable("neither a text nor a record")
     fields = _Fields(record)
     try:
-        return Record(_content(fields), frozenset(fields.unread))
+        content = _content(fields)
+        return Record(content, frozenset(fields.unread(texts_of(content))))
     except Unreadable:
         if export := foreign_export(record):
             raise Unreadable(export) from None
@@ -75,20 +86,22 @@ def prompt_and_completion(names) -> tuple[str, str] | None:
 
 
 class _Fields(dict):
-    """The fields of a record by their names in lower case; those that are null are missing to `take`.
+    """The fields of a record by their names in lower case, without those that are null.
 
-    Attributes:
-        unread: see `Record.unread`; of the messages in it too.
+    Raises:
+        Unreadable: two have one name.
     """
 
     def __init__(self, record: dict):
-        super().__init__((key.strip().lower() if isinstance(key, str) else key, value) for key, value in record.items())
+        for key, value in record.items():
+            if value is not None and self.setdefault(_lower(key), value) is not value:
+                raise Unreadable("an object that has a key twice")
         self._taken = {"name"}
         self._unread_in_messages: set[str] = set()
 
     def take(self, *names: str):
         """Returns the first of these fields that is there; marks it as read."""
-        name = next((name for name in names if self.get(name) is not None), names[0])
+        name = next((name for name in names if name in self), names[0])
         self._taken.add(name)
         return self.get(name)
 
@@ -97,20 +110,32 @@ class _Fields(dict):
             raise Unreadable(f'"{name}" is not a string')
         return value
 
-    def take_messages(self, name: str) -> list["_Fields"]:
+    def take_messages(self, name: str) -> Iterator["_Fields"]:
         messages = self.take(name)
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Unreadable(f'"{name}" is not a list of messages')
-        return [_Fields(message) for message in messages]
+        _refuse_long(messages)
+        return map(_Fields, messages)
 
-    def pass_on(self, messages: Iterable["_Fields"]) -> None:
-        """Adds what was not read of the messages."""
-        self._unread_in_messages.update(*(message.unread for message in messages))
+    def pass_on(self, message: "_Fields") -> None:
+        """Adds what was not read of a message."""
+        self._unread_in_messages |= message.unread()
 
-    @property
-    def unread(self) -> set[str]:
-        left = (name for name in self.keys() - self._taken if _has_words(self[name]))
+    def unread(self, texts: Iterable[str] = ()) -> set[str]:
+        """Returns `Record.unread`, of the messages too; texts are those that were read, which a field may repeat."""
+        left = [name for name in self.keys() - self._taken if _has_words(self[name])]
+        left = [name for name in left if not any(self[name] in text for text in texts if isinstance(self[name], str))]
         return {name if name in _QUOTABLE else "" for name in left} | self._unread_in_messages
+
+
+def _lower(name):
+    return name.strip().lower() if isinstance(name, str) else name
+
+
+def _strings(value) -> list[str]:
+    """Returns the strings in a list or an object, and in the lists directly in it."""
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for each in values for text in (each if isinstance(each, list) else [each]) if isinstance(text, str)]
 
 
 def _has_words(value) -> bool:
@@ -120,7 +145,7 @@ def _has_words(value) -> bool:
 
 
 def _content(fields: _Fields) -> Content:
-    if fields.get("chosen") is not None and fields.get("rejected") is not None:
+    if "chosen" in fields and "rejected" in fields:
         raise Unreadable('a preference ("chosen" and "rejected"); give the answer to learn as "completion"')
     for name in ("messages", "conversations"):
         if name in fields:
@@ -128,12 +153,17 @@ def _content(fields: _Fields) -> Content:
     if (keys := prompt_and_completion(fields)) is not None:
         return _answer(fields, *keys)
     if "text" in fields:
+        if isinstance(role := fields.get("role"), str) and _lower(role) in _KNOWN_ROLES:
+            raise Unreadable('one message of a conversation; save its conversation as a record with "messages"')
         return fields.take_string("text")
     raise Unreadable('no "text", "prompt" and "completion", or "messages"')
 
 
 def _conversation(fields: _Fields, messages: list[Message]) -> Conversation:
     """Returns a conversation that begins with the record's system message and earlier turns, if it has any."""
+    for name in VERDICTS:
+        if _lower(fields.get(name)) in _NO:
+            raise Unreadable(f'an answer that is not to be learnt ("{name}" is false)')
     before: list[Message] = []
     system = fields.take(*SYSTEMS)
     if system is not None and not isinstance(system, str):
@@ -151,13 +181,14 @@ def _conversation(fields: _Fields, messages: list[Message]) -> Conversation:
 
 def _answer(fields: _Fields, prompt: str, completion: str) -> Content:
     """Returns a prompt with its completion; a conversation if the record has more, or if they are messages."""
-    if fields.get("label") is False:
-        raise Unreadable('a completion that is not to be learnt ("label" is false)')
     plain = isinstance(fields[prompt], str) and isinstance(fields[completion], str)
     asked, answer = _as_messages(fields, prompt, "user"), _as_messages(fields, completion, "assistant")
     if plain:
+        for name in ("choices", "options"):
+            if any(text not in fields[prompt] for text in _strings(fields.get(name))):
+                raise Unreadable(f'a question whose "{name}" are apart from it; write them into the question')
         texts = [fields[prompt], *_about(fields, prompt)]
-        asked[0]["content"] = "\n\n".join(texts)
+        asked[0]["content"] = "\n\n".join(filter(str.strip, texts))
         if isinstance(whole := fields.get("text"), str) and fields[completion] in whole:
             fields.take("text")  # Alpaca's "text" repeats the record
     else:
@@ -181,25 +212,29 @@ def _as_messages(fields: _Fields, name: str, role: str) -> list[Message]:
 
 
 def _about(fields: _Fields, prompt: str) -> list[str]:
-    """Returns what the prompt is about; a "prompt" says that itself."""
-    names = [name for name in CONTEXTS if name != prompt and prompt != "prompt" and fields.get(name) is not None]
-    return [text for text in map(fields.take_string, names) if text.strip()]
+    """Returns what the prompt is about and is not in its lines; a "prompt" with a "context" says that itself."""
+    names = ("input",) if prompt == "prompt" else CONTEXTS
+    texts = [fields.take_string(name) for name in names if name != prompt and name in fields]
+    return [text for text in texts if f"\n{text}\n" not in f"\n{fields[prompt]}\n"]
 
 
 def _history(fields: _Fields) -> list[Message]:
     """Returns the turns before the prompt, which are context and have no loss."""
-    history = fields.take("history") or []
+    name = next((name for name in HISTORIES if name in fields), "history")
+    history = fields.take(name) or []
+    history = _parsed(history, _NOT_PAIRS) if isinstance(history, str) else history
     if not isinstance(history, list):
-        raise Unreadable('"history" is not a list of pairs')
+        raise Unreadable(_NOT_PAIRS)
     if history and all(isinstance(turn, dict) for turn in history):
         return [
             message | {"weight": 0} if message["role"] == "assistant" else message
-            for message in _read_messages(fields, "history")
+            for message in _read_messages(fields, name)
         ]
+    _refuse_long(history)
     found: list[Message] = []
     for turn in history:
         if not (isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
-            raise Unreadable('"history" is not a list of pairs')
+            raise Unreadable(_NOT_PAIRS)
         asked, answer = turn
         found += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer, "weight": 0}]
     return found
@@ -209,10 +244,16 @@ def _history(fields: _Fields) -> list[Message]:
 
 
 def _read_messages(fields: _Fields, name: str) -> list[Message]:
-    messages = fields.take_messages(name)
-    found = [_message(message) for message in messages]
-    fields.pass_on(messages)
+    found = []
+    for given in fields.take_messages(name):
+        found.append(_message(given))
+        fields.pass_on(given)
     return found
+
+
+def _refuse_long(messages: list) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise Unreadable(f"a conversation of more than {MAX_MESSAGES:,} messages; split it")
 
 
 def _message(fields: _Fields) -> Message:
@@ -223,10 +264,10 @@ def _message(fields: _Fields) -> Message:
         raise Unreadable(_NOT_A_MESSAGE)
     role = given.strip().lower() if given.strip().lower() in _KNOWN_ROLES else given
     message: Message = {"role": ROLES.get(role, role)}
-    calls = _calls(fields, content if role == "function_call" else None)
-    if role == "function_call" and not calls:
+    calls = _calls(fields, content if role in _CALLS else None)
+    if role in _CALLS and not calls:
         raise Unreadable(_NOT_CALLS)
-    if role == "function_call" or (content is None and calls):
+    if role in _CALLS or (content is None and calls):
         content = ""
     message["content"] = _text(content)
     if calls:
@@ -235,9 +276,8 @@ def _message(fields: _Fields) -> Message:
         _add_reasoning(message, fields)
         if _weight(fields) == 0:
             message["weight"] = 0
-    if message["role"] == "tool":
-        message |= {key: value for key in ("name", "tool_call_id") if isinstance(value := fields.take(key), str)}
-    return message
+    names = ("name", "tool_call_id") if message["role"] == "tool" else ("name",)
+    return message | {key: value for key in names if isinstance(value := fields.take(key), str)}
 
 
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", *ROLES})
@@ -271,11 +311,13 @@ def _add_reasoning(message: Message, fields: _Fields) -> None:
 
 
 def _weight(fields: _Fields) -> int:
-    """Returns whether a message has loss, 1 or 0, as OpenAI's "weight" and Axolotl's "train" say."""
-    weight, train = fields.take("weight"), fields.take("train")
-    if weight not in (None, 0, 1) or train not in (None, True, False):
+    """Returns whether a message has loss, 1 or 0: OpenAI's "weight", Axolotl's "train" and ms-swift's "loss" say so."""
+    if "train_detail" in fields:
+        raise Unreadable('a message of which a part is to be learnt ("train_detail")')
+    weights = [fields.take(name) for name in ("weight", "train", "loss") if name in fields]
+    if any(weight not in (0, 1) for weight in weights):
         raise Unreadable('a message whose "weight" is neither 0 nor 1')
-    return 0 if weight == 0 or train is False else 1
+    return 0 if 0 in weights else 1
 
 
 def _calls(fields: _Fields, function_call: str | None) -> list[dict]:
@@ -315,11 +357,11 @@ def _tools(fields: _Fields) -> tuple[dict, ...]:
     return tuple(_plain(tools))
 
 
-def _parsed(text: str):
+def _parsed(text: str, reason: str = _NOT_JSON):
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Unreadable(_NOT_JSON) from None
+        raise Unreadable(reason) from None
 
 
 def _plain(value):

@@ -7,6 +7,8 @@ runs this file by its path: it imports nothing of the package, so that it starts
 import faulthandler
 import json
 import os
+import threading
+import time
 from contextlib import suppress
 from datetime import datetime
 
@@ -20,8 +22,9 @@ from jinja2.utils import Namespace
 MEMORY, MEMORY_PER_BYTE = 2**29, 20
 # The maximum length of a rendered conversation, in characters: of any, for each message and for each character in it.
 LENGTH, LENGTH_PER_MESSAGE, LENGTH_PER_CHARACTER = 100_000, 2_000, 10
-# A child that is idle for so many seconds ends, and so does one whose parent was killed.
+# A child that is idle for so many seconds ends.
 IDLE_SECONDS = 30
+_SECONDS_BETWEEN_LOOKS = 0.5
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -172,6 +175,7 @@ def serve() -> None:
     Each request is a line with the number of bytes of JSON that follow; each answer is a line of JSON. What a template
     raises is answered with null.
     """
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     requests, answers = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
     nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     os.dup2(nowhere.fileno(), 1)
@@ -194,6 +198,13 @@ def serve() -> None:
             result = None
         answers.write(json.dumps(result).encode() + b"\n")
         answers.flush()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process after its parent was killed, also while a template renders."""
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
 
 
 def _limit_memory(size: int) -> None:

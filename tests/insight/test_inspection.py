@@ -11,7 +11,7 @@ from random_texts import edit, words
 from sebp_edge import Personalizer
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.insight.rendered import render_examples
-from sebp_edge.texts.documents import Completion, Conversation, Document
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.learnable import refuse_unlearnable
 
@@ -131,14 +131,17 @@ def test_the_command_prints_one_line_of_json_after_the_progress(texts):
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-def refusing(examples, tokenizer, content=SECRET):
+def refusing(examples, tokenizer, content=SECRET, left_out=()):
     documents = [Document("a", content)]
-    refuse_unlearnable(examples, documents, tokenizer, chat_template=False)
+    refuse_unlearnable(examples, documents, tokenizer, chat_template=False, left_out=left_out)
 
 
 def test_examples_without_loss_are_refused():
     with pytest.raises(TextsError, match="No token of these 1 documents has loss"):
         refusing([Example([0, 5, 6], [-100] * 3, 0)], make_tokenizer())
+    left_out = [LeftOut("b.png", "a picture"), LeftOut("a", "the model's chat template refuses it")]
+    with pytest.raises(TextsError, match=r"has loss \(for 1 of them: the model's chat template refuses it\), so"):
+        refusing([], make_tokenizer(), left_out=left_out)
 
 
 def test_two_start_tokens_are_refused():

@@ -288,6 +288,7 @@ def test_reasoning_has_loss():
         (SMOLLM_2, WITH_CALL, (), "calls of tools"),
         (SMOLLM_2, messages_of("a", "b"), TOOLS, "descriptions of tools"),
         (QWEN_3, WITH_CALL, (), "calls of tools"),
+        ("{{ messages[0].content }}", messages_of("a", "b"), (), "answers of the assistant"),
         (QWEN_3, (*messages_of("a", "b"), *WITH_CALL[2:]), (), "messages of the role tool"),
         (
             SMOLLM_2,

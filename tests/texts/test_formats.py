@@ -159,7 +159,7 @@ def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
         ({"prompt": "alone"}, 'no "text", "prompt" and "completion", or "messages"'),
         ({"text": 3}, '"text" is not a string'),
         ({"text": ["a"]}, '"text" is not a string'),
-        ({"prompt": "a", "completion": None}, '"completion" is not a string'),
+        ({"prompt": "a", "completion": None}, 'no "text", "prompt" and "completion"'),
         ({"prompt": "a", "completion": " \n"}, "empty"),
         ({"messages": "hello"}, '"messages" is not a list of messages'),
         ({"messages": ["hello"]}, '"messages" is not a list of messages'),
@@ -231,6 +231,7 @@ def test_ragged_csv_rows_are_left_out(tmp_path):
     [
         ("title,body\na,b\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("id|text\n1|a\n", 'no column "text", and no columns "prompt" and "completion"'),
+        ("text, Text\na,b\n", "two columns of one name; rename one"),
         ("prompt\na\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("text\n", "empty"),
         ('"text', 'no column "text", and no columns "prompt" and "completion"'),

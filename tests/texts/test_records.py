@@ -27,6 +27,13 @@ TURNS = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": 
         ({"instruction": "Do", "input": "", "output": "Done", "system": "", "history": []}, Completion("Do", "Done")),
         ({"question": "Q", "answer": "A", "system": None, "tools": "", "label": True}, Completion("Q", "A")),
         ({"text": "T", "answer": "A"}, "T"),
+        ({"text": "T", "label": False, "role": "cook"}, "T"),
+        ({"messages": None, "prompt": None, "question": "Q", "answer": "A"}, Completion("Q", "A")),
+        ({"instruction": "", "input": "Q", "output": "A"}, Completion("Q", "A")),
+        ({"prompt": "Sum up:", "input": "T", "output": "A"}, Completion("Sum up:\n\nT", "A")),
+        ({"prompt": "Sum up:\nT", "input": "T", "output": "A"}, Completion("Sum up:\nT", "A")),
+        ({"instruction": "Name it.", "question": "Q", "answer": "A"}, Completion("Name it.\n\nQ", "A")),
+        ({"question": "Q: a or b?", "options": ["a", "b"], "answer": "a"}, Completion("Q: a or b?", "a")),
         ({"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning"}]}, TURNS),
         ({"conversations": list(TURNS), "id": "x"}, TURNS),
     ],
@@ -100,6 +107,10 @@ AREA = {"name": "area", "description": "Computes an area."}
             (user("1"), assistant("2", weight=0), user("3"), assistant("4")),
         ),
         ({"prompt": "Q", "completion": [assistant("A")]}, (user("Q"), assistant("A"))),
+        (
+            {"prompt": "Q", "completion": "A", "chat_history": '[["1", "2"]]'},
+            (user("1"), assistant("2", weight=0), user("Q"), assistant("A")),
+        ),
         ({"prompt": [SYSTEM, user("Q")], "completion": "A"}, (SYSTEM, user("Q"), assistant("A"))),
         # OpenAI's and Axolotl's marks of messages without loss.
         (
@@ -107,7 +118,7 @@ AREA = {"name": "area", "description": "Computes an area."}
             (user("Q"), assistant("A", weight=0), user("R"), assistant("B")),
         ),
         (
-            {"messages": [user("Q"), assistant("A", train=False), user("R"), assistant("B", train=True)]},
+            {"messages": [user("Q"), assistant("A", train=False), user("R"), assistant("B", loss=True)]},
             (user("Q"), assistant("A", weight=0), user("R"), assistant("B")),
         ),
         # Parts of text, reasoning, other names of roles.
@@ -127,6 +138,10 @@ AREA = {"name": "area", "description": "Computes an area."}
         (
             {"messages": [{"role": "Human", "content": "Q"}, {"role": "model", "content": "A"}]},
             (user("Q"), assistant("A")),
+        ),
+        (
+            {"messages": [user("Q") | {"name": "Ann"}, assistant("A", loss=False), assistant("B")]},
+            (user("Q") | {"name": "Ann"}, assistant("A", weight=0), assistant("B")),
         ),
         # Calls of tools.
         (
@@ -191,8 +206,12 @@ NO_PART = "a message with a part that is not text, such as an image"
         ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'a preference ("chosen" and "rejected"); give the answer'),
         (
             {"prompt": "Q", "completion": "A", "label": False},
-            'a completion that is not to be learnt ("label" is false)',
+            'an answer that is not to be learnt ("label" is false)',
         ),
+        ({"messages": list(TURNS), "kto_tag": "False"}, 'an answer that is not to be learnt ("kto_tag" is false)'),
+        ({"role": "assistant", "text": "A", "parent_id": "1"}, "one message of a conversation"),
+        ({"question": "Q", "options": {"A": "one", "B": "two"}, "answer": "A"}, 'a question whose "options" are apart'),
+        ({"text": "A", "Text": "B"}, "an object that has a key twice"),
         ({"prompt": "Q", "completion": "A", "system": 3}, '"system" is not a string'),
         ({"prompt": "Q", "completion": "A", "history": "none"}, '"history" is not a list of pairs'),
         ({"prompt": "Q", "completion": "A", "history": [["1"]]}, '"history" is not a list of pairs'),
@@ -202,6 +221,7 @@ NO_PART = "a message with a part that is not text, such as an image"
         ({"prompt": ["Q"], "completion": "A"}, '"prompt" is not a string'),
         ({"messages": [user("Q"), assistant("A", weight=0)]}, "no message from the assistant is to be learnt"),
         ({"messages": [user("Q"), assistant("A", weight=0.5)]}, 'a message whose "weight" is neither 0 nor 1'),
+        ({"messages": [user("Q"), assistant("A", train_detail=[{}])]}, "a message of which a part is to be learnt"),
         ({"messages": [user("Q"), assistant("A", reasoning=["Hm."])]}, '"reasoning_content" is not a string'),
         ({"messages": [user([{"type": "image_url", "image_url": {}}]), assistant("A")]}, NO_PART),
         ({"messages": [user([{"type": "text", "text": None}]), assistant("A")]}, NO_PART),

@@ -22,7 +22,7 @@ from sebp_edge import frozen
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.texts import template_child, templates
-from sebp_edge.texts.conversations import refuse_unusable_template, render_end_of_turn
+from sebp_edge.texts.conversations import refuse_unusable_template, render_end_of_turn, render_prompt
 from sebp_edge.texts.documents import Conversation, Document
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.prompts import encode_prompt
@@ -186,6 +186,39 @@ def test_a_child_whose_parent_does_not_end_it_ends(is_idle):
         child.stdin.write(b"".join(b"%d\n%s" % (len(each), each) for each in sent))
         child.stdin.flush()
         assert child.wait(20) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows neither forks nor gives orphans another parent")
+def test_a_fork_renders_in_a_process_of_its_own_whatever_other_threads_do():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = SIMPLE
+    render_prompt(CHAT[1:2], tokenizer)
+    [renderer] = tokenizer.sebp_edge_renderers.values()
+    with renderer._lock:  # as if another thread rendered
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            os._exit(0 if "Be brief." in render_prompt(CHAT[:2], tokenizer) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert renderer._process.is_running
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows gives orphans no other parent")
+def test_a_rendering_ends_soon_after_its_parent_was_killed():
+    endless = "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}"
+    request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
+    sent = b"".join(b"%d\n%s" % (len(each), each) for each in (json.dumps(one).encode() for one in (endless, request)))
+    code = "import subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, "
+    code += "stdout=subprocess.PIPE); child.stdin.write(sys.stdin.buffer.read()); child.stdin.flush(); "
+    code += "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    command = [sys.executable, "-c", code, templates.__file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        parent.stdin.write(sent)
+        parent.stdin.close()
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    _, alive = psutil.wait_procs([child], timeout=10)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_the_child_imports_only_jinja2():

@@ -42,7 +42,8 @@ def read_csv(path: Path) -> Iterable[Read]:
     """Reads a table with a record in each row; columns are separated by commas, semicolons or tabs.
 
     Raises:
-        Unreadable: its header names no text, and no prompt with its completion; it has too many rows; see `decode`.
+        Unreadable: its header names no text, and no prompt with its completion; two columns have one name; it
+            has too many rows; see `decode`.
     """
     text = decode(path)
     with _long_fields():
@@ -218,6 +219,8 @@ def _records_of_table(text: str) -> Iterator[dict[str, str] | Unreadable]:
             break
     else:
         raise Unreadable('no column "text", and no columns "prompt" and "completion"')
+    if max(Counter(filter(None, (name.strip().lower() for name in names))).values()) > 1:
+        raise Unreadable("two columns of one name; rename one")
     for row in rows:
         if isinstance(row, Unreadable):
             yield row
