@@ -115,9 +115,8 @@ def configs_of(model: nn.Module) -> list[PretrainedConfig]:
     return list(found.values())
 
 
-def attention_functions(model: nn.Module) -> tuple[Callable | None, Callable | None]:
-    """Returns the functions that are registered as a model's attention and its mask; None if its own code has them."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+def attention_functions(name: str | None) -> tuple[Callable | None, Callable | None]:
+    """Returns the functions that are registered for attention of this name and its mask; None if there are none."""
     return ALL_ATTENTION_FUNCTIONS.get(name), ALL_MASK_ATTENTION_FUNCTIONS.get(name)
 
 
