@@ -9,6 +9,7 @@ linear layers inside are replaced. `batch_rows` finds the rows of a batch, `patc
 """
 
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -76,6 +77,7 @@ class Sparsified(Patch):
         self._inner = inner_model(model)
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
+        self._lock = threading.RLock()
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
         free = [module for module in model.modules() if has_own_forward(module)]
@@ -164,6 +166,11 @@ class Sparsified(Patch):
         # Plans and trials run on the host, which would break a compiled graph.
         if not self.layers or torch.compiler.is_compiling():
             return self._original_forward(*args, **kwargs)
+        # Layers read the rows of the present call here, so a call from another thread waits.
+        with self._lock:
+            return self._run_alone(*args, **kwargs)
+
+    def _run_alone(self, *args, **kwargs):
         findings = self._current_findings()
         try:
             if not torch.is_grad_enabled():
