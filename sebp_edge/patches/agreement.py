@@ -4,7 +4,7 @@ Results are compared by mean difference, gradients by norm. All tolerances are d
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,12 @@ def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def find_mismatch(
-    model: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor], tolerance: float = OUTPUTS
+    model: nn.Module,
+    expected: Callable[[], Tensor],
+    found: Callable[[], Tensor],
+    tolerance: float = OUTPUTS,
+    *,
+    with_hooks: bool = False,
 ) -> str | None:
     """Returns None if both return the same numbers, else the reason in words. Runs without gradients and dropout.
 
@@ -56,9 +61,10 @@ def find_mismatch(
         model: the model whose parts compute both.
         expected: called before `found`.
         tolerance: the largest relative difference in low precision.
+        with_hooks: whether users' hooks run.
     """
     try:
-        with evaluating(model):
+        with evaluating(model, with_hooks=with_hooks):
             difference = disagreement(model, expected(), found(), tolerance)
     except FAILURES as error:
         if ran_out_of_memory(error):
@@ -87,15 +93,19 @@ def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context without gradients, dropout and users' hooks; restores each module's mode afterwards."""
+def evaluating(model: nn.Module, *, with_hooks: bool = False) -> Iterator[None]:
+    """Context without gradients and dropout; restores each module's mode afterwards.
+
+    Args:
+        with_hooks: whether users' hooks run.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with (
             torch.no_grad(),
             without_autocast_cache(computing_device(next(model.parameters()))),
-            without_hooks(model),
+            nullcontext() if with_hooks else without_hooks(model),
         ):
             yield
     finally:

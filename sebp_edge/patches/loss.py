@@ -16,10 +16,10 @@ from functools import cached_property, partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.loss.loss_utils import ForCausalLMLoss
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.models.architecture import has_library_loss
 from sebp_edge.models.sharding import FSDPModule, own_class
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logits
@@ -186,7 +186,7 @@ class FusedLoss:
 
     def _takes_keywords_of(self, inputs: dict) -> bool:
         """Whether the loss has no further arguments; functions other than transformers' own may read any keyword."""
-        if getattr(self._decoder, "loss_function", None) is ForCausalLMLoss:
+        if has_library_loss(self._decoder):
             return True
         return inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
 

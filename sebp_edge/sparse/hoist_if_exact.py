@@ -55,7 +55,7 @@ class _HoistedIfExact(Hoisted):
         if reason is not None:
             raise SparsityError(reason)
         input_ids, plan = (part.to(self._decoder.device) for part in self._batch)
-        with evaluating(self.model):
+        with evaluating(self.model, with_hooks=True):
             with Sparsified(self.model) as padded:
                 expected = padded.row_losses(input_ids, plan)
             super()._attach()

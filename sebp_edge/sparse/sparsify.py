@@ -187,9 +187,7 @@ class Sparsified(Patch):
         uses_fused_loss = plan is not None and given_plan is None and loss and loss.applies_to(inputs)
         rows = self._batch_rows(findings, inputs, plan)
         if rows is not DETECTED:
-            rows = findings.verification.check_unless_verified(
-                rows, self._call_kind(inputs, bool(uses_fused_loss))
-            )
+            rows = findings.verification.check_unless_verified(rows, self._call_kind(inputs, bool(uses_fused_loss)))
         with (
             self._calling(_Call(rows, given_plan)),
             self._fused_lora.refreshed(),
