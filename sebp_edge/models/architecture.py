@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2CLS
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
@@ -115,10 +116,14 @@ def configs_of(model: nn.Module) -> list[PretrainedConfig]:
     return list(found.values())
 
 
-def attention_functions(model: nn.Module) -> tuple[Callable | None, Callable | None]:
-    """Returns the functions that are registered as a model's attention and its mask; None if its own code has them."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+def attention_functions(name: str | None) -> tuple[Callable | None, Callable | None]:
+    """Returns the functions that are registered for attention of this name and its mask; None if there are none."""
     return ALL_ATTENTION_FUNCTIONS.get(name), ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+
+
+def has_library_loss(model: nn.Module) -> bool:
+    """Whether a model's loss function is transformers' own one of causal decoders."""
+    return getattr(model, "loss_function", None) is ForCausalLMLoss
 
 
 def longest_sequence(model: nn.Module) -> int | None:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of
 from sebp_edge.models.shape import Block
-from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.patch import Patch, forward_of
 
 # Attribute of transformers' attention layers that holds their dropout probability.
 ATTENTION_DROPOUT = "attention_dropout"
@@ -66,7 +66,7 @@ class _InCheckpoint:
     """Replacement of one block's `forward`."""
 
     def __init__(self, block: nn.Module, recomputing: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
-        self._forward, self._recomputing, self._host = block.forward, recomputing, host
+        self._forward, self._recomputing, self._host = forward_of(block), recomputing, host
         self._dropouts = dropouts_of(block)
 
     def __call__(self, hidden: Tensor, *args, **kwargs):

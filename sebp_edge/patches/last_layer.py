@@ -19,7 +19,7 @@ from sebp_edge.models.sharding import FSDPModule
 from sebp_edge.ops import gather_rows, scatter_rows
 from sebp_edge.patches.agreement import find_mismatch
 from sebp_edge.patches.checkpoints import is_in_checkpoint
-from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.patch import Patch, forward_of
 from sebp_edge.patches.state import has_hooks
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class LastLayer(Patch):
     def attach(self) -> None:
         """Replaces the forwards of the three parts; each replacement calls the present forward."""
         for part in self._parts:
-            self._replace(part, _OnRows(self, part.forward))
+            self._replace(part, _OnRows(self, forward_of(part)))
 
     def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
         """Whether restricting the last layer leaves the losses the same; tested once, and again after `forget_trial`.

@@ -6,6 +6,7 @@ further terms in their loss, or with another head than their config describes, k
 Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary, K tokens of a row.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.models.architecture import has_library_loss
 from sebp_edge.models.sharding import FSDPModule, own_class
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logits
@@ -166,7 +168,7 @@ class FusedLoss:
 
     def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer, *, is_wrapped: bool):
         self._decoder, self._original_forward, self._last_layer = decoder, original_forward, last_layer
-        self._is_wrapped = is_wrapped
+        self._is_wrapped, self._parameters = is_wrapped, set(inspect.signature(original_forward).parameters)
         self._head: Head | None = None
         self._output_type: type | None = None
 
@@ -174,7 +176,19 @@ class FusedLoss:
         """Whether this computes the call's loss: for a training step on all logits of a model that passed the trial."""
         to_keep = inputs.get("logits_to_keep", 0)
         all_kept = isinstance(to_keep, int) and to_keep == 0
-        return all_kept and self._decoder.training and torch.is_grad_enabled() and self._reason_to_keep is None
+        return (
+            all_kept
+            and self._takes_keywords_of(inputs)
+            and self._decoder.training
+            and torch.is_grad_enabled()
+            and self._reason_to_keep is None
+        )
+
+    def _takes_keywords_of(self, inputs: dict) -> bool:
+        """Whether the loss has no further arguments; functions other than transformers' own may read any keyword."""
+        if has_library_loss(self._decoder):
+            return True
+        return inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
 
     def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
         """Returns the model's output: its loss, no logits, and the other outputs of the base model.
@@ -227,12 +241,14 @@ class FusedLoss:
         """Makes the head; returns why no trial is needed to keep the model's own loss, or None."""
         if self._is_wrapped:
             return "its forward is already wrapped (as by accelerate for mixed precision); sparsify the model first."
-        if not self._has_usual_loss():
-            return "its loss function is not the mean cross-entropy of the next tokens."
+        if has_hooks(self._decoder):
+            return "it has hooks, which would see no logits."
         try:
             self._head = Head(self._decoder)
         except SparsityError as error:
             return str(error)
+        if not self._has_usual_loss():
+            return "its loss function is not the mean cross-entropy of the next tokens."
         return None
 
     @torch.enable_grad()
@@ -246,17 +262,25 @@ class FusedLoss:
         logits_BTV = torch.randn(
             *labels_BT.shape, vocabulary, generator=generator, device=labels_BT.device, dtype=torch.float32
         ).requires_grad_()
-        expected = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORE)
-        try:
+        total = F.cross_entropy(
+            logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+        num_labels = int((labels_BT[:, 1:] != IGNORE).sum())
+
+        def agrees(expected: Tensor, **options) -> bool:
             with torch.autocast(labels_BT.device.type, enabled=False):
-                own = loss_function(logits=logits_BTV, labels=labels_BT, vocab_size=vocabulary)
-                gradients = [torch.autograd.grad(loss, logits_BTV) for loss in (expected, own)]
+                own = loss_function(logits=logits_BTV, labels=labels_BT, vocab_size=vocabulary, **options)
+                gradients = [torch.autograd.grad(loss, logits_BTV, retain_graph=True) for loss in (expected, own)]
+            difference = disagreement(self._decoder, expected.detach(), own.detach(), FULL_PRECISION)
+            return difference is None and gradients_agree(*gradients)
+
+        try:
+            # Trainers divide the sum of several batches by the number of their labels.
+            return agrees(total / num_labels) and agrees(total / 7, num_items_in_batch=torch.tensor(7))
         except FAILURES as error:
             if ran_out_of_memory(error):
                 raise
             return False
-        difference = disagreement(self._decoder, expected.detach(), own.detach(), FULL_PRECISION)
-        return difference is None and gradients_agree(*gradients)
 
     def _own_loss(self) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)

@@ -18,7 +18,7 @@ from sebp_edge.models.shape import Block
 from sebp_edge.patches.checkpoints import dropouts_of, refuse_dropout
 from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.norms_and_mlps import recomputes_norms
-from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.patch import Patch, forward_of
 
 # With chunks of this size, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000 tokens.
 # Half as many rows would dequantise a 4-bit base twice as often.
@@ -61,7 +61,7 @@ class _ChunkedForward:
     """Replacement of one MLP's `forward`."""
 
     def __init__(self, chunked_mlps: ChunkedMlps, mlp: nn.Module, recomputing: Callable[[], AbstractContextManager]):
-        self._chunked_mlps, self._forward, self._recomputing = chunked_mlps, mlp.forward, recomputing
+        self._chunked_mlps, self._forward, self._recomputing = chunked_mlps, forward_of(mlp), recomputing
         self._dropouts = dropouts_of(mlp)
         self._gave_gradient = False
 

@@ -2,7 +2,7 @@
 
     class Doubled(Patch):
         def attach(self, layer):
-            forward = layer.forward
+            forward = forward_of(layer)
             self._replace(layer, lambda x: 2 * forward(x))
 
 A replacement wraps the forward that it replaces. If it is removed while something else wraps it (a later handle, a
@@ -94,7 +94,7 @@ class _Link:
 
     def __init__(self, module: nn.Module, forward: Callable):
         self.module, self.forward = module, forward
-        self.beneath, self.__wrapped__ = vars(module).get("forward"), module.forward
+        self.beneath, self.__wrapped__ = vars(module).get("forward"), forward_of(module)
 
     def __call__(self, *args, **kwargs):
         if self.forward is not None:
@@ -115,6 +115,28 @@ class _Link:
 
 def _same(forward: Callable) -> Callable:
     return forward
+
+
+class _ClassForward:
+    """Calls the forward that a module's class has at present, which may be replaced after a patch has wrapped it."""
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def __call__(self, *args, **kwargs):
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable:
+        """For `inspect.signature`."""
+        return MethodType(type(self.module).forward, self.module)
+
+
+def forward_of(module: nn.Module) -> Callable:
+    """Returns a module's present forward, to be wrapped."""
+    return vars(module).get("forward") or _ClassForward(module)
 
 
 def drop_removed(module: nn.Module) -> None:
@@ -149,3 +171,9 @@ def foreign_forward(module: nn.Module) -> Callable | None:
 def is_wrapped(module: nn.Module) -> bool:
     """Whether something other than a patch replaced the module's forward, inside patches or around them."""
     return foreign_forward(module) is not None
+
+
+def own_attention(decoder: nn.Module) -> str | None:
+    """Returns the name of a transformers model's attention implementation, other than those that patches have set."""
+    names = vars(decoder).get(_ATTENTIONS)
+    return names[None] if names else getattr(getattr(decoder, "config", None), "_attn_implementation", None)

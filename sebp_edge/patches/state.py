@@ -8,28 +8,28 @@ holds for the model as it was:
     hooks        on every module, and those that torch runs for all modules
     settings     numbers, flags and names that modules and configs hold, such as `is_causal`, a window or eps
     functions    the loss, and the attention and its mask that the config names
-    ends         shape, dtype and device of the weights of embedding and head, and whether there is a bias
+    ends         shape, dtype and device of the weights of embedding and head, whether they are tied, and whether there
+                 is a bias
 
-The values of weights do not matter. What may differ between calls (the mode, autocast, the keywords) is compared by the
-caller.
+The values of weights do not matter. What may differ between calls (the mode, autocast, the keywords, which parameters
+are trained) is compared by the caller.
 
-A 3B model with adapters has 2,300 modules and 9,300 tables of hooks, nearly all of them empty. So each comparison is a
-few calls into C, on lists that are made once, and these tables are read only if a hook was registered anywhere.
+A 3B model with adapters has 2,300 modules; half of them only hold others and are never called. The others have 4,600
+tables of hooks, nearly all of them empty. So each comparison is a few calls into C, on lists that are made once.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 
 from torch import nn
 from torch.nn.modules import module as all_modules
-from torch.utils.hooks import RemovableHandle
 
 from sebp_edge.models.architecture import attention_functions, configs_of
 from sebp_edge.models.lora import adapted_layers
 from sebp_edge.models.sharding import is_sharded
-from sebp_edge.patches.patch import foreign_forward
+from sebp_edge.patches.patch import foreign_forward, own_attention
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -54,19 +54,21 @@ class ModelState:
         # `plain_projection` compares what is inside of these at every call, but for hooks and forwards.
         inside = {part for layer in adapted for part in layer.modules()}
         outer = [module for module in modules if module not in inside]
+        called = [module for module in modules if type(module).forward is not nn.Module.forward]
         classes = list(dict.fromkeys(map(type, modules)))
         ends = [end for end in (_call(inner, "get_input_embeddings"), _call(inner, "get_output_embeddings")) if end]
         self._comparisons: dict[str, _Comparison] = {
             "modules": _compare_tables([vars(module)["_modules"] for module in outer]),
             "classes": _compare(lambda: list(map(type, outer))),
-            "replaced forwards": _compare_forwards(modules),
+            "replaced forwards": _compare_forwards(called),
             "forwards of classes": _compare(lambda: [getattr(each, "forward", None) for each in classes]),
-            "hooks": _compare_hooks(modules),
+            "hooks": _compare_hooks(called),
             "settings": _compare_settings(outer),
-            "config": _compare_tables([vars(config) for config in configs_of(model)]),
+            "config": _compare_configs(outer),
+            "settings of the config": _compare_tables([vars(config) for config in configs_of(model)]),
             "loss function": _compare(lambda: getattr(inner, "loss_function", None)),
-            "attention function": _compare(lambda: attention_functions(inner)),
-            "embedding or head": _compare(lambda: list(map(_facts_of_end, ends))),
+            "attention function": _compare(lambda: attention_functions(own_attention(inner))),
+            "embedding or head": _compare(lambda: _facts_of_ends(ends)),
         }
 
     def find_change(self) -> str | None:
@@ -144,22 +146,19 @@ def _compare_forwards(modules: list[nn.Module]) -> _Comparison:
 
 
 def _compare_hooks(modules: list[nn.Module]) -> _Comparison:
-    tables = [vars(module)[name] for module in modules for name in HOOKS]
-    tables += [getattr(all_modules, "_global" + name) for name in HOOKS]
-    filled, empty = [table for table in tables if table], [table for table in tables if not table]
-    # Torch never gives two hooks the same number, whatever they are registered on.
-    before, next_number = list(map(list, filled)), RemovableHandle.next_id
+    attributes, read_tables = list(map(vars, modules)), itemgetter(*HOOKS)
+    of_all = [getattr(all_modules, "_global" + name) for name in HOOKS]
+    # Tables too are read each time, since people clear hooks by setting new ones. Torch never gives two hooks the same
+    # number, whatever they are registered on.
+    return _compare(
+        lambda: list(map(list, filter(None, chain(of_all, chain.from_iterable(map(read_tables, attributes))))))
+    )
 
-    def has_changed() -> bool:
-        nonlocal next_number
-        if list(map(list, filled)) != before:
-            return True
-        if next_number == RemovableHandle.next_id:
-            return False
-        next_number = RemovableHandle.next_id
-        return any(empty)
 
-    return has_changed
+def _compare_configs(modules: list[nn.Module]) -> _Comparison:
+    attributes = [vars(module) for module in modules if "config" in vars(module)]
+    # Not by value: an equal copy may be changed later.
+    return _compare(lambda: list(map(id, map(dict.get, attributes, repeat("config")))))
 
 
 def _compare_settings(modules: list[nn.Module]) -> _Comparison:
@@ -219,8 +218,16 @@ def _call(inner: nn.Module, getter: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
+def _facts_of_ends(ends: list[nn.Module]) -> tuple:
+    weights = [vars(end)["_parameters"].get("weight") for end in ends]
+    are_tied = len(ends) > 1 and weights[0] is weights[1]
+    return are_tied, *map(_facts_of_end, ends)
+
+
 def _facts_of_end(end: nn.Module) -> tuple:
-    weight, has_bias = getattr(end, "weight", None), getattr(end, "bias", None) is not None
+    # Not as attributes: in training, spectral norm changes its vectors whenever a weight is read.
+    parameters = vars(end)["_parameters"]
+    weight, has_bias = parameters.get("weight"), parameters.get("bias") is not None
     if weight is None:
         return (has_bias,)
     # Within calls, FSDP gathers weights in another dtype.

@@ -102,9 +102,15 @@ class Hoisted(Patch):
 
     def _follow_changes(self) -> None:
         """Attaches again if the model has changed, so that every part is tried again."""
-        if self._undo and self.state.find_change() is not None:
+        change = self.state.find_change() if self._undo else None
+        if change is not None:
             self.remove()
-            self._attach()
+            try:
+                self._attach()
+            except SparsityError as error:
+                raise SparsityError(
+                    f"The model has changed ({change}) and cannot be hoisted any more: {error}"
+                ) from error
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].

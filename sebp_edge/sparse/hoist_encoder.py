@@ -169,7 +169,8 @@ class HoistedEncoder(Patch):
 
         if self._has_other_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
             return "its loss is not that of its logits at the labels."
-        return find_mismatch(encoder, padded, hoisted, HIDDEN_STATES)
+        # Hooks would get other rows than in the padded model.
+        return find_mismatch(encoder, padded, hoisted, HIDDEN_STATES, with_hooks=True)
 
     def _has_other_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
         """Whether the model's loss has other gradients than the loss computed from the logits that the head reads."""

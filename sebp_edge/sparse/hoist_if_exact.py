@@ -1,15 +1,13 @@
 """Hoists a decoder if it computes the same on active rows as on padded batches; otherwise returns the reason."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.models.lora import without_adapter
-from sebp_edge.patches.agreement import FAILURES, ROW_LOSSES, disagreement
+from sebp_edge.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
@@ -20,44 +18,57 @@ from sebp_edge.sparse.sparsify import Sparsified
 LENGTHS = (48, 31)
 
 
-@torch.no_grad()
 def hoist_if_exact(
     model: nn.Module, sequences: Sequence[Sequence[int]], pad_token_id: int, **options
 ) -> tuple[Hoisted | None, str | None]:
     """Returns the hoisted model and None if its results equal the padded model's, else None and the reason in words.
 
-    Compares gradients of a small copy of the model, and the model's own losses on two short sequences.
+    Compares gradients of a small copy of the model, and the model's own losses on two short sequences; again if the
+    model changes later, when a difference is a SparsityError.
 
     Args:
         sequences: token ids; only the beginnings of the first two are used.
         pad_token_id: the token for padding.
         options: keywords of `Hoisted`.
     """
-    decoder = without_adapter(model)
-    reason = find_copy_mismatch(decoder)
-    if reason is not None:
-        return None, reason
     starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
-    input_ids, plan = pad_right(starts, pad_token_id)
-    device = decoder.get_input_embeddings().weight.device
-    input_ids, plan = input_ids.to(device), plan.to(device)
-    with Sparsified(model) as padded:
-        expected = padded.row_losses(input_ids, plan)
-    with ExitStack() as undo:
-        try:
-            hoisted = undo.enter_context(Hoisted(model, **options))
-            found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
-        except SparsityError as error:
-            return None, str(error)
-        except FAILURES as error:
-            if ran_out_of_memory(error):
-                raise
-            return None, f"the model failed on active rows ({type(error).__name__})."
-        difference = disagreement(model, expected, found, ROW_LOSSES)
-        if difference is not None:
-            return None, f"its losses on active rows differ from the padded ones by {difference:.1%}."
-        undo.pop_all()
-    return hoisted, None
+    try:
+        return _HoistedIfExact(model, *pad_right(starts, pad_token_id), **options), None
+    except SparsityError as error:
+        return None, str(error)
+
+
+class _HoistedIfExact(Hoisted):
+    """A hoisted model that is compared with the padded one whenever it is attached.
+
+    Args:
+        input_ids_BT, plan: the batch on which losses are compared.
+    """
+
+    def __init__(self, model: nn.Module, input_ids_BT: Tensor, plan: RowPlan, **options):
+        self._batch = input_ids_BT, plan
+        super().__init__(model, **options)
+
+    @torch.no_grad()
+    def _attach(self) -> None:
+        reason = find_copy_mismatch(self._decoder)
+        if reason is not None:
+            raise SparsityError(reason)
+        input_ids, plan = (part.to(self._decoder.device) for part in self._batch)
+        with evaluating(self.model, with_hooks=True):
+            with Sparsified(self.model) as padded:
+                expected = padded.row_losses(input_ids, plan)
+            super()._attach()
+            with self._attaching():
+                try:
+                    found = self.row_losses(ActiveTokens.gather(input_ids, plan))
+                except FAILURES as error:
+                    if isinstance(error, SparsityError) or ran_out_of_memory(error):
+                        raise
+                    raise SparsityError(f"the model failed on active rows ({type(error).__name__}).") from error
+                difference = disagreement(self.model, expected, found, ROW_LOSSES)
+                if difference is not None:
+                    raise SparsityError(f"its losses on active rows differ from the padded ones by {difference:.2%}.")
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:

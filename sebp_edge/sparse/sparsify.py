@@ -9,6 +9,7 @@ linear layers inside are replaced. `batch_rows` finds the rows of a batch, `patc
 """
 
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,7 +38,7 @@ from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import FusedLoss, teacher_tokens
-from sebp_edge.patches.patch import Patch, has_own_forward
+from sebp_edge.patches.patch import Patch, forward_of, has_own_forward
 from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.batch_rows import (
     ALL,
@@ -74,9 +75,9 @@ class Sparsified(Patch):
         self._selection = Selection(model, rows)
         self.choices_folder = str(cache_folder())
         self._inner = inner_model(model)
-        self._verification = Verification()
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
+        self._lock = threading.RLock()
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
         free = [module for module in model.modules() if has_own_forward(module)]
@@ -93,7 +94,7 @@ class Sparsified(Patch):
             self._include(self._fused_lora, self._linear_rows, ungrouped=self._last_layer.query)
             self._include(self._last_layer)
             self._keeps_logits, self._is_wrapped = keep_logits, not has_own_forward(self._inner)
-            self._original_forward = self._inner.forward
+            self._original_forward = forward_of(self._inner)
             self._forward_parameters = list(inspect.signature(self._original_forward).parameters)
             self._replace(self._inner, self._run)
         self._findings: _Findings | None = None
@@ -165,6 +166,11 @@ class Sparsified(Patch):
         # Plans and trials run on the host, which would break a compiled graph.
         if not self.layers or torch.compiler.is_compiling():
             return self._original_forward(*args, **kwargs)
+        # Layers read the rows of the present call here, so a call from another thread waits.
+        with self._lock:
+            return self._run_alone(*args, **kwargs)
+
+    def _run_alone(self, *args, **kwargs):
         findings = self._current_findings()
         try:
             if not torch.is_grad_enabled():
@@ -181,7 +187,7 @@ class Sparsified(Patch):
         uses_fused_loss = plan is not None and given_plan is None and loss and loss.applies_to(inputs)
         rows = self._batch_rows(findings, inputs, plan)
         if rows is not DETECTED:
-            rows = self._verification.check_unless_verified(rows, self._call_kind(inputs, bool(uses_fused_loss)))
+            rows = findings.verification.check_unless_verified(rows, self._call_kind(inputs, bool(uses_fused_loss)))
         with (
             self._calling(_Call(rows, given_plan)),
             self._fused_lora.refreshed(),
@@ -208,7 +214,8 @@ class Sparsified(Patch):
         loss = None
         if not self._keeps_logits:
             loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
-        return _Findings(first_modules, layers_after_attention(self._inner), loss)
+        parameters = list(self.model.parameters())
+        return _Findings(first_modules, layers_after_attention(self._inner), loss, parameters, Verification())
 
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
@@ -242,19 +249,20 @@ class Sparsified(Patch):
         # With a given plan, ours is the only loss.
         if self._call.rows is DETECTED or self._call.given_plan is not None:
             return nullcontext(lambda outputs: outputs)
-        return self._verification.checking_gradients(self._call.rows, findings.first_modules)
+        return findings.verification.checking_gradients(self._call.rows, findings.first_modules)
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
         device_type = computing_device(next(self._inner.parameters())).type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
         is_cast, has_plan = torch.is_autocast_enabled(device_type), self._call.given_plan is not None
-        return self._findings, given, is_cast, self._inner.training, uses_fused_loss, has_plan
+        are_trained = tuple(parameter.requires_grad for parameter in self._findings.parameters)
+        return given, is_cast, self._inner.training, are_trained, uses_fused_loss, has_plan
 
     def _batch_rows(self, findings: "_Findings", inputs: dict, plan: RowPlan | None) -> BatchRows:
         if (
             not self._selection.reads_labels
-            or self._verification.has_failed
+            or findings.verification.has_failed
             or asks_for_more_outputs(self._inner, inputs)
         ):
             return DETECTED
@@ -303,6 +311,8 @@ class _Findings:
         first_modules: modules whose outputs are the first hidden states.
         after_attention: modules that work row by row and feed only the head.
         loss: the loss without logits; None if the model keeps its own.
+        parameters: those of the model.
+        verification: which kinds of calls were verified.
         causality: the result of the trial; None before it.
         state: the state that all of this depends on; None during the first call.
     """
@@ -310,6 +320,8 @@ class _Findings:
     first_modules: list[nn.Module]
     after_attention: set[nn.Module]
     loss: FusedLoss | None
+    parameters: list[nn.Parameter]
+    verification: Verification
     causality: Causality | None = None
     state: ModelState | None = None
 
@@ -337,7 +349,7 @@ class _RowwiseForward:
     """
 
     def __init__(self, module: nn.Module, find_rows: Callable[[Tensor], Rows | None]):
-        self.forward, self.find_rows = module.forward, find_rows
+        self.forward, self.find_rows = forward_of(module), find_rows
 
     def __call__(self, *args, **kwargs) -> Tensor:
         if len(args) == 1 and not kwargs and not torch.compiler.is_compiling():
@@ -359,9 +371,11 @@ class _SparseForward:
     """Replacement of one linear layer's `forward`."""
 
     def __init__(self, sparsified: Sparsified, layer: nn.Module):
-        self.sparsified, self.layer = sparsified, layer
+        self.sparsified, self.layer, self.class_forward = sparsified, layer, type(layer).forward
 
     def __call__(self, x: Tensor) -> Tensor:
+        if type(self.layer).forward is not self.class_forward:
+            return type(self.layer).forward(self.layer, x)  # somebody has replaced it for all layers
         handle = self.sparsified
         rows = handle._linear_rows([self.layer], x)
         keep, folder = handle._call.inputs.keep, handle.choices_folder

@@ -1,7 +1,10 @@
 """A model that changes between steps still trains like the dense one: no trial's result outlives what it was about."""
 
 import copy
+import functools
 import io
+import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,12 +15,17 @@ from model_families import DECODERS, make_decoder
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations, prune
+from transformers.loss.loss_utils import LOSS_MAPPING
+from transformers.models.llama import modeling_llama
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
 from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.sparse.sparsify import Sparsified
 
 VOCABULARY, HIDDEN = 320, 32
 
@@ -27,6 +35,11 @@ def dense_model():
 
 
 def lora_model():
+    return copy.deepcopy(_lora_model())
+
+
+@functools.cache
+def _lora_model():
     config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -41,8 +54,8 @@ def doubled(_module, _inputs, output):
     return output * 2 if isinstance(output, torch.Tensor) else output
 
 
-def add_adapter(model, *targets):
-    config = LoraConfig(r=3, target_modules=list(targets), init_lora_weights=False)
+def add_adapter(model, *targets, **options):
+    config = LoraConfig(r=3, target_modules=list(targets), init_lora_weights=False, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model.add_adapter("other", config)
@@ -97,9 +110,13 @@ def window(model):
         block.self_attn.sliding_window = 3
 
 
+def mix_all_rows(_module, _inputs, output):
+    return output + output.mean(dim=(0, 1))
+
+
 def mix_rows(model):
     """Every row's gradient reaches all others from here on."""
-    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, out: out + out.mean(dim=(0, 1)))
+    model.model.layers[1].mlp.register_forward_hook(mix_all_rows)
 
 
 def mix_rows_backward(model):
@@ -114,6 +131,42 @@ def replace_forward(model):
     mlp = model.model.layers[2].mlp
     forward = type(mlp).forward
     mlp.forward = lambda x: forward(mlp, x) + x.mean(dim=1, keepdim=True)
+
+
+def replace_hooks(module, hook):
+    """Clears a module's hooks as people do, and registers another."""
+    module._forward_hooks = OrderedDict()
+    module.register_forward_hook(hook)
+
+
+def spectral_norm(model, module):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        parametrizations.spectral_norm(module)
+    model.double()
+
+
+def two_layer_head(model):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model.lm_head = nn.Sequential(nn.Linear(HIDDEN, 8), nn.Linear(8, VOCABULARY)).double()
+
+
+def generate(model):
+    with torch.inference_mode():
+        model.eval().generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False)
+    model.train()
+
+
+def tripled(forward):
+    def call(module, *args, **kwargs):
+        output = forward(module, *args, **kwargs)
+        if isinstance(output, torch.Tensor):
+            return output * 3
+        output.loss = output.loss * 3
+        return output
+
+    return call
 
 
 CHANGES = {
@@ -145,6 +198,23 @@ CHANGES = {
     "activation": lambda model: setattr(model.model.layers[1].mlp, "act_fn", nn.ReLU()),
     "frozen": lambda model: model.model.layers[1].requires_grad_(False),
     "scale of attention": lambda model: setattr(model.model.layers[1].self_attn, "scaling", 0.9),
+    "table of hooks replaced": lambda model: replace_hooks(model.model.layers[1].mlp, mix_all_rows),
+    "table of the head's hooks replaced": lambda model: replace_hooks(model.lm_head, doubled),
+    "pruned": lambda model: prune.l1_unstructured(model.model.layers[2].mlp.up_proj, "weight", 0.5),
+    "pruned head": lambda model: prune.l1_unstructured(model.lm_head, "weight", 0.5),
+    "spectral norm": lambda model: spectral_norm(model, model.model.layers[2].mlp.up_proj),
+    "spectral norm of the head": lambda model: spectral_norm(model, model.lm_head),
+    "spectral norm of the embedding": lambda model: spectral_norm(model, model.model.embed_tokens),
+    "two-layer head": two_layer_head,
+    "tied": lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
+    "hook on the weight": lambda model: model.lm_head.weight.register_hook(lambda gradient: gradient * 2),
+    "hook on the model": lambda model: model.register_forward_hook(
+        lambda module, inputs, out: type(out)(loss=out.loss + out.logits.mean())
+    ),
+    "generated": generate,
+    "gradient checkpointing": lambda model: model.activation_checkpointing_enable({"use_reentrant": False}),
+    "reentrant checkpointing": lambda model: model.activation_checkpointing_enable({"use_reentrant": True}),
+    "rounded": lambda model: model.half().double(),
 }
 
 
@@ -158,14 +228,118 @@ def train(model, change, num_steps=3):
     return found
 
 
-@pytest.mark.parametrize("keep_logits", [False, True], ids=["fused loss", "own loss"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_model_changed_between_steps_trains_like_dense(change, keep_logits):
+def test_a_model_changed_between_steps_trains_like_dense(change):
     dense = train(dense_model(), change)
+    for keep_logits, tolerance in ((True, 1e-10), (False, 1e-5)):
+        model = dense_model()
+        with sparsify(model, keep_logits=keep_logits):
+            for expected, found in zip(dense, train(model, change), strict=True):
+                assert_same(expected, found, tolerance)
+
+
+CLASSES = {
+    "model": modeling_llama.LlamaForCausalLM,
+    "MLP": modeling_llama.LlamaMLP,
+    "norm": modeling_llama.LlamaRMSNorm,
+    "linear layer": nn.Linear,
+}
+
+
+@pytest.mark.parametrize("changed", CLASSES.values(), ids=CLASSES)
+def test_a_forward_replaced_in_a_class_between_steps_is_called(changed, monkeypatch):
+    def change(_model):
+        monkeypatch.setattr(changed, "forward", tripled(changed.forward))
+
+    dense = train(dense_model(), change)
+    monkeypatch.undo()
     model = dense_model()
+    with sparsify(model):
+        for expected, found in zip(dense, train(model, change), strict=True):
+            assert_same(expected, found, tolerance=1e-5)
+
+
+def test_a_loss_replaced_in_the_table_of_transformers_is_used(monkeypatch):
+    def change(_model):
+        monkeypatch.setitem(LOSS_MAPPING, "ForCausalLM", smoothed)
+
+    dense = train(dense_model(), change)
+    monkeypatch.undo()
+    model = dense_model()
+    with sparsify(model):
+        for expected, found in zip(dense, train(model, change), strict=True):
+            assert_same(expected, found, tolerance=1e-5)
+
+
+def mean_loss(logits, labels, vocab_size, scale=1.0, **_):
+    return scale * F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("keywords", [{"num_items_in_batch": 9}, {"scale": 3.0}], ids=lambda given: next(iter(given)))
+def test_a_loss_function_gets_the_keywords_of_the_call(keywords):
+    expected, model = dense_model(), dense_model()
+    expected.loss_function = model.loss_function = mean_loss
+    batch = padded_batch() | keywords
+    with sparsify(model):
+        assert_same(loss_and_gradients(expected, batch), loss_and_gradients(model, batch), tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda config: None, lambda config: setattr(config, "final_logit_softcapping", 0.3)]
+)
+def test_a_config_that_was_replaced_is_read(change):
+    def replace(model):
+        model.config = copy.deepcopy(model.config)
+
+    def train_on(model):
+        found = train(model, replace)
+        change(model.config)
+        return [*found, loss_and_gradients(model, padded_batch())]
+
+    dense, model = train_on(make_decoder("gemma2")), make_decoder("gemma2")
+    with sparsify(model):
+        for expected, found in zip(dense, train_on(model), strict=True):
+            assert_same(expected, found, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("keep_logits", [False, True], ids=["fused loss", "own loss"])
+def test_rows_of_layers_that_are_trained_later_are_verified_then(keep_logits):
+    def frozen_model():
+        model = dense_model()
+        for part in (model.model.embed_tokens, model.model.layers[0]):
+            part.requires_grad_(False)
+        # Past tokens of other texts; labels determine the rows of no layer below.
+        model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, out: out + out.mean(dim=0))
+        return model
+
+    def change(model):
+        model.requires_grad_(True)
+
+    dense, model = train(frozen_model(), change), frozen_model()
     with sparsify(model, keep_logits=keep_logits):
         for expected, found in zip(dense, train(model, change), strict=True):
             assert_same(expected, found, tolerance=1e-10 if keep_logits else 1e-5)
+
+
+def test_a_model_evaluated_by_another_thread_computes_the_same():
+    model, batch, done, seen = dense_model(), padded_batch(prompt=5), threading.Event(), []
+    expected = model(batch["input_ids"]).logits.detach()
+
+    def evaluate():
+        while not done.is_set():
+            with torch.no_grad():
+                seen.append(torch.allclose(model(batch["input_ids"]).logits, expected))
+
+    with sparsify(model):
+        loss_and_gradients(model, batch)
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        for _ in range(20):
+            loss_and_gradients(model, batch)
+        done.set()
+        thread.join()
+    assert seen
+    assert all(seen)
 
 
 LORA_CHANGES = {
@@ -182,6 +356,16 @@ LORA_CHANGES = {
     "scaling": lambda model: layer_of(model).scaling.update(default=3.0),
     "disabled": lambda model: layer_of(model).enable_adapters(False),
     "merged": lambda model: layer_of(model).merge(),
+    "DoRA": lambda model: add_adapter(model, "q_proj", "v_proj", use_dora=True),
+    "rsLoRA": lambda model: add_adapter(model, "q_proj", "v_proj", use_rslora=True),
+    "modules to save": lambda model: add_adapter(model, "q_proj", modules_to_save=["lm_head", "embed_tokens"]),
+    "adapter deleted": lambda model: (add_adapter(model, "q_proj"), model.delete_adapter("default")),
+    "unloaded": lambda model: model.unload().requires_grad_(True),
+    "everything trained": lambda model: model.requires_grad_(True),
+    "pruned lora_B": lambda model: prune.l1_unstructured(layer_of(model).lora_B["default"], "weight", 0.5),
+    "weights replaced": lambda model: model.load_state_dict(
+        {name: value.clone() for name, value in model.state_dict().items()}, assign=True
+    ),
 }
 
 
@@ -267,6 +451,36 @@ def test_a_hoisted_model_changed_between_steps_trains_like_dense(change):
     assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
 
 
+def test_a_head_untied_between_hoisted_steps_gets_its_own_gradient():
+    def tied_model():
+        return make_llama(num_hidden_layers=2, use_cache=False).double().train()
+
+    def untie(model):
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 1.5)
+
+    batch, expected, model = padded_batch(prompt=5), tied_model(), tied_model()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model) as hoisted:
+        gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+        untie(expected), untie(model)
+        found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+    _, dense = loss_and_gradients(expected, batch)
+    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hook that mixes rows", "forward that mixes rows", "table of hooks replaced"])
+def test_a_model_that_is_exact_no_longer_is_hoisted_no_longer(name):
+    batch, model = padded_batch(), dense_model()
+    plan = RowPlan.from_labels(batch["labels"])
+    hoisted, _ = hoist_if_exact(model, [[5, 6, 7, 8, 9, 10], [8, 9, 10]], 2)
+    with hoisted:
+        row_losses(hoisted, batch["input_ids"], plan)
+        CHANGES[name](model)
+        with pytest.raises(SparsityError, match=r"has changed .* differ from the padded ones"):
+            row_losses(hoisted, batch["input_ids"], plan)
+    assert model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("name", ["head with a bias", "hook on the head", "head's forward replaced"])
 def test_a_hoisted_model_refuses_a_head_that_it_would_not_call(name):
     batch, model = padded_batch(), dense_model()
@@ -319,3 +533,22 @@ def test_training_a_model_does_not_look_like_a_change(family):
     with torch.no_grad():
         model.eval()(**batch)
     assert state.find_change() is None
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", "phi3"])
+def test_a_changed_model_is_tried_once(family, monkeypatch):
+    num_trials, examine = 0, Sparsified._examine
+
+    def counted(handle):
+        nonlocal num_trials
+        num_trials += 1
+        return examine(handle)
+
+    model = make_decoder(family)
+    with sparsify(model):
+        loss_and_gradients(model, padded_batch())
+        monkeypatch.setattr(Sparsified, "_examine", counted)
+        replace_hooks(model.get_input_embeddings(), doubled)
+        for _ in range(3):
+            loss_and_gradients(model, padded_batch())
+    assert num_trials == 1
