@@ -36,7 +36,7 @@ def with_coverage(
     read = sum(_num_words(text) for content in found for text in texts_of(content))
     total = _num_words(COUNTED[path.suffix.lower()](path))
     if read < ENOUGH * total:
-        contents.append(NotRead(f"{total - read:,} of {total:,} words of this file were not read"))
+        contents.append(NotRead(f"words that were not read: {total - read:,} of {total:,}"))
     return contents
 
 

@@ -21,8 +21,8 @@ from sebp_edge.texts.edits import Span
 
 # Of the processor, so that a busy machine reads the same texts.
 MAX_SECONDS = 20
-# The parser keeps about 250 bytes a line.
-MAX_LINES = 1_000_000
+# The parser keeps about 250 bytes a line, which is too much for so many lines of this length, in characters, or less.
+MAX_SHORT_LINES, SHORT = 100_000, 6
 # Lists and quotes within each other; what is deeper is taken for prose.
 _MAX_NESTING = 100
 
@@ -67,12 +67,12 @@ def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
     """Finds code, mathematics and comments in a text with Unix newlines.
 
     Raises:
-        Unreadable: the text takes too long to parse, or has too many lines.
+        Unreadable: the text takes too long to parse, or has too many short lines.
     """
-    if not _MAY_HAVE_PARTS.search(text):
+    if not (_MAY_HAVE_PARTS.search(text) or (syntax.has_indented_code and _INDENTED_MARK.search(text))):
         return Parts()
-    if text.count("\n") > MAX_LINES:
-        raise Unreadable(f"more than {MAX_LINES:,} lines; split it to use it")
+    if (num_lines := text.count("\n")) > MAX_SHORT_LINES and len(text) < SHORT * num_lines:
+        raise Unreadable(f"more than {MAX_SHORT_LINES:,} very short lines; split it to use it")
     search, parser = _Search(text, syntax), _parser(syntax)
     parser.block.parse(text, parser, {"search": search}, _LastToken())
     search.parts.code.sort()
@@ -87,8 +87,9 @@ _CLOSED_BY = {
     "%%": re.compile("%%"),
     "$$": re.compile(r"\$\$"),
 }
-# Without any of these, a text has no parts; the last one is the indent of code.
-_MAY_HAVE_PARTS = re.compile(r"[`$]|~~~|%%|<!--|\]:\s*(?:#|<>)|^(?: {4}| {0,3}\t)", re.MULTILINE)
+# Without any of these, a text has no parts that matter: indented code does only if it has a mark of Obsidian.
+_MAY_HAVE_PARTS = re.compile(r"[`$]|~~~|%%|<!--|\]:\s*(?:#|<>)")
+_INDENTED_MARK = re.compile(r"^(?: {4}| {0,3}\t).*(?:\[\[| \^)", re.MULTILINE)
 # What ends an address such as "https://a.org/50%%20off", and its length in characters.
 _ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.
