@@ -153,7 +153,7 @@ def test_cells_with_much_text_in_several_lines_are_paragraphs():
     "start", ['<?xml version="1.0"?>\n<html>', '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml">']
 )
 def test_xhtml_closes_elements_in_their_start_tags(start):
-    body = '<body><div hidden="hidden"/><p>a<br/>b<textarea /></p>c<style/></body>'
+    body = '<body><div hidden="hidden" title="a>b"/><p>a<br/>b<textarea /></p>c<style/></body>'
     assert html_text(f'{start}<head><title/><script src="a.js"/></head>{body}') == "a\nb\n\nc"
 
 

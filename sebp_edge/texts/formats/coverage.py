@@ -41,7 +41,7 @@ def with_coverage(
 
 
 def _num_words(text: str) -> int:
-    return sum(1 for _ in _WORD.finditer(text))
+    return _WORD.subn("", text)[1]  # without a Python object for each
 
 
 def _without(text: str, begin: str, end: str) -> str:

@@ -59,7 +59,8 @@ _SHADOW = re.compile(r"<template\s[^<>]{0,200}\bshadowrootmode\b", re.IGNORECASE
 _TEMPLATE = re.compile(r"<(/?)template(?=[\s/>])", re.IGNORECASE)
 _XHTML = re.compile(r"<\?xml\s|<html\s[^<>]*\bxmlns\s*=", re.IGNORECASE)
 _SELF_CLOSED = re.compile(
-    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:-]*)(\s[^<>]*)?/>",
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:-]*)"
+    r"(\s(?:\"[^\"<]*\"|'[^'<]*'|[^\"'<>/]|/(?!>))*+)?/>",
     re.IGNORECASE,
 )
 

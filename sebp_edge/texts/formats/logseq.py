@@ -8,7 +8,9 @@ from itertools import accumulate
 from sebp_edge.texts.edits import Edit, Span, edit, masked, replace_marks
 from sebp_edge.texts.formats.markdown import Parts, Syntax
 
-LOGSEQ = Syntax(has_maths=True, has_indented_code=False)
+# Properties, macros, references, queries, drawers, planning and empty blocks.
+_MARKS = re.compile(r"::|[{(\[]{2}|#\+|^[ \t]*:\w+:|:[ \t]*[<\[]|^[ \t]*[-*][ \t]*$", re.MULTILINE)
+LOGSEQ = Syntax(has_maths=True, has_indented_code=False, marks=_MARKS)
 
 # What stands in a mark; it may have braces itself, as in LaTeX.
 _INNER = r"(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*+\})*+\})*+"

@@ -34,11 +34,13 @@ class Syntax(NamedTuple):
         comments: what begins a comment.
         has_maths: whether dollar signs enclose mathematics.
         has_indented_code: whether four spaces begin code.
+        marks: what else than comments is replaced outside of code; code does not matter without it.
     """
 
     comments: tuple[str, ...] = ("<!--",)
     has_maths: bool = False
     has_indented_code: bool = True
+    marks: re.Pattern | None = None
 
 
 COMMON = Syntax()
@@ -64,12 +66,13 @@ class Parts:
 
 
 def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
-    """Finds code, mathematics and comments in a text with Unix newlines.
+    """Finds code, mathematics and comments in a text with Unix newlines; none in one where they do not matter.
 
     Raises:
         Unreadable: the text takes too long to parse, or has too many short lines.
     """
-    if not (_MAY_HAVE_PARTS.search(text) or (syntax.has_indented_code and _INDENTED_MARK.search(text))):
+    is_marked = syntax.marks and syntax.marks.search(text) and _CODE.search(text)
+    if not (is_marked or _MAY_HIDE.search(text)):
         return Parts()
     if (num_lines := text.count("\n")) > MAX_SHORT_LINES and len(text) < SHORT * num_lines:
         raise Unreadable(f"more than {MAX_SHORT_LINES:,} very short lines; split it to use it")
@@ -87,9 +90,9 @@ _CLOSED_BY = {
     "%%": re.compile("%%"),
     "$$": re.compile(r"\$\$"),
 }
-# Without any of these, a text has no parts that matter: indented code does only if it has a mark of Obsidian.
-_MAY_HAVE_PARTS = re.compile(r"[`$]|~~~|%%|<!--|\]:\s*(?:#|<>)")
-_INDENTED_MARK = re.compile(r"^(?: {4}| {0,3}\t).*(?:\[\[| \^)", re.MULTILINE)
+# What may begin a comment, and code or mathematics. In indented code only marks of Obsidian matter.
+_MAY_HIDE = re.compile(r"%%|<!--|\]:\s*(?:#|<>)")
+_CODE = re.compile(r"[`$]|~~~|^(?: {4}| {0,3}\t).*(?:\[\[| \^)", re.MULTILINE)
 # What ends an address such as "https://a.org/50%%20off", and its length in characters.
 _ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.
