@@ -21,9 +21,7 @@ _MARK = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-_MARKS = re.compile(
-    rf"\[\[|\[!|(?:^|[ \t])\^|{_INLINE_QUERY.pattern}|[`~]{{3}}[ \t]*(?i:{'|'.join(sorted(_QUERIES))})", re.MULTILINE
-)
+_MARKS = re.compile(rf"\[\[|\[!|(?:^|[ \t])\^|`\s*\$?=|[`~]{{3}}[ \t]*(?i:{'|'.join(sorted(_QUERIES))})", re.MULTILINE)
 OBSIDIAN = Syntax(comments=("<!--", "%%"), has_maths=True, marks=_MARKS)
 
 
