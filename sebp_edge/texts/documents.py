@@ -68,10 +68,10 @@ class LeftOut:
 
     @property
     def kind(self) -> str:
-        """The reason without the name of another document and without a count."""
+        """The reason without the name of another document, without counts and without a place in the file."""
         if self.reason.startswith("the same as "):
             return "the same as another one"
-        return re.sub(r": [\d,]+\Z", "", self.reason)
+        return re.sub(r": [\d,]+(?: of [\d,]+)?\Z| \((?:byte|line) [\d,]+\)", "", self.reason)
 
 
 class Unreadable(Exception):
@@ -134,6 +134,7 @@ def num_bytes(content: Content) -> int:
     return sum(len(text.encode(errors="surrogatepass")) for text in texts_of(content))
 
 
+_BLANK_BEGINNING = re.compile(r"\A\s*\n")
 # Control characters, line separators, marks of text direction, and surrogates.
 _NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -144,13 +145,14 @@ def printable(name: str) -> str:
 
 
 def clean_content(content: Content) -> Content:
-    """Converts newlines to Unix style, and strips a plain text.
+    """Converts newlines to Unix style; strips a plain text, but not the indent of its first line if it has several.
 
     Raises:
         Unreadable: it has no text to train on, or it is not valid Unicode.
     """
     if isinstance(content, str):
-        content = trainable_text = _clean_text(content).strip()
+        content = _clean_text(content).rstrip()
+        content = trainable_text = _BLANK_BEGINNING.sub("", content) if "\n" in content else content.lstrip()
     elif isinstance(content, Completion):
         content = Completion(*map(_clean_text, content))
         trainable_text = content.completion.strip()

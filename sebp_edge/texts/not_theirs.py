@@ -72,9 +72,8 @@ def is_licence(name: str, text: str) -> bool:
     Args:
         name: the name of the file.
     """
-    if not _GRANT.search(text, 0, _SEARCHED):
+    has_name = _MAY_BE_LICENCE.fullmatch(Path(name).stem)
+    if not (has_name or _TITLE.match(text[:_BEGINNING].lstrip("#=*-_ \t\n"))):
         return False
-    if _MAY_BE_LICENCE.fullmatch(Path(name).stem):
-        return True
     # Whoever writes about a licence says "I".
-    return bool(_TITLE.match(text[:_BEGINNING].lstrip("#=*-_ \t\n"))) and not _SOMEBODY.search(text, 0, _SEARCHED)
+    return bool(_GRANT.search(text, 0, _SEARCHED)) and bool(has_name or not _SOMEBODY.search(text, 0, _SEARCHED))

@@ -1,4 +1,4 @@
-"""Leaves out the data of pictures and files that stand within a text, as addresses that begin with "data:".
+"""Leaves out the data of pictures and files that stand within a text, alone or as addresses that begin with "data:".
 
 The data of one photo would be more tokens than all of its owner's notes.
 """
@@ -10,13 +10,16 @@ from sebp_edge.texts.documents import Completion, Content
 # In characters; shorter data is an example that somebody wrote about, unless it is a picture's.
 MIN_LENGTH = 64
 
-_TYPE = r"data:[a-z]{1,20}/[\w.+-]{1,100}(?:;[\w.-]{1,40}=[\w.-]{1,100}){0,4}"
+_TYPE = r"data:(?:[a-z]{1,20}\\?/[\w.+-]{1,100})?(?:;[\w.-]{1,40}=[\w.%-]{1,100}){0,4}"
 # Base64 may be wrapped: full lines, and the rest of the last one.
 _LINE = r"[A-Za-z0-9+/=_%-]"
-_WRAPPED = rf"(?:[ \t]*\n[ \t]*{_LINE}{{60,}}+)*+(?:\n[ \t]*{_LINE}{{1,59}}+(?:(?<==)|(?=[ \t]*[\"'>)])))?"
+_LAST = rf"{_LINE}{{1,59}}+(?:(?<==)|(?=[ \t]*[\"'>)]))"
+_WRAPPED = rf"(?:(?:\s++{_LINE}{{60,}}+)++(?:\s++{_LAST})?|\n[ \t]*{_LAST})?"
 _BASE64 = rf"{_TYPE};base64,\s?{_LINE}++{_WRAPPED}"
 _PERCENT = rf"{_TYPE}(?:;(?!base64,)[\w-]{{1,20}})?,[^\s\"'()<>\[\]{{}}]++"
 _DATA = rf"(?:{_BASE64}|{_PERCENT})"
+# What the data of pictures (PNG, JPEG, GIF, WebP, SVG) and of PDF files begin with.
+_SIGNATURE = r"(?:iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|PHN2Zy|JVBERi0)"
 _TITLE = r"(?:\s+(?:\"[^\"\n]*\"|'[^'\n]*'))?"
 _ALT = re.compile(r"\salt\s*=\s*(?:\"[^\"]*[^\"\s][^\"]*\"|'[^']*[^'\s][^']*'|[^\s\"'>]+)", re.IGNORECASE)
 _PICTURE = re.compile(
@@ -28,9 +31,11 @@ _PICTURE = re.compile(
     | \[\[(?P<link>{_DATA})(?:\]\[(?P<words>[^\[\]\n]*))?\]\]       # as in Org
     | (?P<other>{_DATA})
     """,
-    re.VERBOSE | re.MULTILINE,
+    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
 )
-_IN_TAG = re.compile(rf"\"\s*data:[^\"]*\"|'\s*data:[^']*'|(?<==){_DATA}")
+_ALONE = re.compile(rf"{_SIGNATURE}{_LINE}{{{MIN_LENGTH},}}+{_WRAPPED}")
+_ADDRESS = re.compile("data:", re.IGNORECASE)
+_IN_TAG = re.compile(rf"\"\s*data:[^\"]*\"|'\s*data:[^']*'|(?<==){_DATA}", re.IGNORECASE)
 
 
 def without_data(content: Content) -> tuple[Content, int]:
@@ -49,8 +54,6 @@ def without_data(content: Content) -> tuple[Content, int]:
 
 
 def _without(text: str) -> tuple[str, int]:
-    if "data:" not in text:
-        return text, 0
     number = 0
 
     def rest(found: re.Match) -> str:
@@ -68,4 +71,7 @@ def _without(text: str) -> tuple[str, int]:
             return found[0]
         return found["words"] or ""
 
-    return _PICTURE.sub(rest, text), number
+    if _ADDRESS.search(text):
+        text = _PICTURE.sub(rest, text)
+    text, num_alone = _ALONE.subn("", text)
+    return text, number + num_alone

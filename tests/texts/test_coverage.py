@@ -42,7 +42,7 @@ def test_a_reader_that_loses_a_tenth_says_so_without_the_text(tmp_path, name):
     path = write_file(tmp_path, name, WHOLE[name])
     assert with_coverage(path, ["word " * 18]) == ["word " * 18]
     (text, notice) = with_coverage(path, ["word " * 17])
-    assert (text, notice) == ("word " * 17, NotRead("3 of 20 words of this file were not read"))
+    assert (text, notice) == ("word " * 17, NotRead("words that were not read: 3 of 20"))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_reader_that_loses_a_tenth_says_so_without_the_text(tmp_path, name):
     ],
 )
 def test_what_may_be_lost_by_mistake_is_counted(tmp_path, name, text):
-    assert with_coverage(write_file(tmp_path, name, text), []) == [NotRead("3 of 3 words of this file were not read")]
+    assert with_coverage(write_file(tmp_path, name, text), []) == [NotRead("words that were not read: 3 of 3")]
 
 
 def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
@@ -68,7 +68,7 @@ def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
             f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>",
         )
     assert contents(tmp_path) == ["Seen text."]
-    assert left_out(tmp_path) == {"a.docx": "2 of 4 words of this file were not read"}
+    assert left_out(tmp_path) == {"a.docx": "words that were not read: 2 of 4"}
 
 
 def test_a_bomb_beside_the_text_of_a_word_file_is_not_unpacked(tmp_path):

@@ -39,6 +39,9 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
         "---\nDear diary: it rained.\nThen it did not.\n---\nText.",
         "---\nWe talked, and she said: no.\n---\nText.",
         "---\n- a list\n- of two\n---\nText.",
+        "---\nNote: this is prose\n---\nText.",
+        "---\nremember: buy lentils: red ones.\n---\nText.",
+        "---\nAnna: Hello there!\nBen: Hello.\n---\nText.",
         "---\n...\nText.",
         "+++\nProse between marks.\n+++\nText.",
         '{"a": 1}',
@@ -57,6 +60,10 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
         "---\ntitle: x\nid: 42\n...",
         "---\ndate created: 2024-01-01\ntags: [a,\n  b]\n---",
         "---\ntitle: Soup: the second pot\ndate: 2024-01-01\n---",  # not valid YAML, as with many blogs
+        "---\nup: [[Soups]]\nrelated: [[Stew]], [[Broth]]\n---",
+        "---yaml\nDescription: All about soup.\n---",
+        "---\nStatus: done\ndc:title: Soup\n---",
+        "---\ntheme: seriph\n---",
         "---\na: &a {x: 1}\nb: &b {<<: [*a, *a]}\n"
         + "".join(f"k{n}: &k{n} {{<<: [*b, *b]}}\n" for n in range(30))
         + "---",
@@ -86,6 +93,14 @@ def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
         ("b.md", "what Joplin keeps beside its notes, such as a notebook or a tag"),
         ("c.md", "encrypted by Joplin; export it again with encryption off"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("    a\n  b\n", "    a\n  b"), ("  a\n", "a"), (" \n  a\n b ", "  a\n b")],
+)
+def test_a_first_line_keeps_its_indent_if_others_follow(tmp_path, written, read):
+    assert contents(write_file(tmp_path, "a.txt", written)) == [read]
 
 
 def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):

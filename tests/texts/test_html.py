@@ -71,6 +71,10 @@ def test_a_page_without_end_tags_is_read(tmp_path):
         "<b hidden>x</b>",
         "<p style='color: red; DISPLAY : none !important'>x",
         "<p style='visibility:hidden'>x",
+        "<p style='/* a; */ display/**/: none'>x",
+        "<p style='content-visibility: hidden'>x",
+        "<ul><li style='visibility: hidden'>x</ul>",
+        "<ul><li></ul>",
         "<template><p>x</template>",
         "<noscript><p>Turn scripts on</noscript>",
         "<iframe>x</iframe>",
@@ -104,6 +108,7 @@ def test_what_a_browser_does_not_show_ends_where_it_ends_there(between):
         ("<div hidden style='display: block'>a</div><div hidden=until-found>b</div>", "a\nb"),
         ("<dialog open>a</dialog><p aria-hidden=true>b", "a\n\nb"),
         ("<body style='display: none'>Until a script runs", "Until a script runs"),
+        ("<p style='visibility: hidden'>x<b style='visibility: visible'>a</b>x</p>b", "a\n\nb"),
         ("<svg><text>One</text><text>Two</text></svg>", "One\nTwo"),
         ("E <math><mi>m</mi><annotation>\\m</annotation></math>", "E m"),
         ("<object data=x>Instead</object>", "Instead"),
@@ -115,6 +120,7 @@ def test_what_a_browser_does_not_show_ends_where_it_ends_there(between):
         ("a<br>b<br><br>c <br/> d", "a\nb\n\nc\nd"),
         ("<p>a</p>\n<p>&nbsp;</p>\n<p>b&nbsp;&nbsp;c", "a\n\nb  c"),
         ("a<b>b</b> <i> c</i>\n<u>\td</u>", "ab c d"),
+        ("<i style='display: block'>a</i><i style='display: flex'>b</i>c", "a\nb\nc"),
         ("<p>x<pre>\n\n  a\n\n\n  b <b>c\n</b></pre>y", "x\n\n\n  a\n\n\n  b c\n\ny"),
         ("<pre>a<br>  b</pre>", "a\n  b"),
         ("<div style='white-space: pre-wrap'>a\n  b</div>", "a\n  b"),
@@ -147,7 +153,7 @@ def test_cells_with_much_text_in_several_lines_are_paragraphs():
     "start", ['<?xml version="1.0"?>\n<html>', '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml">']
 )
 def test_xhtml_closes_elements_in_their_start_tags(start):
-    body = '<body><div hidden="hidden"/><p>a<br/>b<textarea /></p>c<style/></body>'
+    body = '<body><div hidden="hidden" title="a>b"/><p>a<br/>b<textarea /></p>c<style/></body>'
     assert html_text(f'{start}<head><title/><script src="a.js"/></head>{body}') == "a\nb\n\nc"
 
 

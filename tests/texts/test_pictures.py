@@ -30,6 +30,11 @@ SVG = "data:image/svg+xml,%3Csvg%20xmlns=%22http://www.w3.org/2000/svg%22%20widt
         (f"A [[{DATA}]] [[{DATA}][Anna]] B", "A  Anna B"),
         (f"A {DATA[:60]}\n{BASE64 * 2}\n{BASE64 * 2}\nB", "A \nB"),
         (f"url({DATA})", "url()"),
+        (f"A {DATA.upper()} B", "A  B"),
+        (f"A {DATA.replace('image/png', '')} B", "A  B"),
+        (f"A data:image\\/png;name=my%20a.png;base64,{BASE64} B", "A  B"),
+        (f"A {DATA[:-2]} {BASE64} {BASE64[:20]}= B", "A  B"),
+        (f"A\n\n{BASE64[:76]}\n{BASE64}\n\nB", "A\n\n\n\nB"),
         (
             "Write data:image/png;base64,iVBO or data:text/plain,hello.",
             "Write data:image/png;base64,iVBO or data:text/plain,hello.",

@@ -120,6 +120,8 @@ UUID = "6499f1b5-7d0c-4b4a-9a51-2f3e4b5c6d7e"
         (f"- A block\n  id:: {UUID}\n  collapsed:: true\n\t- Inner.", "- A block\n\t- Inner."),
         (f"- See (({UUID})) and [that]((({UUID}))) or [this]([[Page]]).", "- See  and that or this."),
         ("- A.\n- {{embed [[Page]]}}\n- {{query (todo TODO)}}\n- B.", "- A.\n- B."),
+        ('- A.\n- {{query (property x "{y}")}}\n- B.', "- A.\n- B."),
+        ("- A.\n- #+BEGIN_COMMENT\n  x\n  #+END_COMMENT\n- B.", "- A.\n- B."),
         ("- A.\n- #+BEGIN_QUERY\n  {:query x}\n  #+END_QUERY\n- B.", "- A.\n- B."),
         (
             "- TODO Wash up\n  SCHEDULED: <2024-01-01 Mon>\n  :LOGBOOK:\n  CLOCK: [x]\n  :END:\n- B.",

@@ -36,12 +36,12 @@ def with_coverage(
     read = sum(_num_words(text) for content in found for text in texts_of(content))
     total = _num_words(COUNTED[path.suffix.lower()](path))
     if read < ENOUGH * total:
-        contents.append(NotRead(f"{total - read:,} of {total:,} words of this file were not read"))
+        contents.append(NotRead(f"words that were not read: {total - read:,} of {total:,}"))
     return contents
 
 
 def _num_words(text: str) -> int:
-    return sum(1 for _ in _WORD.finditer(text))
+    return _WORD.subn("", text)[1]  # without a Python object for each
 
 
 def _without(text: str, begin: str, end: str) -> str:

@@ -69,7 +69,9 @@ class _Package:
                 blocks.append((f"[^{number}]: {note}", True))
         yield joined(blocks)
         if text.num_inserted:
-            yield NotRead(f"{text.num_inserted} inserted files were not read; save this file in Word to use them")
+            yield NotRead(f"inserted files, which are read once you save this one in Word: {text.num_inserted:,}")
+        if text.num_diagrams:
+            yield NotRead(f"diagrams and charts: {text.num_diagrams:,}")
 
     def _read(self, name: str | None, handler: Handler) -> None:
         """Reads a part, if there is one.

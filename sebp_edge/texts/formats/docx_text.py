@@ -66,6 +66,7 @@ class _Table:
     lines: list[str] = field(default_factory=list)
     cells: list[list[Block]] = field(default_factory=list)
     row_is_deleted: bool = False
+    num_rows: int = 0
 
     def end_lines(self) -> None:
         if text := "\n".join(line for line in self.lines if line.strip(" |")):
@@ -80,13 +81,14 @@ class Text:
         references: the notes that the text refers to, as ("footnote" or "endnote", id), with their numbers.
         notes: the notes in this part, by id.
         num_inserted: how many places stand for other files, which are not read.
+        num_diagrams: how many diagrams and charts, whose words are not read, it has.
         has_body: whether this is the main part of a Word file at all.
     """
 
     def __init__(self, styles: Styles, lists: Lists, deadline: Deadline):
         self.references: dict[tuple[str, str], int] = {}
         self.notes: dict[str, list[Block]] = {}
-        self.num_inserted, self.has_body = 0, False
+        self.num_inserted, self.num_diagrams, self.has_body = 0, 0, False
         self._styles, self._lists, self._deadline = styles, lists, deadline
         self._stories: list[_Story] = [_Story()]
         self._tables: list[_Table] = []
@@ -122,6 +124,8 @@ class Text:
             "d": self._start_brackets,
             "altChunk": self._insert,
             "subDoc": self._insert,
+            "relIds": self._diagram,
+            "chart": self._diagram,
         }
         self._ends = {
             "p": self._end_paragraph,
@@ -235,6 +239,9 @@ class Text:
     def _insert(self, _: Attributes) -> None:
         self.num_inserted += 1
 
+    def _diagram(self, _: Attributes) -> None:
+        self.num_diagrams += self._is_seen()
+
     def _field(self, attributes: Attributes) -> None:
         story = self._stories[-1]
         kind = attribute(attributes, "fldCharType")
@@ -279,7 +286,9 @@ class Text:
             case "tcPr", "cellDel":
                 story.is_hidden = True
             case "tcPr", "vMerge" | "hMerge" if attribute(attributes, default="continue") == "continue":
-                story.is_hidden = True
+                # Without a cell to go on with, it is one of its own.
+                table = self._tables[-1] if self._tables else _Table()
+                story.is_hidden |= table.num_rows > 1 if name == "vMerge" else bool(table.cells)
             case "dPr", "begChr":
                 self._operator = self._operator[:-1] + attribute(attributes)[:1]
             case "dPr", "endChr" if self._brackets:
@@ -372,7 +381,8 @@ class Text:
 
     def _start_row(self, _: Attributes) -> None:
         if self._tables:
-            self._tables[-1].cells, self._tables[-1].row_is_deleted = [], False
+            table = self._tables[-1]
+            table.cells, table.row_is_deleted, table.num_rows = [], False, table.num_rows + 1
 
     def _end_cell(self) -> None:
         self._deadline.check()

@@ -1,6 +1,6 @@
 """Finds front matter: a mapping in YAML, TOML or JSON at the beginning of a Markdown text.
 
-Two rules with prose between them are not front matter, and neither are slides.
+Two rules with prose between them are not front matter, as with "Note: it rains.", and neither are slides.
 """
 
 import json
@@ -14,18 +14,22 @@ MAX_LENGTH = 65_536
 # Written in C if PyYAML has it, which takes a twentieth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_MARK = re.compile(r"(---|\+\+\+)[ \t]*\n")
+_MARK = re.compile(r"(---|\+\+\+)(?:yaml|json|toml)?[ \t]*\n")
 _CLOSED_BY = {
     "---": re.compile(r"^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.MULTILINE),
     "+++": re.compile(r"^\+\+\+[ \t]*(?:\n|\Z)", re.MULTILINE),
 }
 # A key is a name, not a sentence that ends in a colon.
-_KEY = re.compile(r"[^\s,;:!?\"]{1,60}(?: [^\s,;:!?\"]{1,60}){0,3}")
-# Lines of a mapping that is not valid YAML, as with a second colon in a title, and keys that show that it is one.
+_KEY = re.compile(r"[^\s,;:!?\"]{1,60}(?:[ :][^\s,;:!?\"]{1,60}){0,3}")
+# Lines of a mapping that is not valid YAML, as with a second colon in a title, and one of its keys.
 _LINES = re.compile(r"(?:(?:[\w.-]{1,60}:(?:[ \t].*)?|- .*|[ \t].*|#.*|)(?:\n|\Z))*+")
-_WELL_KNOWN = re.compile(
-    r"^(?:title|date|tags|aliases|layout|author|slug|created|updated|categories|id):", re.MULTILINE
-)
+_LINE = re.compile(r"^([\w.-]{1,60}):[ \t]*(.*)$", re.MULTILINE)
+# Keys that show that it is one.
+_WELL_KNOWN = {
+    *("title", "subtitle", "date", "tags", "keywords", "aliases", "layout", "author", "authors", "slug", "created"),
+    *("updated", "modified", "category", "categories", "id", "description", "summary", "abstract", "source", "status"),
+}
+_SENTENCE = re.compile(r"[^\[{&*!|>'\"](?:.*[.!?…]|\S*(?: \S+){2,})", re.DOTALL)
 
 
 def front_matter(text: str) -> str:
@@ -69,8 +73,20 @@ def _is_yaml(content: str) -> bool:
         # Composed only: to construct the values of a hostile mapping can take for ever.
         node = yaml.compose(content, Loader=_LOADER)
     except (yaml.YAMLError, RecursionError, ValueError):
-        return bool(_LINES.fullmatch(content) and _WELL_KNOWN.search(content))
-    keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-    if content.startswith("#") and not _WELL_KNOWN.search(content):
-        return False  # A slide's heading rather than a comment.
-    return bool(keys) and all(isinstance(key, str) and _KEY.fullmatch(key) for key in keys)
+        pairs = _LINE.findall(content) if _LINES.fullmatch(content) else []
+    else:
+        nodes = node.value if isinstance(node, yaml.MappingNode) else []
+        pairs = [(key.value, value.value if _is_plain(value) else "") for key, value in nodes]
+    if not pairs or not all(isinstance(key, str) and _KEY.fullmatch(key) for key, _ in pairs):
+        return False
+    if any(key.lower() in _WELL_KNOWN for key, _ in pairs):
+        return True
+    # A slide's heading rather than a comment, or prose such as "Note: it rains.".
+    has_sentence = any(_SENTENCE.fullmatch(value) for _, value in pairs)
+    is_prose = has_sentence and (len(pairs) == 1 or all(key[0].isupper() for key, _ in pairs))
+    return not (content.startswith("#") or is_prose)
+
+
+def _is_plain(node: yaml.Node) -> bool:
+    """Returns whether a value is written without quotes and on one line."""
+    return isinstance(node, yaml.ScalarNode) and not node.style

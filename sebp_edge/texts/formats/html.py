@@ -25,6 +25,8 @@ _NOT_SHOWN = {
 # In drawings and formulas.
 _NOT_DRAWN = {"desc", "metadata", "defs", "symbol", "annotation", "annotation-xml"}
 _FOREIGN = {"svg", "math"}
+# Scripts show a page that begins hidden.
+_PAGE = {"html", "body"}
 _PREFORMATTED = {"pre", "listing", "xmp", "plaintext", "textarea"}
 _LISTS = {"ul", "ol", "menu"}
 _PARAGRAPHS = {
@@ -35,6 +37,9 @@ _PARAGRAPHS = {
 _LINES = {
     *("body", "caption", "center", "dd", "div", "dt", "figcaption", "legend", "li", "summary", "text", "textarea")
 }
+# Of a `style` attribute: what makes an element stand on lines of its own.
+_BLOCK_DISPLAYS = {"block", "flex", "grid", "flow-root", "list-item", "table", "table-row"}
+_CSS_COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)", re.DOTALL)
 # What separates elements from the text before and after them.
 _GAPS = dict.fromkeys(_PARAGRAPHS, PARAGRAPH) | dict.fromkeys(_LINES, LINE)
 
@@ -54,7 +59,8 @@ _SHADOW = re.compile(r"<template\s[^<>]{0,200}\bshadowrootmode\b", re.IGNORECASE
 _TEMPLATE = re.compile(r"<(/?)template(?=[\s/>])", re.IGNORECASE)
 _XHTML = re.compile(r"<\?xml\s|<html\s[^<>]*\bxmlns\s*=", re.IGNORECASE)
 _SELF_CLOSED = re.compile(
-    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:-]*)(\s[^<>]*)?/>",
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([a-z][\w:-]*)"
+    r"(\s(?:\"[^\"<]*\"|'[^'<]*'|[^\"'<>/]|/(?!>))*+)?/>",
     re.IGNORECASE,
 )
 
@@ -107,8 +113,10 @@ class _Page(SaxHandler):
         self.layout = Layout()
         # The number of open elements that are not shown, and of those that are drawings and formulas.
         self._hidden = self._foreign = 0
-        # Whether text is preformatted, here and in each of the open elements around.
-        self._preformatted, self._outer = False, []
+        # Whether text is preformatted here, and whether it is invisible; the same around each of the open elements, and
+        # what separates them.
+        self._preformatted = self._invisible = False
+        self._outer: list[tuple[bool, bool, int]] = []
         self._menu = _Menu()
 
     def start_element(self, tag: str, attrs: Attributes) -> None:
@@ -121,10 +129,12 @@ class _Page(SaxHandler):
         if (self._foreign and tag in _NOT_DRAWN) or _is_hidden(tag, attributes, style):
             self._hidden = 1
             return
-        self._outer.append(self._preformatted)
+        gap = _GAPS.get(tag, LINE if style.get("display") in _BLOCK_DISPLAYS else 0)
+        self._outer.append((self._preformatted, self._invisible, gap))
+        if (visibility := style.get("visibility")) and tag not in _PAGE:
+            self._invisible = visibility in ("hidden", "collapse")
         self._preformatted |= tag in _PREFORMATTED or style.get("white-space", "").startswith(("pre", "break-spaces"))
-        if gap := _GAPS.get(tag):
-            self.layout.separate(gap)
+        self.layout.separate(gap)
         if tag == "br":
             self._break_line()
         elif tag == "li":
@@ -148,7 +158,7 @@ class _Page(SaxHandler):
         if self._hidden:
             self._hidden -= 1
             return
-        self._preformatted = self._outer.pop()
+        self._preformatted, self._invisible, gap = self._outer.pop()
         if tag in _PREFORMATTED:
             self.layout.end_lines()
         elif tag in _LISTS:
@@ -162,12 +172,11 @@ class _Page(SaxHandler):
                 self.layout.cut(self._menu.mark)
         elif tag == "x-a":
             self._menu.links -= 1
-        if gap := _GAPS.get(tag):
-            self.layout.separate(gap)
+        self.layout.separate(gap)
 
     def characters(self, data: str) -> None:
         """Adds text."""
-        if self._hidden:
+        if self._hidden or self._invisible:
             return
         if "<" in data:
             data = _RENAMED.sub(r"<\1", data).replace("<noframes", "<noscript").replace("</noframes", "</noscript")
@@ -227,9 +236,9 @@ def _is_hidden(tag: str, attributes: dict[str, str | None], style: dict[str, str
         return True
     if tag == "applet" and "template" in attributes:
         return "shadowrootmode" not in attributes
-    if tag in ("html", "body"):
-        return False  # Scripts show a page that begins hidden.
-    if style.get("visibility") in ("hidden", "collapse"):
+    if tag in _PAGE:
+        return False
+    if style.get("content-visibility") == "hidden":
         return True
     if display := style.get("display"):
         return display == "none"
@@ -240,7 +249,7 @@ def _is_hidden(tag: str, attributes: dict[str, str | None], style: dict[str, str
 
 def _declarations(style: str) -> dict[str, str]:
     """Returns the values of a `style` attribute by their names."""
-    pairs = (declaration.partition(":") for declaration in style.lower().split(";"))
+    pairs = (declaration.partition(":") for declaration in _CSS_COMMENT.sub("", style).lower().split(";"))
     return {name.strip(): value.partition("!")[0].strip() for name, _, value in pairs}
 
 

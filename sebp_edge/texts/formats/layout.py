@@ -83,6 +83,7 @@ class Layout:
     def end_list(self) -> None:
         """Ends a list."""
         self._lists.pop()
+        self._marker = ""  # Of an item without text.
         self.separate(LINE if self._lists else PARAGRAPH)
 
     def begin_item(self, number: int | None) -> None:

@@ -8,10 +8,14 @@ from itertools import accumulate
 from sebp_edge.texts.edits import Edit, Span, edit, masked, replace_marks
 from sebp_edge.texts.formats.markdown import Parts, Syntax
 
-LOGSEQ = Syntax(has_maths=True, has_indented_code=False)
+# Properties, macros, references, queries, drawers, planning and empty blocks.
+_MARKS = re.compile(r"::|[{(\[]{2}|#\+|^[ \t]*:\w+:|:[ \t]*[<\[]|^[ \t]*[-*][ \t]*$", re.MULTILINE)
+LOGSEQ = Syntax(has_maths=True, has_indented_code=False, marks=_MARKS)
 
-# Words to be guessed, which the user wrote; they may have braces themselves, as in LaTeX.
-_CLOZE = re.compile(r"\{\{cloze[ \t]+(?P<words>(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*+\})*+\})*+)\}\}")
+# What stands in a mark; it may have braces itself, as in LaTeX.
+_INNER = r"(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*+\})*+\})*+"
+# Words to be guessed, which the user wrote.
+_CLOZE = re.compile(rf"\{{\{{cloze[ \t]+(?P<words>{_INNER})\}}\}}")
 # What Logseq computes, or plays, in the place of the mark.
 _MACROS = (
     "embed|query|renderer|namespace|function|cards|youtube|youtube-timestamp|video|vimeo|bilibili|tweet|twitter|"
@@ -19,7 +23,7 @@ _MACROS = (
 )
 _MARK = re.compile(
     rf"""
-      \{{\{{[ \t]*(?:\[\[)?(?:{_MACROS})\b[^{{}}\n]*\}}\}}
+      \{{\{{[ \t]*(?:\[\[)?(?:{_MACROS})\b{_INNER}\}}\}}
     | !?\(\([0-9a-fA-F-]{{36}}\)\)                                 # a reference to a block
     | \[(?P<label>[^\[\]\n]*)\]\((?:\[\[[^\[\]\n]*\]\]|\(\([0-9a-fA-F-]{{36}}\)\))\)
     | \[\[(?P<link>[^\[\]\n]+)\]\]
@@ -31,10 +35,11 @@ _EMPTY_BULLET = re.compile(r"^[ \t]*[-*][ \t]*(?:\n|\Z)", re.MULTILINE)
 _PROPERTY = re.compile(r"[ \t]*(?:[-*][ \t]+)?[\w/.?-]{1,100}::(?:[ \t]|$)")
 _TEMPLATE = re.compile(r"[ \t]*(?:[-*][ \t]+)?template::[ \t]*\S", re.IGNORECASE)
 _PLANNED = re.compile(r"[ \t]*(?:SCHEDULED|DEADLINE|CLOSED):[ \t]*[<\[]")
-# What begins a drawer or a query, and its last line.
+# What begins a drawer, a query or a comment, and its last line.
 _CLOSED_BY = {
     re.compile(r"[ \t]*:(?:LOGBOOK|PROPERTIES):[ \t]*$", re.IGNORECASE): ":END:",
     re.compile(r"[ \t]*(?:[-*][ \t]+)?#\+BEGIN_QUERY\b", re.IGNORECASE): "#+END_QUERY",
+    re.compile(r"[ \t]*(?:[-*][ \t]+)?#\+BEGIN_COMMENT\b", re.IGNORECASE): "#+END_COMMENT",
 }
 
 

@@ -21,8 +21,8 @@ from sebp_edge.texts.edits import Span
 
 # Of the processor, so that a busy machine reads the same texts.
 MAX_SECONDS = 20
-# The parser keeps about 250 bytes a line.
-MAX_LINES = 1_000_000
+# The parser keeps about 250 bytes a line, which is too much for so many lines of this length, in characters, or less.
+MAX_SHORT_LINES, SHORT = 100_000, 6
 # Lists and quotes within each other; what is deeper is taken for prose.
 _MAX_NESTING = 100
 
@@ -34,11 +34,13 @@ class Syntax(NamedTuple):
         comments: what begins a comment.
         has_maths: whether dollar signs enclose mathematics.
         has_indented_code: whether four spaces begin code.
+        marks: what else than comments is replaced outside of code; code does not matter without it.
     """
 
     comments: tuple[str, ...] = ("<!--",)
     has_maths: bool = False
     has_indented_code: bool = True
+    marks: re.Pattern | None = None
 
 
 COMMON = Syntax()
@@ -64,15 +66,16 @@ class Parts:
 
 
 def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
-    """Finds code, mathematics and comments in a text with Unix newlines.
+    """Finds code, mathematics and comments in a text with Unix newlines; none in one where they do not matter.
 
     Raises:
-        Unreadable: the text takes too long to parse, or has too many lines.
+        Unreadable: the text takes too long to parse, or has too many short lines.
     """
-    if not _MAY_HAVE_PARTS.search(text):
+    is_marked = syntax.marks and syntax.marks.search(text) and _CODE.search(text)
+    if not (is_marked or _MAY_HIDE.search(text)):
         return Parts()
-    if text.count("\n") > MAX_LINES:
-        raise Unreadable(f"more than {MAX_LINES:,} lines; split it to use it")
+    if (num_lines := text.count("\n")) > MAX_SHORT_LINES and len(text) < SHORT * num_lines:
+        raise Unreadable(f"more than {MAX_SHORT_LINES:,} very short lines; split it to use it")
     search, parser = _Search(text, syntax), _parser(syntax)
     parser.block.parse(text, parser, {"search": search}, _LastToken())
     search.parts.code.sort()
@@ -87,8 +90,9 @@ _CLOSED_BY = {
     "%%": re.compile("%%"),
     "$$": re.compile(r"\$\$"),
 }
-# Without any of these, a text has no parts; the last one is the indent of code.
-_MAY_HAVE_PARTS = re.compile(r"[`$]|~~~|%%|<!--|\]:\s*(?:#|<>)|^(?: {4}| {0,3}\t)", re.MULTILINE)
+# What may begin a comment, and code or mathematics. In indented code only marks of Obsidian matter.
+_MAY_HIDE = re.compile(r"%%|<!--|\]:\s*(?:#|<>)")
+_CODE = re.compile(r"[`$]|~~~|^(?: {4}| {0,3}\t).*(?:\[\[| \^)", re.MULTILINE)
 # What ends an address such as "https://a.org/50%%20off", and its length in characters.
 _ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.

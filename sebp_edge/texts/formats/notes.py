@@ -15,8 +15,6 @@ from sebp_edge.texts.formats.obsidian import OBSIDIAN, read_as_obsidian
 from sebp_edge.texts.vaults import Vault
 
 _APPS = {"Obsidian": (OBSIDIAN, read_as_obsidian), "Logseq": (LOGSEQ, read_as_logseq)}
-# What may begin a comment outside of vaults: one of HTML, or the definition of a link to nowhere.
-_MAY_HIDE = re.compile(r"<!--|\]:\s*(?:#|<>)")
 _BLANKS = re.compile(r"[ \t]*")
 
 
@@ -69,8 +67,6 @@ def visible_text(text: str, app: str | None = None) -> Seen:
     Raises:
         Unreadable: see `find_parts`.
     """
-    if app is None and not _MAY_HIDE.search(text):
-        return Seen(text)
     syntax, read_marks = _APPS.get(app, (COMMON, None))
     parts = find_parts(text, syntax)
     comments: list[Edit] = [(begin, _BLANKS.match(text, end).end(), "") for begin, end in parts.comments]

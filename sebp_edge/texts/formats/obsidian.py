@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from sebp_edge.texts.edits import Edit, edit, replace_marks
 from sebp_edge.texts.formats.markdown import Parts, Syntax
 
-OBSIDIAN = Syntax(comments=("<!--", "%%"), has_maths=True)
-
 # Blocks that Obsidian replaces with their result.
 _QUERIES = {"dataview", "dataviewjs", "tasks", "query", "base"}
 # Within a line, code that begins with "=" is a query of Dataview only if it asks for notes or dates.
@@ -23,6 +21,8 @@ _MARK = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
+_MARKS = re.compile(rf"\[\[|\[!|(?:^|[ \t])\^|`\s*\$?=|[`~]{{3}}[ \t]*(?i:{'|'.join(sorted(_QUERIES))})", re.MULTILINE)
+OBSIDIAN = Syntax(comments=("<!--", "%%"), has_maths=True, marks=_MARKS)
 
 
 def read_as_obsidian(text: str, parts: Parts, comments: list[Edit]) -> str:
