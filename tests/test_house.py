@@ -49,7 +49,7 @@ HOMES = {
     "peft": ("sebp_edge/models/lora.py",),
     "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
     "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
-    "gguf": ("sebp_edge/export/",),
+    "gguf": ("sebp_edge/export/", "sebp_edge/gguf/families.py", "sebp_edge/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
