@@ -52,6 +52,7 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/gguf/families.py", "sebp_edge/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
+    "filelock": ("sebp_edge/adapters/lock.py", "sebp_edge/export/target.py"),
     "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
     "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
     "turbohtml": ("sebp_edge/texts/formats/html.py",),
