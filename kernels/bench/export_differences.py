@@ -26,11 +26,11 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.events import silent
 from sebp_edge.export import llama_cpp
 from sebp_edge.export.child import Predicted
-from sebp_edge.export.families import GgufModel
 from sebp_edge.export.formats import Gguf
-from sebp_edge.export.gguf_file import GgufFile
+from sebp_edge.export.gguf_file import open_exported
 from sebp_edge.export.read_back import CPU, Comparison, agreement, likeliest
 from sebp_edge.export.source import Source
+from sebp_edge.gguf.families import GgufModel
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model, local_tokenizer, without_progress_bars
 from sebp_edge.texts.readers import read_texts
@@ -121,7 +121,7 @@ def differences(model: str | Path, spread: float, quants: list[str]) -> Iterator
             written = Gguf(source, quant)
             written.write(folder, lambda *_: None, lambda: None)
             file = folder / written.file
-            own, loss = comparison.with_weights(GgufFile(file, GgufModel(source.config)).read)
+            own, loss = comparison.with_weights(open_exported(file, GgufModel(source.config)))
             theirs = llama_cpp.predict(file, rows, [], lambda: None)
             file.unlink()
             about = {"model": reference.name, "quant": quant}

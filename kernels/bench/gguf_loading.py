@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 import evidence
-from sebp_edge.export.families import GgufModel
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.tokenizer import GgufTokenizer
+from sebp_edge.gguf.families import GgufModel
 from sebp_edge.gguf.quantised import TYPES, QuantType, dequantise
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.fingerprint import file_fingerprint

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from sebp_edge.files import write_atomically
+from sebp_edge.files import cache_folder, write_atomically
 
 from .tiles import Tiles, safe_tiles
 
@@ -53,9 +53,9 @@ class Shape(NamedTuple):
         return cls(wanted, 8 * itemsize, num_inputs, num_outputs, 1 << max(0, num_active - 1).bit_length())
 
 
-def choose(shape: Shape, device: torch.device, folder: str | None) -> Algorithms:
+def choose(shape: Shape, device: torch.device) -> Algorithms:
     """The fastest known algorithms for a shape."""
-    return _known(device_index(device), folder).get(shape, Algorithms())
+    return _known(device_index(device)).get(shape, Algorithms())
 
 
 def choose_for_unknown_count(itemsize: int, device: torch.device) -> Algorithms:
@@ -71,10 +71,8 @@ def shared_memory(index: int) -> int:
 
 
 @functools.cache
-def _known(index: int, folder: str | None) -> Mapping[Shape, Algorithms]:
-    name = torch.cuda.get_device_name(index)
-    measured = {} if folder is None else read(choices_file(folder, machine(index)))
-    return shipped(name) | measured
+def _known(index: int) -> Mapping[Shape, Algorithms]:
+    return shipped(torch.cuda.get_device_name(index)) | read(measured_file(index))
 
 
 def device_index(device: torch.device) -> int:
@@ -118,6 +116,11 @@ def choices_file(folder: str | Path, machine: dict[str, str], kind: str = "choic
     """The file of this machine's choices, or of another kind of measurement."""
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     return Path(folder) / f"{kind}-{digest[:12]}.json"
+
+
+def measured_file(index: int) -> Path:
+    """The file of what `measure` has found on this machine."""
+    return choices_file(cache_folder(), machine(index))
 
 
 def read(path: Path) -> dict[Shape, Algorithms]:

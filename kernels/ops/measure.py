@@ -40,15 +40,15 @@ class Times(NamedTuple):
 
 
 def measure(
-    layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, folder: str
+    layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype
 ) -> dict[choices.Shape, choices.Algorithms]:
-    """Finds the fastest algorithms for layers, given as (inputs, outputs), on these rows; saves them in `folder`."""
+    """Finds and saves the fastest algorithms for layers, given as (inputs, outputs), on these rows."""
     found = {}
     for num_inputs, num_outputs in layers:
         times = [(rows, time_products(num_inputs, num_outputs, rows, dtype)) for rows in row_sets]
         found |= fastest(num_inputs, num_outputs, dtype, times)
-    machine = choices.machine(choices.device_index(row_sets[0].ids.device))
-    choices.write(choices.choices_file(folder, machine), machine, found)
+    index = choices.device_index(row_sets[0].ids.device)
+    choices.write(choices.measured_file(index), choices.machine(index), found)
     return found
 
 

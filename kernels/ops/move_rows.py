@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend
-from .rows import ActiveRows, Rows, as_rows
+from .rows import ActiveRows, Rows, as_rows, num_active
 
 KEEP_ALL_ABOVE = 0.5
 """The share of active rows above which all of X is kept: X is there already, a copy of most of it would come on top."""
@@ -84,8 +84,7 @@ def keep_rows(x_NK: Tensor, rows: Rows | None) -> Tensor:
     if rows is None or callable(rows):
         return x_NK
     rows = as_rows(rows, len(x_NK))
-    num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
-    if num_active > KEEP_ALL_ABOVE * len(x_NK):
+    if num_active(rows) > KEEP_ALL_ABOVE * len(x_NK):
         return x_NK
     return x_NK[rows].clone() if isinstance(rows, slice) else take(x_NK, rows)
 

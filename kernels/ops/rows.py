@@ -57,6 +57,11 @@ def as_rows(rows: Rows | None, num_rows: int) -> ActiveRows | slice | Selector |
     return ActiveRows.from_ids(rows, num_rows) if isinstance(rows, Tensor) else rows
 
 
+def num_active(rows: ActiveRows | slice) -> int:
+    """The number of rows, or their capacity if only the device knows it."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
+
+
 def verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice | None) -> None:
     """With `VERIFY`, checks that dY is zero outside the active rows.
 

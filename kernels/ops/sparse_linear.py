@@ -66,10 +66,9 @@ def _gradients_of_rows(
     rows: ActiveRows,
     needed: NeededGradients,
     x_has_all_rows: bool,
-    choices_folder: str | None,
 ) -> Gradients:
     """Computes each product by its chosen algorithm: our kernels on rows in place, or PyTorch on gathered rows."""
-    algorithms = _choose_algorithms(dout_NM, weight_MK, rows, needed, choices_folder)
+    algorithms = _choose_algorithms(dout_NM, weight_MK, rows, needed)
     dx = dweight = dbias = None
     if needed.dx and algorithms.dx is not None:
         dx = backend.kernels("products").dx(dout_NM, weight_MK, rows, algorithms.dx)
@@ -91,7 +90,7 @@ def _gradients_of_rows(
 
 
 def _choose_algorithms(
-    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, needed: NeededGradients, choices_folder: str | None
+    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, needed: NeededGradients
 ) -> choices.Algorithms:
     """The algorithm of each product; PyTorch computes all of them where our kernels do not run."""
     if not (backend.runs_kernels(dout_NM) and (needed.dx or needed.dweight)):
@@ -101,7 +100,7 @@ def _choose_algorithms(
         return choices.choose_for_unknown_count(itemsize, device)
     num_outputs, num_inputs = weight_MK.shape
     shape = choices.Shape.of(needed.dx, needed.dweight, itemsize, num_inputs, num_outputs, len(rows.ids))
-    return choices.choose(shape, device, choices_folder)
+    return choices.choose(shape, device)
 
 
 @library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())
@@ -115,27 +114,24 @@ def _backward_op(
     weights: Tensor | None,
     needed: list[bool],
     x_has_all_rows: bool,
-    choices_folder: str | None,
 ) -> list[Tensor]:
     """`_gradients_of_rows` as one operation of a compiled graph; returns only the needed gradients."""
     rows = ActiveRows(ids, slots, count, weights)
-    gradients = _gradients_of_rows(
-        dout_NM, weight_MK, x, rows, NeededGradients(*needed), x_has_all_rows, choices_folder
-    )
+    gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, NeededGradients(*needed), x_has_all_rows)
     return [gradient for gradient in gradients if gradient is not None]
 
 
 @_backward_op.register_fake
-def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed, x_has_all_rows, choices_folder):
+def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed, x_has_all_rows):
     shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
     return [weight_MK.new_empty(shape) for shape, is_needed in zip(shapes, needed, strict=True) if is_needed]
 
 
 class _SparseLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight_MK, bias_M, rows, kept_x, choices_folder):
+    def forward(ctx, x, weight_MK, bias_M, rows, kept_x):
         ctx.save_for_backward(weight_MK, kept_x)
-        ctx.rows, ctx.choices_folder, ctx.x_shape = rows, choices_folder, x.shape
+        ctx.rows, ctx.x_shape = rows, x.shape
         # With a bias the result is a view, and views that a Function returns cannot be changed in place.
         return F.linear(x, weight_MK, bias_M).data
 
@@ -155,13 +151,13 @@ class _SparseLinear(torch.autograd.Function):
             x_AK = None if x is None else take_kept(x, rows, len(dout_NM))
             gradients = _gradients_of_compact_rows(dout_NM, weight_MK, x_AK, rows, needed)
         elif torch.compiler.is_compiling():
-            found = _backward_op(dout_NM, weight_MK, x, *rows, list(needed), x_has_all_rows, ctx.choices_folder)
+            found = _backward_op(dout_NM, weight_MK, x, *rows, list(needed), x_has_all_rows)
             found = iter(found)
             gradients = Gradients(*[next(found) if is_needed else None for is_needed in needed])
         else:
-            gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, needed, x_has_all_rows, ctx.choices_folder)
+            gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, needed, x_has_all_rows)
         dx = gradients.dx.reshape(ctx.x_shape) if needed.dx else None
-        return dx, gradients.dweight, gradients.dbias, None, None, None
+        return dx, gradients.dweight, gradients.dbias, None, None
 
 
 def _keep(x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
@@ -174,8 +170,6 @@ def sparse_linear(
     bias: Tensor | None = None,
     rows: Rows | None = None,
     keep: Keep = _keep,
-    *,
-    choices_folder: str | None = None,
 ) -> Tensor:
     """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
 
@@ -188,7 +182,6 @@ def sparse_linear(
             the non-zero ones, exact for any loss); None for all rows, which is `F.linear` itself.
         keep: returns what to keep of x for a trained weight (see `keep_rows`), given x, x in the product's dtype, and
             rows; layers that read the same x may share it. A frozen weight needs nothing of x.
-        choices_folder: where `measure` saved this machine's fastest algorithms; None for the shipped choices.
 
     Returns:
         [..., M] in the dtype `F.linear` gives. First-order gradients only.
@@ -202,4 +195,4 @@ def sparse_linear(
         x_cast, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     kept_x = keep(x, x_cast, rows) if weight.requires_grad else None
-    return _SparseLinear.apply(x_cast, weight, bias, rows, kept_x, choices_folder)
+    return _SparseLinear.apply(x_cast, weight, bias, rows, kept_x)

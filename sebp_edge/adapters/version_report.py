@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sebp_edge.adapters import curves
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, read_report, read_samples
+from sebp_edge.pages import chart
 from sebp_edge.pages.render import mark, render
 from sebp_edge.units import duration, gigabytes, percent, plural
 
@@ -71,7 +71,7 @@ class VersionReport:
             report=self,
             record=self.record,
             training=self.training,
-            curves=curves,
+            chart=chart,
         )
 
 

@@ -8,7 +8,6 @@ weights                the base model's weights with the adapter merged in, a te
 safetensors_file       writes weights as safetensors, a tensor at a time
 settings               writes a merged model's config and tokenizer, and checks what other programs read in them
 gguf_file              writes and reads GGUF files
-families               what GGUF calls a model family's tensors and settings
 tokenizer              what GGUF calls a tokenizer's rules and tokens
 mlx                    writes an adapter as mlx-lm reads it
 ollama                 recognises chat templates and writes Modelfiles

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
-from sebp_edge.export.families import GgufModel
 from sebp_edge.export.gguf_file import (
     BITS,
     Done,
-    GgufFile,
     dequantised,
     kind_of,
+    open_exported,
     quantised,
     read_lora,
     write_lora,
@@ -36,6 +35,7 @@ from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_se
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import Read
+from sebp_edge.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
 from sebp_edge.questions.asking import plain_question
@@ -246,7 +246,7 @@ class Gguf(Format):
 
     def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
         path = folder / self.file
-        expected, loss = comparison.with_weights(GgufFile(path, self._model).read)
+        expected, loss = comparison.with_weights(open_exported(path, self._model))
         if not llama_cpp.is_installed():
             same = agreement(comparison.expected, likeliest(expected), comparison.texts.rows)
             check_agreement(OURSELVES, same, self.quant) if self.quant in ("f16", "bf16") else None
@@ -259,7 +259,7 @@ class Gguf(Format):
         return ReadBack("llama.cpp", same, loss)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-        found = GgufFile(folder / self.file, self._model).read
+        found = open_exported(folder / self.file, self._model)
         if self.quant in K_QUANTS:  # llama.cpp's own rounding
             return ((tensor, tensor) for tensor in map(found, self._source.weights.shapes))
         expected = self.rounded(self._source.weights.read)

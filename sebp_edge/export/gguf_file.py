@@ -23,8 +23,8 @@ from gguf import (
 from torch import Tensor
 
 from sebp_edge.errors import ExportError
-from sebp_edge.export.families import GgufModel
-from sebp_edge.export.weights import MergedWeights
+from sebp_edge.export.weights import MergedWeights, Read
+from sebp_edge.gguf.families import GgufModel
 from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.models.lora import LoraFactors
 
@@ -134,18 +134,18 @@ def dequantised(values: np.ndarray, kind: GGMLQuantizationType) -> Tensor:
     return torch.from_numpy(np.array(dequantize(values, kind), dtype=np.float32))
 
 
-class GgufFile:
-    """Reads the tensors of an exported file under transformers' names."""
+def open_exported(path: Path, model: GgufModel) -> Read:
+    """Returns the reader of an exported file's tensors, in fp32 under transformers' names.
 
-    def __init__(self, path: Path, model: GgufModel):
-        self._model = model
-        self._tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    It reads with the package gguf, which has the types of llama.cpp's K-quantisations that `sebp_edge.gguf` lacks.
+    """
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
 
-    def read(self, name: str) -> Tensor:
-        """Returns a tensor in fp32."""
-        tensor = self._tensors[self._model.name(name)]
-        values = dequantised(tensor.data, tensor.tensor_type)
-        return self._model.restore(name, values)
+    def read(name: str) -> Tensor:
+        tensor = tensors[model.name(name)]
+        return model.restore(name, dequantised(tensor.data, tensor.tensor_type))
+
+    return read
 
 
 def read_lora(path: Path, model: GgufModel, names: Iterable[str]) -> LoraFactors:

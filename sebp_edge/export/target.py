@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sebp_edge.adapters.lock import try_lock
+from filelock import lock_descriptor
+
 from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.files import expand_user, flush, storage_errors, walk
 from sebp_edge.units import sizes_apart
@@ -114,7 +115,7 @@ def _locked_name(parent: Path) -> Iterator[Path]:
             is_locked = True
             # On a disk without locks no leftover can be told from a folder in use, so none is deleted.
             with suppress(OSError):
-                is_locked = try_lock(descriptor)
+                is_locked = lock_descriptor(descriptor, blocking=False)
             # Another process may have locked and deleted the file first.
             if is_locked and os.path.lexists(name):
                 yield Path(name.removesuffix(_LOCK))
@@ -130,7 +131,7 @@ def _delete_leftovers(parent: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
             try:
-                is_left = try_lock(descriptor)
+                is_left = lock_descriptor(descriptor, blocking=False)
                 if is_left:
                     shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             finally:

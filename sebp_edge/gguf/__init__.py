@@ -4,6 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 file           a file's metadata and tensors, from an untrusted source
 quantised      the tensors' types, and their weights as floating-point numbers
-families       the model families that can be read: configs, names and forms of weights
+families       what files call a model family's tensors and settings, to read and to write them
+rotary         rotary embeddings in files
 tokenizer      the tokenizer that a file describes
 """

@@ -1,46 +1,50 @@
-"""The model families that can be read: their configs, their tensors' names, and how files store their weights.
+"""What GGUF calls a model family's tensors and settings, to read files and to write them.
 
-Configs are dicts in transformers' words. Nothing is guessed: a family, a scaling of positions or a tensor that is not
-known here is refused.
+Configs are read as dicts in transformers' words. Nothing is guessed: a family, a scaling of positions or a tensor that
+is not known here is refused. A family is written if llama.cpp computes it exactly as transformers does; a setting that
+llama.cpp lacks is refused.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from torch import Tensor
 
-from sebp_edge.errors import ModelError
+from sebp_edge.errors import ExportError, ModelError
 from sebp_edge.gguf.file import GgufFile
+from sebp_edge.gguf.rotary import ROPE_TENSORS, add_rope, read_rope, rope_of, rope_tensors
 
-_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_FOUR_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-# Frequencies of rotary embeddings, which become part of the config.
-_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# Llama 3.1 to 3.3 share these; their files contain only the resulting factors.
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-# The largest known heads have 512 features.
-_MAX_HEAD_SIZE = 4096
+_WHOLE = ("model.embed_tokens", "model.norm", "lm_head")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_LINEARS = (
+    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+_FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 # llama.cpp recognises the 27B models of Gemma 2 and 3, which scale attention differently, by their number of layers.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+
+
+# Numbers of each config in the order in which they are written: transformers' names and their types, by GGUF's keys
+# after the architecture's name.
+_SETTINGS = {
+    "context_length": ("max_position_embeddings", int),
+    "embedding_length": ("hidden_size", int),
+    "block_count": ("num_hidden_layers", int),
+    "feed_forward_length": ("intermediate_size", int),
+    "attention.head_count": ("num_attention_heads", int),
+    "attention.head_count_kv": ("num_key_value_heads", int),
+    "attention.key_length": ("head_dim", int),
+    "attention.value_length": ("head_dim", int),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
+    "vocab_size": ("vocab_size", int),
+}
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,46 @@ class Family:
     """A family of decoders.
 
     Attributes:
-        model_type: transformers' name.
-        names: the tensors of a block: llama.cpp's names, and transformers'.
-        has_pairs: whether rows of queries and keys are stored in pairs that rotate together, as llama.cpp's kernel for
-            some families expects, and not in halves.
-        has_norms_from_one: whether files store 1 + w for the weight w of a norm.
-        config: returns what the family adds to the common config.
+        arch: its architecture in GGUF.
+        parts: transformers' names of a block's tensors.
+        rotates_pairs: whether llama.cpp rotates neighbouring elements of queries and keys, where transformers rotates
+            halves; their rows are then reordered.
+        norm_offset: what files add to the weights of norms.
+        settings: numbers that other families do not have, as in `_SETTINGS`, and what they are in files without them.
+        read: returns what else the family adds to the common config.
+        check: refuses configs that llama.cpp lacks, and may write further settings; None if the family is only read.
     """
 
-    model_type: str
-    names: dict[str, str]
-    has_pairs: bool = False
-    has_norms_from_one: bool = False
-    config: Callable[[GgufFile, dict], dict[str, Any]] = lambda file, common: {}
+    arch: MODEL_ARCH
+    parts: tuple[str, ...] = _NORMS + _LINEARS
+    rotates_pairs: bool = False
+    norm_offset: float = 0.0
+    settings: Mapping[str, tuple[str, type, float]] = field(default_factory=dict)
+    read: Callable[[GgufFile, dict], dict[str, Any]] = lambda file, common: {}
+    check: Callable[[GGUFWriter, Any], None] | None = lambda writer, config: None
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """transformers' name of each tensor by GGUF's, both of the first block, without "weight"."""
+        names = get_tensor_name_map(self.arch, 1)
+        return {names.get_name(name): name for name in (*_WHOLE, *(f"model.layers.0.{part}" for part in self.parts))}
+
+    def convert(self, name: str, tensor: Tensor, heads: Mapping[str, int], *, back: bool) -> Tensor:
+        """Converts a tensor of transformers to GGUF's, or back.
+
+        Args:
+            name: GGUF's name.
+            heads: the numbers of heads of queries and keys, by GGUF's names.
+        """
+        if self.norm_offset and name.endswith("norm.weight"):
+            return tensor.float() + (-self.norm_offset if back else self.norm_offset)
+        count = heads.get(name.rsplit(".", 2)[-2]) if self.rotates_pairs else None
+        if count is None:
+            return tensor
+        return tensor.unflatten(0, (count, -1, 2) if back else (count, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -73,25 +104,23 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{file.name!r} has no embedding; expected a file with a whole model.")
-    if file.get(_key(file, "expert_count"), int, 0):
+    if file.get(f"{file.architecture}.expert_count", int, 0):
         raise ModelError(f"{file.name!r} is a mixture of experts, which cannot be read; choose a dense model.")
-    hidden, heads = _count(file, "embedding_length"), _count(file, "attention.head_count")
-    common = {
-        "model_type": family.model_type,
-        "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": _count(file, "feed_forward_length"),
-        "num_hidden_layers": _count(file, "block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _count(file, "attention.head_count_kv", heads),
-        "head_dim": _count(file, "attention.key_length", hidden // heads),
-        "max_position_embeddings": _count(file, "context_length"),
-        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon"),
+    hidden, heads = file.positive(int, "embedding_length"), file.positive(int, "attention.head_count")
+    known = {"head_dim": file.positive(int, "attention.key_length", hidden // heads), "vocab_size": embedding.shape[0]}
+    known["num_key_value_heads"] = file.positive(int, "attention.head_count_kv", heads)
+    common = known | {
+        name: file.positive(kind, key, *default)
+        for key, (name, kind, *default) in (_SETTINGS | family.settings).items()
+        if name not in known
+    }
+    common |= {
+        "model_type": _MODEL_TYPES[file.architecture],
         "tie_word_embeddings": "output.weight" not in file.tensors,
+        "rope_parameters": read_rope(file, common["head_dim"], common["max_position_embeddings"]),
         **_token_ids(file),
     }
-    common["rope_parameters"] = _rope(file, common)
-    return common | family.config(file, common)
+    return common | family.read(file, common)
 
 
 def weight_names(file: GgufFile) -> dict[str, str]:
@@ -102,7 +131,7 @@ def weight_names(file: GgufFile) -> dict[str, str]:
     """
     family, found = _family_of(file), {}
     for name in file.tensors:
-        if name in _ROPE_TENSORS:
+        if name in ROPE_TENSORS:
             continue
         renamed = _renamed(name, family.names)
         if renamed is None:
@@ -121,29 +150,19 @@ def read_weight(file: GgufFile, name: str, dtype: torch.dtype) -> Tensor:
     Args:
         name: the file's name of it.
     """
-    family = _family_of(file)
-    if family.has_norms_from_one and name.endswith("norm.weight"):
-        return (file.read(name) - 1).to(dtype)
-    weight = file.read(name, dtype)
-    part = name.split(".")[-2]
-    if family.has_pairs and part in ("attn_q", "attn_k"):
-        heads = _count(file, "attention.head_count")
-        heads = heads if part == "attn_q" else _count(file, "attention.head_count_kv", heads)
-        weight = weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
-    return weight
+    # Norms in fp32, since an offset is subtracted before they are rounded.
+    weight = file.read(name, torch.float32 if len(file.tensors[name].shape) == 1 else dtype)
+    heads = file.positive(int, "attention.head_count")
+    heads = {"attn_q": heads, "attn_k": file.positive(int, "attention.head_count_kv", heads)}
+    return _family_of(file).convert(name, weight, heads, back=True).to(dtype)
 
 
-def _renamed(name: str, names: dict[str, str]) -> str | None:
-    whole = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-    }
-    if name in whole:
-        return whole[name]
+def _renamed(name: str, names: Mapping[str, str]) -> str | None:
     match name.split("."):
-        case ["blk", number, part, "weight" | "bias" as kind] if number.isdecimal() and part in names:
-            return f"model.layers.{number}.{names[part]}.{kind}"
+        case [part, "weight"] if part in names:
+            return f"{names[part]}.weight"
+        case ["blk", number, part, "weight" | "bias" as kind] if number.isdecimal() and f"blk.0.{part}" in names:
+            return f"{names[f'blk.0.{part}'].replace('.0.', f'.{number}.')}.{kind}"
     return None
 
 
@@ -153,30 +172,11 @@ def _family_of(file: GgufFile) -> Family:
         raise ModelError(f"{file.name!r} contains a GGUF {kind[:20]}, not a model; give the base model's file.")
     if file.get("split.count", int, 1) > 1:
         raise ModelError(f"{file.name!r} is a part of a split model; join the parts with llama-gguf-split --merge.")
-    family = FAMILIES.get(file.architecture)
-    if family is None:
+    if file.architecture not in _MODEL_TYPES:
         raise ModelError(
-            f"{file.name!r} is a model of the family {file.architecture[:40]!r}; expected {', '.join(FAMILIES)}."
+            f"{file.name!r} is a model of the family {file.architecture[:40]!r}; expected {', '.join(_MODEL_TYPES)}."
         )
-    return family
-
-
-def _key(file: GgufFile, name: str) -> str:
-    return f"{file.architecture}.{name}"
-
-
-def _count(file: GgufFile, name: str, default: int | None = None) -> int:
-    value = file.get(_key(file, name), int, default)
-    if value is None or not 0 < value < 2**31:
-        raise ModelError(f"{file.name!r} has {_key(file, name)} {value}; expected a positive number.")
-    return value
-
-
-def _number(file: GgufFile, name: str, default: float | None = None) -> float:
-    value = file.get(_key(file, name), float, default)
-    if value is None or not math.isfinite(value) or value <= 0:
-        raise ModelError(f"{file.name!r} has {_key(file, name)} {value}; expected a positive number.")
-    return value
+    return FAMILIES[_MODEL_TYPES[file.architecture]]
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
@@ -190,106 +190,185 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _rope(file: GgufFile, common: dict) -> dict[str, Any]:
-    """Returns the parameters of the rotary embedding."""
-    rope = {"rope_type": "default", "rope_theta": _number(file, "rope.freq_base", 10_000.0)}
-    size = _count(file, "rope.dimension_count", common["head_dim"])
-    if size > _MAX_HEAD_SIZE:
-        raise ModelError(f"{file.name!r} has heads of {size} features; expected at most {_MAX_HEAD_SIZE}.")
-    if size != common["head_dim"]:
-        if file.architecture != "phi3":
-            raise ModelError(f"{file.name!r} rotates {size} of {common['head_dim']} features of a head; expected all.")
-        rope["partial_rotary_factor"] = size / common["head_dim"]
-    for name in _ROPE_TENSORS:
-        if name in file.tensors and file.tensors[name].shape != (size // 2,):
-            raise ModelError(
-                f"{file.name!r} has {file.tensors[name].num_weights} factors of positions, not {size // 2}."
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+class GgufModel:
+    """A model's tensors and settings under their names in GGUF.
+
+    Args:
+        config: the model's config.
+
+    Raises:
+        ExportError: llama.cpp does not compute this model as transformers does.
+    """
+
+    def __init__(self, config):
+        written = [model_type for model_type, family in FAMILIES.items() if family.check is not None]
+        if config.model_type not in written:
+            raise ExportError(
+                f"{config.model_type} models cannot be written as GGUF; these can: {', '.join(written)}. Use --format "
+                "merged, or peft."
             )
-    scaling = file.get(_key(file, "rope.scaling.type"), str, "none")
-    if "rope_factors_long.weight" in file.tensors and file.architecture == "phi3":
-        return rope | _long_rope(file, common["max_position_embeddings"])
-    if scaling == "linear":
-        return rope | {"rope_type": "linear", "factor": _number(file, "rope.scaling.factor")}
-    if scaling != "none":
-        raise ModelError(f"{file.name!r} scales positions by {scaling[:20]!r}; expected none or linear.")
-    return rope | _llama3_rope(file, size, rope["rope_theta"]) if "rope_freqs.weight" in file.tensors else rope
+        self.config, self._family = config, FAMILIES[config.model_type]
+        self.arch = MODEL_ARCH_NAMES[self._family.arch]
+        self._names = get_tensor_name_map(self._family.arch, config.num_hidden_layers)
+        self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        # Checks the settings before anything is written.
+        self.add_settings(GGUFWriter(None, self.arch))
+
+    def name(self, name: str) -> str:
+        """Returns a tensor's name in GGUF."""
+        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise ExportError(f"GGUF has no name for the weight {name!r} of this {self.config.model_type} model.")
+        return found
+
+    def convert(self, name: str, tensor: Tensor) -> Tensor:
+        """Converts a tensor of transformers to GGUF's."""
+        return self._family.convert(self.name(name), tensor, self._heads, back=False)
+
+    def restore(self, name: str, tensor: Tensor) -> Tensor:
+        """Converts a tensor of GGUF back to transformers'."""
+        return self._family.convert(self.name(name), tensor, self._heads, back=True)
+
+    def extra_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields tensors that GGUF has besides the model's own: the factors of rotary frequencies."""
+        return rope_tensors(self.config, _head_size(self.config))
+
+    @property
+    def context_length(self) -> int:
+        """The longest text that llama.cpp computes as transformers does: it has no windows in some families."""
+        config, lacks_windows = self.config, self._family.arch in (MODEL_ARCH.LLAMA, MODEL_ARCH.PHI3)
+        window = (getattr(config, "sliding_window", None) if lacks_windows else None) or config.max_position_embeddings
+        return min(window, config.max_position_embeddings)
+
+    def add_settings(self, writer: GGUFWriter) -> None:
+        """Writes the model's settings."""
+        config, family = self.config, self._family
+        derived = {"max_position_embeddings": self.context_length, "head_dim": _head_size(config)}
+        for key, (name, kind) in _SETTINGS.items():
+            _add(writer, key, kind(derived.get(name) or getattr(config, name)))
+        expected = "gelu_pytorch_tanh" if family.norm_offset else "silu"
+        activation = getattr(config, "hidden_activation", None) or config.hidden_act
+        if activation != expected:
+            raise _refusal(config, f"with the activation {activation}")
+        if not add_rope(writer, config, derived["head_dim"]):
+            raise _refusal(config, f"with its rotary embeddings ({rope_of(config)['rope_type']})")
+        family.check(writer, config)
+        for key, (name, kind, _) in family.settings.items():
+            _add(writer, key, kind(getattr(config, name)))
 
 
-def _llama3_rope(file: GgufFile, size: int, theta: float) -> dict[str, Any]:
-    """Returns the parameters of Llama 3.1's scaling, if they give the factors in the file."""
-    factors = file.read("rope_freqs.weight")
-    factor = float(factors.max())
-    low, high, context = _LLAMA3_ROPE.values()
-    wavelengths = 2 * math.pi * theta ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    share = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
-    expected = 1 / ((1 - share) / factor + share)
-    if factors.shape != expected.shape or not torch.allclose(factors.double(), expected, rtol=1e-4):
-        raise ModelError(f"{file.name!r} scales positions in a way that is not known; expected that of Llama 3.1.")
-    return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3_ROPE}
+def _add(writer: GGUFWriter, key: str, value: float) -> None:
+    (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{writer.arch}.{key}", value)
 
 
-def _long_rope(file: GgufFile, context: int) -> dict[str, Any]:
-    factors = {name: file.read(f"rope_factors_{name}.weight").tolist() for name in ("long", "short")}
-    original = _count(file, "rope.scaling.original_context_length")
-    rope = {
-        "rope_type": "longrope",
-        "long_factor": factors["long"],
-        "short_factor": factors["short"],
-        "original_max_position_embeddings": original,
-    }
-    factor = _number(file, "rope.scaling.attn_factor", 1.0)
-    usual = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original > 1 else 1.0
-    # Only where it is not what transformers computes by itself, since transformers 4 refuses to be told.
-    return rope if math.isclose(factor, usual, rel_tol=1e-6) else rope | {"attention_factor": factor}
+def _head_size(config) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _llama(file: GgufFile, common: dict) -> dict[str, Any]:
+def _refusal(config, what: str) -> ExportError:
+    return ExportError(f"llama.cpp cannot compute this {config.model_type} model {what}; use --format merged, or peft.")
+
+
+# ------------------------------------------------------------------------------------------------------------ families
+
+
+def _read_llama(file: GgufFile, common: dict) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
 
 
-def _phi3(file: GgufFile, common: dict) -> dict[str, Any]:
-    window = file.get(_key(file, "attention.sliding_window"), int, 0)
+def _check_llama(writer: GGUFWriter, config) -> None:
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        raise _refusal(config, "with biases")
+
+
+def _check_qwen(writer: GGUFWriter, config) -> None:
+    if getattr(config, "use_sliding_window", False):
+        raise _refusal(config, "with sliding windows")
+
+
+def _check_smollm3(writer: GGUFWriter, config) -> None:
+    if config.no_rope_layers != [int((layer + 1) % 4 != 0) for layer in range(config.num_hidden_layers)]:
+        raise _refusal(config, "with other layers without rotary embeddings than every fourth one")
+    _check_qwen(writer, config)
+    _check_llama(writer, config)
+
+
+def _read_phi3(file: GgufFile, common: dict) -> dict[str, Any]:
+    window = file.get("phi3.attention.sliding_window", int, 0)
     original = common["rope_parameters"].get("original_max_position_embeddings", common["max_position_embeddings"])
     return {"sliding_window": window or None, "original_max_position_embeddings": original}
 
 
-def _gemma(file: GgufFile, common: dict) -> dict[str, Any]:
+def _read_gemma(file: GgufFile, common: dict) -> dict[str, Any]:
     return {"hidden_activation": "gelu_pytorch_tanh"}
 
 
-def _attention_scale(file: GgufFile, common: dict) -> float:
+def _read_gemma2(file: GgufFile, common: dict) -> dict[str, Any]:
+    scale = common["head_dim"]
     if common["num_hidden_layers"] == _GEMMA_27B_LAYERS[file.architecture]:
-        return common["hidden_size"] / common["num_attention_heads"]
-    return common["head_dim"]
+        scale = common["hidden_size"] / common["num_attention_heads"]
+    return _read_gemma(file, common) | {"query_pre_attn_scalar": scale}
 
 
-def _gemma2(file: GgufFile, common: dict) -> dict[str, Any]:
-    return _gemma(file, common) | {
-        "query_pre_attn_scalar": _attention_scale(file, common),
-        "sliding_window": _count(file, "attention.sliding_window", 4096),
-        "attn_logit_softcapping": _number(file, "attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": _number(file, "final_logit_softcapping", 30.0),
-    }
-
-
-def _gemma3(file: GgufFile, common: dict) -> dict[str, Any]:
-    local = {"rope_type": "default", "rope_theta": _number(file, "rope.freq_base_swa", 10_000.0)}
-    return _gemma(file, common) | {
-        "query_pre_attn_scalar": _attention_scale(file, common),
-        "sliding_window": _count(file, "attention.sliding_window", 1024),
-        "sliding_window_pattern": _count(file, "attention.sliding_window_pattern", 6),
+def _read_gemma3(file: GgufFile, common: dict) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": file.positive(float, "rope.freq_base_swa", 10_000.0)}
+    return _read_gemma2(file, common) | {
+        "sliding_window_pattern": file.positive(int, "attention.sliding_window_pattern", 6),
         "rope_parameters": {"full_attention": common["rope_parameters"], "sliding_attention": local},
     }
 
 
-# By llama.cpp's names. "llama" includes Mistral, whose files have no other name.
+def _check_gemma3(writer: GGUFWriter, config) -> None:
+    if getattr(config, "final_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None):
+        raise _refusal(config, "with softcaps")
+    local = config.rope_parameters["sliding_attention"]
+    if local.get("rope_type", "default") != "default":
+        raise _refusal(config, "with scaled rotary embeddings in sliding windows")
+    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
+    _check_windows(writer, config, every=6)
+
+
+def _check_windows(writer: GGUFWriter, config, every: int) -> None:
+    """Refuses other sliding windows than those of all layers but every second or sixth one."""
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    if windows != [(layer + 1) % every != 0 for layer in range(len(windows))]:
+        raise _refusal(config, f"with other layers of full attention than every {every}th one")
+    if config.query_pre_attn_scalar != _head_size(config):
+        raise _refusal(config, f"with attention scores scaled by {config.query_pre_attn_scalar}")
+
+
+# By transformers' model types. Gemma 1 is only read: what llama.cpp computes with it was never compared.
 FAMILIES = {
-    "llama": Family("llama", _NAMES, has_pairs=True, config=_llama),
-    "qwen2": Family("qwen2", _NAMES),
-    "qwen3": Family("qwen3", _NAMES | _HEAD_NORMS),
-    "smollm3": Family("smollm3", _NAMES, has_pairs=True),
-    "phi3": Family("phi3", _NAMES | _FUSED, config=_phi3),
-    "gemma": Family("gemma", _NAMES, has_norms_from_one=True, config=_gemma),
-    "gemma2": Family("gemma2", _NAMES | _FOUR_NORMS, has_norms_from_one=True, config=_gemma2),
-    "gemma3": Family("gemma3_text", _NAMES | _HEAD_NORMS | _FOUR_NORMS, has_norms_from_one=True, config=_gemma3),
+    "llama": Family(MODEL_ARCH.LLAMA, rotates_pairs=True, read=_read_llama, check=_check_llama),
+    "mistral": Family(MODEL_ARCH.LLAMA, rotates_pairs=True),
+    "qwen2": Family(MODEL_ARCH.QWEN2, check=_check_qwen),
+    "qwen3": Family(MODEL_ARCH.QWEN3, _NORMS + _LINEARS + _HEAD_NORMS, check=_check_qwen),
+    "smollm3": Family(MODEL_ARCH.SMOLLM3, rotates_pairs=True, check=_check_smollm3),
+    "phi3": Family(MODEL_ARCH.PHI3, _NORMS + _FUSED, read=_read_phi3),
+    "gemma": Family(MODEL_ARCH.GEMMA, norm_offset=1.0, read=_read_gemma, check=None),
+    "gemma2": Family(
+        MODEL_ARCH.GEMMA2,
+        _FOUR_NORMS + _LINEARS,
+        norm_offset=1.0,
+        settings={
+            "attn_logit_softcapping": ("attn_logit_softcapping", float, 50.0),
+            "final_logit_softcapping": ("final_logit_softcapping", float, 30.0),
+            "attention.sliding_window": ("sliding_window", int, 4096),
+        },
+        read=_read_gemma2,
+        check=partial(_check_windows, every=2),
+    ),
+    "gemma3_text": Family(
+        MODEL_ARCH.GEMMA3,
+        _FOUR_NORMS + _LINEARS + _HEAD_NORMS,
+        norm_offset=1.0,
+        settings={"attention.sliding_window": ("sliding_window", int, 1024)},
+        read=_read_gemma3,
+        check=_check_gemma3,
+    ),
 }
+# By GGUF's names. "llama" includes Mistral, whose files have no other name.
+_MODEL_TYPES = {MODEL_ARCH_NAMES[family.arch]: name for name, family in FAMILIES.items() if name != "mistral"}

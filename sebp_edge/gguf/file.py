@@ -111,6 +111,18 @@ class GgufFile:
             raise ModelError(f"{self.name!r} has {key} of type {type(value).__name__}; expected {kind.__name__}.")
         return value
 
+    def positive(self, kind: type[T], key: str, default: T | None = None) -> T:
+        """Returns a positive number of the family's metadata; `key` lacks the family's name.
+
+        Raises:
+            ModelError: it is not positive or finite, or absent without a default.
+        """
+        key = f"{self.architecture}.{key}"
+        value = self.get(key, kind, default)
+        if value is None or not 0 < value < (2**31 if kind is int else math.inf):
+            raise ModelError(f"{self.name!r} has {key} {value}; expected a positive number.")
+        return value
+
     def forget_tokenizer(self) -> None:
         """Frees the tokenizer's values, tens of bytes for each token and each merge."""
         self.metadata = {key: value for key, value in self.metadata.items() if not key.startswith("tokenizer.")}

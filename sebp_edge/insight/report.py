@@ -1,7 +1,7 @@
 """Renders an analysis of gradients as one HTML page: its tables and figures, with the paper's tables beside them.
 
-The page contains none of the user's text and loads nothing. `report.html` is the template, and `figures` lays out the
-figures.
+The page contains none of the user's text and loads nothing. `report.html` is the template, and `sebp_edge.pages.chart`
+lays out the figures.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from sebp_edge.insight import figures, paper
+from sebp_edge.insight import paper
+from sebp_edge.pages import chart
 from sebp_edge.pages.render import mark, render
 
 if TYPE_CHECKING:
@@ -20,14 +21,14 @@ MARK = mark("analyze")
 
 def render_page(analysis: "Analysis") -> str:
     """The HTML page; every inserted value is escaped."""
-    filters = {"percent": "{:.1%}".format, "power": figures.power_of_10, "share": _share}
+    filters = {"percent": "{:.1%}".format, "power": chart.power_of_10, "share": _share}
     return render(
         Path(__file__).with_name("report.html"),
         filters,
         mark=MARK,
         analysis=analysis,
-        figures=figures,
-        scale_of=lambda sparsity: figures.Scale.of([*sparsity.examples, *sparsity.projections]),
+        figures=chart,
+        scale_of=lambda sparsity: chart.Scale.of([*sparsity.examples, *sparsity.projections]),
         paper_tables=[(table, _paper_rows(table, analysis)) for table in paper.TABLES],
     )
 

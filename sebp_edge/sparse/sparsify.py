@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import MachineError, OptionError, SparsityError
-from sebp_edge.files import cache_folder
 from sebp_edge.models.architecture import (
     blocks_of,
     inner_model,
@@ -33,6 +32,7 @@ from sebp_edge.models.architecture import (
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
+from sebp_edge.ops.rows import num_active
 from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
@@ -64,7 +64,6 @@ class Sparsified(Patch):
 
     Attributes:
         layers: the linear layers that have the sparse backward, by name.
-        choices_folder: the folder in which `measure` stores the fastest algorithms of this machine.
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
@@ -73,7 +72,6 @@ class Sparsified(Patch):
         _refuse(model, self.layers)
         self.model = model
         self._selection = Selection(model, rows)
-        self.choices_folder = str(cache_folder())
         self._inner = inner_model(model)
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
@@ -153,7 +151,7 @@ class Sparsified(Patch):
         # Imported here because it needs Triton.
         from sebp_edge.ops.measure import measure
 
-        measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
+        measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype)
 
     def _row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
         """The logits of the loss rows, fp32 [C, V]."""
@@ -361,9 +359,9 @@ class _RowwiseForward:
 
 def _saves_time(x: Tensor, rows: ActiveRows | slice) -> bool:
     """Whether skipping the other rows in the backward pass saves time."""
-    num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
-    num_skipped = x.shape[:-1].numel() - num_active
-    has_enough = num_skipped * x.shape[-1] >= MIN_SKIPPED_ELEMENTS and num_skipped >= MIN_SKIPPED_RATIO * num_active
+    active = num_active(rows)
+    num_skipped = x.shape[:-1].numel() - active
+    has_enough = num_skipped * x.shape[-1] >= MIN_SKIPPED_ELEMENTS and num_skipped >= MIN_SKIPPED_RATIO * active
     return x.is_cuda and has_enough
 
 
@@ -378,11 +376,10 @@ class _SparseForward:
             return type(self.layer).forward(self.layer, x)  # somebody has replaced it for all layers
         handle = self.sparsified
         rows = handle._linear_rows([self.layer], x)
-        keep, folder = handle._call.inputs.keep, handle.choices_folder
         weight = weight_MK(self.layer)
         if isinstance(weight, DTensor):
             raise SparsityError(TENSOR_PARALLEL)
-        out = sparse_linear(x, weight, self.layer.bias, rows, keep, choices_folder=folder)
+        out = sparse_linear(x, weight, self.layer.bias, rows, handle._call.inputs.keep)
         if not torch.compiler.is_compiling():
             handle._call.latest = weakref.ref(out), rows
         return out

@@ -12,11 +12,12 @@ from command import RECIPE, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore, Recipe
-from sebp_edge.adapters import curves, training_report
+from sebp_edge.adapters import training_report
 from sebp_edge.adapters.training_report import REPORT, SAMPLES, Curve, TrainingReport
 from sebp_edge.adapters.version_report import VersionReport
 from sebp_edge.errors import AdapterError, Interrupted, OptionError
 from sebp_edge.events import StepDone
+from sebp_edge.pages import chart
 
 SECRET = "xylophonquark"
 
@@ -305,10 +306,10 @@ def test_whatever_a_report_says_is_escaped(store):
     ],
 )
 def test_any_curve_can_be_drawn(curve):
-    drawn = curves.curve_figure(curve)
+    drawn = chart.curve_figure(curve)
     if drawn is not None:
         assert "nan" not in drawn.line
-        assert all(0 <= tick.position <= curves.PLOT_HEIGHT for tick in drawn.losses)
+        assert all(0 <= tick.position <= chart.CURVES.height for tick in drawn.losses)
         assert len(drawn.losses) >= 2
 
 

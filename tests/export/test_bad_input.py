@@ -206,10 +206,10 @@ def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_
 
 
 def test_a_disk_without_locks_is_exported_to(stored, model, place, monkeypatch):
-    def refuse(descriptor):
+    def refuse(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("sebp_edge.export.target.try_lock", refuse)
+    monkeypatch.setattr("sebp_edge.export.target.lock_descriptor", refuse)
     assert export(model, "--to", place / "out", "--format", "peft").exit_code == 0
     assert [path.name for path in place.iterdir()] == ["out"]
 

@@ -14,10 +14,11 @@ from builders import dataset_of, make_examples, make_llama
 from sebp_edge import Personalizer
 from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.files import check_output_file
-from sebp_edge.insight import figures, paper
+from sebp_edge.insight import paper
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.heat_maps import HeatMap
 from sebp_edge.insight.report import MARK
+from sebp_edge.pages import chart
 from sebp_edge.pages.render import write
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
@@ -119,7 +120,7 @@ def test_it_adapts_to_the_window_and_the_systems_colours(html):
         dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part)) for part in html.split("@media (prefers-color-scheme: dark)")
     )
     assert light.keys() == dark.keys()
-    assert {f"l{level}" for level in range(figures.LEVELS)} < light.keys()
+    assert {f"l{level}" for level in range(chart.LEVELS)} < light.keys()
     for colours in (light, dark):
         # WCAG 2.1 requires 4.5 for text and 3 for graphics; a heat map's levels must be monotonic.
         assert contrast(colours["page"], colours["text"]) > 7
@@ -127,7 +128,7 @@ def test_it_adapts_to_the_window_and_the_systems_colours(html):
         assert contrast(colours["ours"], colours["text"]) > 4.5
         assert contrast(colours["page"], colours["bar"]) > 3
         assert contrast(colours["page"], colours["knee"]) > 3
-        levels = [luminance(colours[f"l{level}"]) for level in range(figures.LEVELS)]
+        levels = [luminance(colours[f"l{level}"]) for level in range(chart.LEVELS)]
         assert levels == sorted(levels, reverse=colours is light)
 
 
@@ -208,7 +209,7 @@ def test_a_heat_map_paints_each_bin_once_and_no_zero():
         tuple(0.0 if (row + column) % 3 == 0 else 10.0 ** (column - 4) for column in range(5)) for row in (0, 1)
     )
     heat_map = HeatMap("down_proj", (0, 1), 8, norms)
-    drawn = figures.map_figure(heat_map, figures.Scale.of([heat_map]), 40)
+    drawn = chart.map_figure(heat_map, chart.Scale.of([heat_map]), 40)
     painted = []
     for path in drawn.paths.values():
         for begin, row, width in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", path):
@@ -216,30 +217,30 @@ def test_a_heat_map_paints_each_bin_once_and_no_zero():
     # The first block is at the bottom.
     assert sorted(painted) == sorted((1 - row, column) for row in (0, 1) for column in range(5) if norms[row][column])
     assert [tick.label for tick in drawn.positions] == ["0", "20", "40"]
-    assert drawn.positions[-1].position == pytest.approx(figures.PLOT)
+    assert drawn.positions[-1].position == pytest.approx(chart.FRAME.plot)
 
 
 @pytest.mark.parametrize("top", [1e-9, 0.3, 1.0, 9.99, 10.0, 12345.6])
 def test_the_scale_ends_at_the_largest_norm(top):
-    scale = figures.Scale.of([HeatMap("q_proj", (0,), 1, ((top, 0.0, top * 1e-30),))])
-    assert (scale.level(top), scale.level(top * 1e-30), scale.level(0.0)) == (figures.LEVELS - 1, 0, None)
+    scale = chart.Scale.of([HeatMap("q_proj", (0,), 1, ((top, 0.0, top * 1e-30),))])
+    assert (scale.level(top), scale.level(top * 1e-30), scale.level(0.0)) == (chart.LEVELS - 1, 0, None)
     levels = [scale.level(top * 10 ** (-index / 10)) for index in range(40)]
     assert levels == sorted(levels, reverse=True)
-    assert set(levels) == set(range(figures.LEVELS))
+    assert set(levels) == set(range(chart.LEVELS))
 
 
 def test_the_histogram_is_cut_at_the_knee():
     histogram = ((-1.0, 1), (-0.9, 0), (-0.8, 40), (-0.7, 9), (-0.6, 50))
-    drawn = figures.histogram_figure(histogram, 10**-0.7)
+    drawn = chart.histogram_figure(histogram, 10**-0.7)
     assert [bar.dropped for bar in drawn.bars] == [True, True, False, False]
     assert drawn.below == 0.41
     assert drawn.knee_x == pytest.approx(drawn.bars[2].x)
     heights = [bar.height for bar in drawn.bars]
-    assert 0 < heights[0] < heights[2] < heights[1] < heights[3] <= figures.HISTOGRAM_HEIGHT
+    assert 0 < heights[0] < heights[2] < heights[1] < heights[3] <= chart.FRAME.height
 
 
 def test_powers_of_10_are_formatted():
-    assert [figures.power_of_10(power) for power in (-12, 0, 2, -1.5)] == ["10⁻¹²", "10⁰", "10²", "10⁻¹·⁵"]
+    assert [chart.power_of_10(power) for power in (-12, 0, 2, -1.5)] == ["10⁻¹²", "10⁰", "10²", "10⁻¹·⁵"]
 
 
 # --------------------------------------------------------------------------------------------------------------- files

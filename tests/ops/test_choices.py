@@ -59,15 +59,16 @@ def test_another_machine_has_another_file(tmp_path, part):
         for wrong in (None, "fast", SMALL._asdict() | {"rows": 0}, SMALL._asdict() | {"rows": "64"}, {"rows": 64})
     ],
 )
-def test_a_broken_file_is_reported_once_ignored_and_replaced(tmp_path, gpu, text, caplog):
-    path = choices.choices_file(tmp_path, MACHINE)
+def test_a_broken_file_is_reported_once_ignored_and_replaced(gpu, text, caplog):
+    path = choices.measured_file(0)
+    path.parent.mkdir(parents=True)
     path.write_text(text)
     with caplog.at_level(logging.WARNING):
         shape = SHAPE._replace(num_inputs=5)
-        assert choices.choose(shape, gpu, str(tmp_path)) == choices.choose(shape, gpu, str(tmp_path)) == Algorithms()
+        assert choices.choose(shape, gpu) == choices.choose(shape, gpu) == Algorithms()
     assert [record.message.count(str(path)) for record in caplog.records] == [1]
     choices.write(path, MACHINE, {shape: Algorithms(SMALL, LARGE)})
-    assert choices.choose(shape, gpu, str(tmp_path)) == Algorithms(SMALL, LARGE)
+    assert choices.choose(shape, gpu) == Algorithms(SMALL, LARGE)
 
 
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
@@ -85,14 +86,14 @@ def test_a_failed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_measured_choices_come_before_shipped_ones_and_cublas_comes_last(tmp_path, gpu, monkeypatch):
+def test_measured_choices_come_before_shipped_ones_and_cublas_comes_last(gpu, monkeypatch):
     shipped = {SHAPE: Algorithms(SMALL, SMALL), SHAPE._replace(bucket=128): Algorithms(SMALL, None)}
     monkeypatch.setattr(choices, "shipped", lambda name: shipped)
-    choices.write(choices.choices_file(tmp_path, MACHINE), MACHINE, {SHAPE: Algorithms(None, LARGE)})
-    assert choices.choose(SHAPE, gpu, str(tmp_path)) == Algorithms(None, LARGE)
-    assert choices.choose(SHAPE, gpu, None) == Algorithms(SMALL, SMALL)
-    assert choices.choose(SHAPE._replace(bucket=128), gpu, str(tmp_path)) == Algorithms(SMALL, None)
-    assert choices.choose(SHAPE._replace(bucket=256), gpu, str(tmp_path)) == Algorithms()
+    assert choices.choose(SHAPE, gpu) == Algorithms(SMALL, SMALL)
+    choices.write(choices.measured_file(0), MACHINE, {SHAPE: Algorithms(None, LARGE)})
+    assert choices.choose(SHAPE, gpu) == Algorithms(None, LARGE)
+    assert choices.choose(SHAPE._replace(bucket=128), gpu) == Algorithms(SMALL, None)
+    assert choices.choose(SHAPE._replace(bucket=256), gpu) == Algorithms()
 
 
 def test_shipped_choices_are_readable_and_only_for_their_gpu(caplog):
@@ -173,7 +174,7 @@ def test_a_wrong_algorithm_is_refused():
             check({None: truth.clone, SMALL: wrong.clone}, truth)
 
 
-def test_measuring_checks_and_times_every_algorithm_that_fits(tmp_path, monkeypatch):
+def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch):
     pytest.importorskip("triton")
     from sebp_edge.ops import measure
 
@@ -185,6 +186,6 @@ def test_measuring_checks_and_times_every_algorithm_that_fits(tmp_path, monkeypa
         monkeypatch.setattr(choices, "device_index", lambda device: 0)
         monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
     rows = ActiveRows.from_ids(torch.tensor([1, 4, 5, 30], device=device), 40)
-    found = measure.measure([(24, 40)], [rows], torch.float16, str(tmp_path))
+    found = measure.measure([(24, 40)], [rows], torch.float16)
     assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}
-    assert choices.read(choices.choices_file(tmp_path, choices.machine(0))) == found
+    assert choices.read(choices.measured_file(0)) == found

@@ -139,7 +139,7 @@ SMALL = Tiles(16, 16, 16, 2, 4, 2)
 @pytest.mark.parametrize("trained", ["xwb", "x", "w", "b", "xb", "xw"])
 @pytest.mark.parametrize("given", ["ids", "detect", "weighted"])
 def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
-    monkeypatch.setattr(choices, "choose", lambda shape, device, folder: choices.Algorithms(dx, dweight))
+    monkeypatch.setattr(choices, "choose", lambda shape, device: choices.Algorithms(dx, dweight))
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
     keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
     factors = torch.arange(24) / 7
@@ -206,7 +206,7 @@ def test_the_registration_of_the_compiled_op_is_correct():
     x, weight, _, ids, dout = random_case(24, 8, 6, 9)
     rows = ActiveRows.from_ids(ids, 24)
     for needed in ([True, True, True], [False, True, False], [True, False, True]):
-        arguments = (dout, weight, x[ids], *rows, needed, False, None)
+        arguments = (dout, weight, x[ids], *rows, needed, False)
         library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)
 
 
