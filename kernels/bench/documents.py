@@ -29,6 +29,7 @@ import gguf_tables
 import know_tables
 import nm_tables
 import paper_tables
+
 import tables
 from evidence import ROOT
 

@@ -5,10 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-import decoders
-import encoders
 import models
 from sebp_edge.insight.bench.variants import DENSE, Variant
+from speed import decoders, encoders
 
 CPU = torch.device("cpu")
 

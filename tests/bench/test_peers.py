@@ -15,18 +15,18 @@ from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import peers
 from sebp_edge.insight.bench.correctness import Reference
 from sebp_edge.insight.bench.variants import trained
 from sebp_edge.ops import Moments
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.training import captured_gradients
-from trainers import attention, flash_attn, four_bit, process, runs, steps
-from trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
-from trainers.limit import Ceilings, Size, limit_ms
-from trainers.reference import references
-from trainers.variants import GRID_STEP, packed_in_bucket
-from trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
+from speed import peers
+from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
+from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
+from speed.trainers.limit import Ceilings, Size, limit_ms
+from speed.trainers.reference import references
+from speed.trainers.variants import GRID_STEP, packed_in_bucket
+from speed.trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
 
 TEXTS = 3
 H100 = Ceilings(765e12, 3.0e12)

@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import decoders
-import encoders
-from decoders import DECODERS
-from encoders import ENCODERS
-from graph_time import sums_before_waits
 from models import WrongGradients, make_batch, make_model
 from sebp_edge.insight.bench.timer import running
 from sebp_edge.insight.bench.variants import DENSE
-from whole_models import Replayed
+from speed import decoders, encoders
+from speed.decoders import DECODERS
+from speed.encoders import ENCODERS
+from speed.graph_time import sums_before_waits
+from speed.whole_models import Replayed
 
 CPU = torch.device("cpu")
 CASES = [(benchmark, case) for benchmark in (ENCODERS, DECODERS) for case in benchmark.tiny_cases()]

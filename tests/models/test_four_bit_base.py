@@ -9,7 +9,7 @@ from against_dense import padded_batch
 from builders import dequantised_llama, make_llama, row_losses
 from typer.testing import CliRunner
 
-import four_bit_quality
+from quality import four_bit_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.cli.adapt import NOT_KEPT
