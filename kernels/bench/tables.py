@@ -6,11 +6,11 @@ A table of tables.toml has these keys:
     where        an expression: whether a row is used
     sort         an expression by which rows are sorted; rows that are equal keep their order
     line         a template: rows for which it is the same share a line of the table; by default each row has its own
-    columns      a list of [head, cell] or [head, cell, joiner]. Both are templates. A head that names a column of the
-                 results stands for as many columns as it has values. With a joiner, the cell is written for each row of
-                 the line and joined by it; else it is written once, for the first.
-    more         further lines: a list of {head, cell, where}, which have one cell for each column of the kind that names
-                 values; or of {cells}, a list of templates
+    columns      a list of [head, cell] or [head, cell, joiner], templates. A head with a column of the results in it
+                 makes as many columns as that has values. With a joiner, the cell is written for each row of the line and
+                 joined by it; else it is written once, for the first.
+    more         further lines: a list of {head, cell, where}, which have a cell for each column that a head made, from
+                 the row that `where` chooses; or of {cells}, a list of templates
     after        a template of text behind the table
     libraries    whose versions are named; by default torch, triton, transformers and peft
     recorded     false if nothing is said about where the results come from
@@ -98,7 +98,9 @@ def recorded(entries: list[dict], libraries: Iterable[str] = LIBRARIES) -> str:
     said: dict[str, list[str]] = {}
     for entry in entries:
         commit = entry["commit"][:7] + (" with uncommitted changes" if entry["uncommitted"] else "")
-        versions = (f"{each.replace('_', '-')} {entry['versions'][each]}" for each in libraries if each in entry["versions"])
+        versions = (
+            f"{each.replace('_', '-')} {entry['versions'][each]}" for each in libraries if each in entry["versions"]
+        )
         machine = f"an {entry['gpu']}" if entry["gpu"] else entry["cpu"]
         origin = f"Recorded on {machine} at commit {commit} ({', '.join(versions)})"
         said.setdefault(origin, []).append(f"`{entry['table']}`")
@@ -130,7 +132,9 @@ def evaluate(text: str, spec: dict, every: list[Row], rows: list[Row], group: li
     return _expression(f'f"""{text}"""', spec, every, rows, group, row)
 
 
-def _expression(code: str, spec: dict, every: list[Row], rows: list[Row], group: list[Row] = (), row: Row | None = None):
+def _expression(
+    code: str, spec: dict, every: list[Row], rows: list[Row], group: list[Row] = (), row: Row | None = None
+):
     known = {"rows": rows, "group": group, "row": row, "spec": spec, "words": specifications()["words"]}
     # The specifications are part of this project, as its code is.
     return eval(code, FUNCTIONS | {"find": partial(find, every)} | known | (row or {}))
@@ -138,7 +142,11 @@ def _expression(code: str, spec: dict, every: list[Row], rows: list[Row], group:
 
 def _used(spec: dict, every: list[Row]) -> list[Row]:
     found = [row for row in every if "where" not in spec or _expression(spec["where"], spec, every, every, row=row)]
-    return sorted(found, key=lambda row: _expression(spec["sort"], spec, every, found, row=row)) if "sort" in spec else found
+    return (
+        sorted(found, key=lambda row: _expression(spec["sort"], spec, every, found, row=row))
+        if "sort" in spec
+        else found
+    )
 
 
 def _markdown(spec: dict, every: list[Row]) -> str:
@@ -156,7 +164,9 @@ def _markdown(spec: dict, every: list[Row]) -> str:
         group = [row for row in rows if _expression(line["where"], spec, every, rows, row=row)]
         chosen = [next((row for row in group if fill(head, row=row) == title), None) for title, head, _ in columns[1:]]
         body.append([line["head"], *(fill(line["cell"], row=row) if row else "" for row in chosen)])
-    titles, *others = ("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in ([c[0] for c in columns], *body))
+    titles, *others = (
+        "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in ([c[0] for c in columns], *body)
+    )
     return "\n".join([titles, "|---" * len(columns) + "|", *others])
 
 
@@ -172,5 +182,8 @@ def _columns(column: list[str], rows: list[Row], fill: Callable) -> list[tuple[s
     if "{" not in head:
         return [(head, head, write)]
     titles = dict.fromkeys(fill(head, row=row) for row in rows)
-    of_title = {title: (lambda group, title=title: write([row for row in group if fill(head, row=row) == title])) for title in titles}
+    of_title = {
+        title: (lambda group, title=title: write([row for row in group if fill(head, row=row) == title]))
+        for title in titles
+    }
     return [(title, head, found) for title, found in of_title.items()]

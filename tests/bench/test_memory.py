@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from memory import budgets
 from speed.end_to_end import TINY_MODEL
 
 

@@ -1,6 +1,6 @@
 """Invents people with their notes, and a quiz about the notes: two facts of each note, each asked once.
 
-    python kernels/bench/quality/know_people.py [SEED] [--kinds tuning|varied|test]     prints the person's notes and quiz
+    python kernels/bench/quality/know_people.py [SEED] [--kinds tuning|varied|test]  prints the person's notes and quiz
 
 The kinds of note are written by hand; names, places, dates, codes and amounts are drawn. A name or a date stands in one
 note of a person, so that no note answers another note's question. Rules and settings were chosen with the people of
