@@ -6,8 +6,8 @@ A table of tables.toml has these keys:
     where        an expression: whether a row is used
     sort         an expression by which rows are sorted; rows that are equal keep their order
     line         a template: rows for which it is the same share a line of the table; by default each row has its own
-    columns      a list of [head, cell] or [head, cell, joiner], templates. A head with a column of the results in it
-                 makes as many columns as that has values. With a joiner, the cell is written for each row of the line and
+    columns      a list of [head, cell] or [head, cell, joiner], templates. A head with a template in it
+                 makes as many columns as it has values. With a joiner, the cell is written for each row of the line and
                  joined by it; else it is written once, for the first.
     more         further lines: a list of {head, cell, where}, which have a cell for each column that a head made, from
                  the row that `where` chooses; or of {cells}, a list of templates

@@ -4,7 +4,7 @@
     python kernels/bench/memory/budgets.py --families [--record [FILE]]   six other families, on a GPU
     python kernels/bench/memory/budgets.py --tiny                         the bundled model on the CPU, to try it
 
-`--only` takes the names of runs or shapes, `--csv` writes the rows as they come, `--gpus 2` runs two side by side.
+`--only` takes the names of runs or shapes, `--gpus 2` runs two side by side.
 
 Each run is the command in a process of its own, with random bf16 weights of the true shape, a context of 4096 and 4096
 loss tokens a step. Texts have the token lengths of real ones (lengths.json): paragraphs of notes, or OASST1's
@@ -14,7 +14,6 @@ For a run that fails later, the figures are those of its dry run.
 """
 
 import argparse
-import csv
 import json
 import queue
 import random
@@ -166,7 +165,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     default = Path(tempfile.gettempdir()) / "sebp-edge-memory"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
-    parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--gpus", type=int, default=1, metavar="NUMBER", help="GPUs that take one run each at a time")
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--families", action="store_true")
@@ -185,8 +183,6 @@ def main(arguments: list[str] | None = None) -> None:
     for row in measure_all(chosen, options.work, options.gpus, on_cpu=options.tiny):
         rows.append(row)
         show(row)
-        if options.csv:
-            write_csv(options.csv, rows)
     if options.record:
         evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
 
@@ -254,13 +250,6 @@ def dry_run_figures(events: list[dict]) -> dict:
     if not probed:
         return {}
     return planned(events) | {"peak_gb": probed[-1]["peak"] / 1e9, "allocator_gb": probed[-1]["allocator_peak"] / 1e9}
-
-
-def write_csv(file: Path, rows: list[dict]) -> None:
-    with file.open("w", newline="") as lines:
-        writer = csv.DictWriter(lines, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def draw_lengths(data: str, tokens: int, longest: int) -> list[int]:

@@ -1,25 +1,19 @@
 """Invents people with their notes, and a quiz about the notes: two facts of each note, each asked once.
 
-    python kernels/bench/quality/know_people.py [SEED] [--kinds tuning|varied|test]  prints the person's notes and quiz
-
 The kinds of note are written by hand; names, places, dates, codes and amounts are drawn. A name or a date stands in one
 note of a person, so that no note answers another note's question. Rules and settings were chosen with the people of
 know_kinds_tuning.toml and know_kinds_varied.toml; those of know_kinds_test.toml were written apart from the rules, and
 are for testing only.
 """
 
-import argparse
 import random
 import re
-import sys
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
 from string import ascii_uppercase
-
-sys.path.append(str(Path(__file__).parents[1]))
 
 from quality.quizzes import MONTHS, Question
 
@@ -74,19 +68,6 @@ def person(seed: int, notes: int = 60, kinds_file: Path = TUNING) -> Person:
         tuple(note for note, _ in made),
         tuple(question for _, questions in made for question in questions),
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--kinds", choices=KINDS, default="tuning", help="whose notes; test is for testing only")
-    options = parser.parse_args()
-    invented = person(options.seed, kinds_file=KINDS[options.kinds])
-    for note in invented.notes:
-        print(f"--- {note.file}\n{note.text}")
-        for asked in invented.quiz:
-            if asked.document == note.file:
-                print(f"? {asked.question}  {' / '.join(asked.answers)}")
 
 
 @cache
@@ -166,7 +147,3 @@ def _general(draw: random.Random, words: dict[str, list[str]]) -> dict[str, list
         "pin": [str(number) for number in numbers[:200]],
         "code": ["".join(draw.choices(ascii_uppercase, k=2)) + f"-{number}" for number in numbers[200:]],
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,18 @@
 """Measures what an adaptation to real notes gains and costs: the gate's losses, general loss, copying, time.
 
     python kernels/bench/quality/notes_quality.py FOLDER... [--model tiny ...] [--notes 200] [--seeds 0 1 2]
-                                                    [--recipe notes] [--device cpu] [--record [FILE]]
+                                                    [--recipe notes] [--device cpu] [--4bit] [--record [FILE]]
 
-The seed draws --notes notes from each folder; it also sets the splits, the shuffling and the initial weights.
+The seed draws --notes notes from each folder; it also sets the splits, the shuffling and the initial weights. --4bit
+measures each with a base model in full precision and in 4 bits: both see the same documents in the same order, and each
+adapter is evaluated on the base model that it was trained on.
 """
 
 import argparse
 import random
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -33,7 +36,7 @@ COLUMNS = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--notes", type=int, default=200)
@@ -41,22 +44,26 @@ def main() -> None:
     parser.add_argument("--recipe", nargs="+", default=["notes"])
     parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--device")
+    parser.add_argument("--4bit", action="store_true", dest="four_bit")
     evidence.add_record_option(parser)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     records = []
-    print(f"{'model':>12}{'recipe':>10}{'notes':>14}{'seed':>6}", *(f"{name:>16}" for name in COLUMNS), "verdict")
-    for model in options.model:
-        for recipe in map(Recipe.load, options.recipe):
-            for folder in options.folders:
-                for seed in options.seeds:
-                    found = losses(adapt(model, recipe, notes(folder, options.notes, seed), options.device, seed))
-                    name = Path(model).name
-                    figures = (f"{found[column]:>16{form}}" for column, form in COLUMNS.items())
-                    print(f"{name[:11]:>12}{recipe.name:>10}{folder.name:>14}{seed:>6}", *figures, found["verdict"])
-                    records.append({"model": name, "texts": folder.name, "recipe": recipe.name, "seed": seed, **found})
+    about = ("model", "texts", "recipe", "base", "seed")
+    print("".join(f"{name:>16}" for name in about), *(f"{name:>16}" for name in COLUMNS), "verdict")
+    bases = {"full precision": False} | ({"4 bits": True} if options.four_bit else {})
+    cases = product(options.model, options.recipe, options.folders, bases, options.seeds)
+    for model, name, folder, base, seed in cases:
+        recipe = Recipe.load(name)
+        recipe = recipe.replace(load_in_4bit=True) if bases[base] else recipe
+        found = losses(adapt(model, recipe, notes(folder, options.notes, seed), options.device, seed))
+        figures = (f"{found[column]:>16{form}}" for column, form in COLUMNS.items())
+        about = {"model": Path(model).name, "texts": folder.name, "recipe": recipe.name, "base": base, "seed": seed}
+        print("".join(f"{str(each)[:15]:>16}" for each in about.values()), *figures, found["verdict"], flush=True)
+        records.append(about | found)
     if options.record:
         on_cpu = pick_device(options.device).type == "cpu"
-        evidence.record("notes-quality", SOURCES, records, options.record, on_cpu)
+        name = "four-bit-quality" if options.four_bit else "notes-quality"
+        evidence.record(name, SOURCES, records, options.record, on_cpu)
 
 
 def notes(folder: Path, number: int, seed: int) -> list[Path]:

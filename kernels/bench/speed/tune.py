@@ -1,14 +1,12 @@
 """Checks and times all algorithms for a linear layer's products on a GPU, and writes the choices that are shipped.
 
-    python kernels/bench/speed/tune.py [--write kernels/ops/choices-h200.json] [--csv FILE]
+    python kernels/bench/speed/tune.py [--write kernels/ops/choices-h200.json]
 
 Prints for each layer and set of rows the milliseconds of dX and dW together: cuBLAS with a gather and a scatter, our
 fastest kernels, and the fastest combination. The limit is cuBLAS on rows that are already compact, plus the zero fill.
-The CSV has the times of all tiles.
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
@@ -28,7 +26,6 @@ DTYPE = torch.bfloat16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="adds the choices to this file")
-    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: dX and dW of one linear layer, bf16, ms")
@@ -36,20 +33,14 @@ def main() -> None:
         f"{'layer':>12}{'rows':>7}{'active':>8} {'pattern':10}{'limit':>8}{'cuBLAS':>8}{'ours':>8}{'best':>8}"
         f"{'best/limit':>12}  best dX, best dW"
     )
-    records = []
     for num_inputs, num_outputs in LAYERS:
-        cases = list(time_cases(num_inputs, num_outputs, records))
+        cases = list(time_cases(num_inputs, num_outputs))
         if options.write:
             found = fastest(num_inputs, num_outputs, DTYPE, cases)
             choices.write(options.write, choices.machine(torch.cuda.current_device()), found)
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(records[0]))
-            writer.writeheader()
-            writer.writerows(records)
 
 
-def time_cases(num_inputs: int, num_outputs: int, records: list[dict]):
+def time_cases(num_inputs: int, num_outputs: int):
     for num_rows in NUM_ROWS:
         for share in SHARES:
             for pattern in PATTERNS:
@@ -58,20 +49,6 @@ def time_cases(num_inputs: int, num_outputs: int, records: list[dict]):
                 limit = time_limit(num_inputs, num_outputs, rows)
                 case = {"layer": f"{num_inputs}->{num_outputs}", "rows": num_rows, "active": share, "pattern": pattern}
                 print_case(case, times, limit)
-                records += [
-                    {
-                        **case,
-                        "product": product,
-                        "tiles": "cublas" if tiles is None else " ".join(map(str, tiles)),
-                        "ms": ms,
-                    }
-                    for product, by_tiles in (("dx", times.dx), ("dweight", times.dweight))
-                    for tiles, ms in by_tiles.items()
-                ]
-                records += [
-                    {**case, "product": name, "tiles": "", "ms": ms}
-                    for name, ms in (("gather", times.gather), ("limit", limit))
-                ]
                 yield rows, times
 
 
