@@ -195,7 +195,6 @@ def test_the_benchmark_compares_both_precisions(folder, notes_folder, capsys):
     _, *rows = (re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines())
     assert [row[3:5] for row in rows] == [[base, seed] for base in ("full precision", "4 bits") for seed in ("0", "1")]
     assert all(0 < float(row[5]) < 10 and float(row[6]) != float(row[5]) for row in rows)
-    assert rows[0][5] != rows[2][5]
 
 
 def record_of(base):

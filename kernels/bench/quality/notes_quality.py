@@ -52,11 +52,12 @@ def main(arguments: list[str] | None = None) -> None:
     print("".join(f"{name:>16}" for name in about), *(f"{name:>16}" for name in COLUMNS), "verdict")
     bases = {"full precision": False} | ({"4 bits": True} if options.four_bit else {})
     cases = product(options.model, options.recipe, options.folders, bases, options.seeds)
-    for model, name, folder, base, seed in cases:
-        recipe = Recipe.load(name)
+    for model, recipe_name, folder, base, seed in cases:
+        recipe = Recipe.load(recipe_name)
         recipe = recipe.replace(load_in_4bit=True) if bases[base] else recipe
         found = losses(adapt(model, recipe, notes(folder, options.notes, seed), options.device, seed))
-        figures = (f"{found[column]:>16{form}}" for column, form in COLUMNS.items())
+        # There is no refit if the gate keeps nothing.
+        figures = (f"{'-' if found[name] is None else format(found[name], form):>16}" for name, form in COLUMNS.items())
         about = {"model": Path(model).name, "texts": folder.name, "recipe": recipe.name, "base": base, "seed": seed}
         print("".join(f"{str(each)[:15]:>16}" for each in about.values()), *figures, found["verdict"], flush=True)
         records.append(about | found)
