@@ -3,9 +3,9 @@
     python kernels/bench/documents.py            writes the tables, and fails on a figure without a source
     python kernels/bench/documents.py --check    writes nothing, and fails on a table that differs from its results, too
 
-A table of `tables.py`, `paper_tables.py` or `nm_tables.py` stands between two comments, `<!-- table NAME -->` and
-`<!-- end -->`. A figure elsewhere is a number with a unit or, in a table, with a decimal point; code does not count. A
-comment in its paragraph, list item or table says where it comes from:
+A table of tables.toml stands between two comments, `<!-- table NAME -->` and `<!-- end -->`. A figure elsewhere is a
+number with a unit or, in a table, with a decimal point; code does not count. A comment in its paragraph, list item or
+table says where it comes from:
 
     <!-- from NAME... -->      from these generated tables, which are searched for it; figures from elsewhere follow
                                behind a semicolon
@@ -13,7 +13,9 @@ comment in its paragraph, list item or table says where it comes from:
     <!-- not measured -->      set in the code, counted, cited, or an example
 
 On a line above a list a comment counts for the whole list, and alone between two blank lines for the rest of its
-section. CHANGELOG.md is left out: its figures belong to the changes that it lists.
+section. A section whose text names the commit of its figures ("at commit 1a2b3c4") needs no comments, nor do the
+sections within it: so do studies, whose tables are not generated. CHANGELOG.md is left out, since its figures belong to
+the changes that it lists.
 """
 
 import argparse
@@ -24,20 +26,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import adapter_tables
-import gguf_tables
-import know_tables
-import nm_tables
-import paper_tables
 import tables
 from evidence import ROOT
 
-PARTS = (tables, paper_tables, nm_tables, gguf_tables, adapter_tables, know_tables)
-TABLES = {name: table for part in PARTS for name, table in part.TABLES.items()}
 DOCUMENTS = [
     document
-    for folder in (".", "kernels", "kernels/bench", "recipes", "sebp_edge", "sebp_edge/models/tiny")
-    for document in sorted((ROOT / folder).glob("*.md"))
+    for folder in (".", "kernels", "kernels/bench", "kernels/bench/*", "recipes", "sebp_edge", "sebp_edge/models/tiny")
+    for document in sorted(ROOT.glob(f"{folder}/*.md"))
     if document.name != "CHANGELOG.md"
 ]
 
@@ -45,6 +40,8 @@ TABLE = re.compile(r"^<!-- table ([\w-]+) -->\n(.*?)^<!-- end -->$", re.DOTALL |
 COMMENT = re.compile(r"<!-- (.*?) -->", re.DOTALL)
 SOURCE = re.compile(r"(from) ([\w -]+)(?:;.*)?|note [0-9a-f]{7,40}(?::.*)?|not measured(?::.*)?", re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^(#+) ")
+COMMIT = re.compile(r"\bat commit\s[0-9a-f]{7,40}\b")
 LIST_ITEM = re.compile(r"^(?=\s*(?:[-*]|\d+\.) )", re.MULTILINE)
 
 NUMBER = r"(?<![\w.])(?<![A-Za-z]-)(\d[\d,]*(?:\.\d+)?)"
@@ -54,11 +51,18 @@ DECIMAL = re.compile(r"(?<![\w.])(?<![A-Za-z]-)(\d[\d,]*\.\d+)(?!\w|\.\d)")
 
 
 class Block(NamedTuple):
-    """A paragraph, a list item or a table, the line that it begins on, and the comments that count for it."""
+    """A paragraph, a list item or a table.
+
+    Attributes:
+        text, line: the block, and the line that it begins on.
+        comments: those that count for it.
+        stated: whether the text of its section names the commit of its figures.
+    """
 
     text: str
     line: int
     comments: list[str]
+    stated: bool
 
 
 def main() -> None:
@@ -84,9 +88,9 @@ def filled(text: str) -> str:
 
 @cache
 def table(name: str) -> str:
-    if name not in TABLES:
-        sys.exit(f"No table is called {name!r}; there are {', '.join(TABLES)}.")
-    return TABLES[name]().rstrip()
+    if name not in tables.names():
+        sys.exit(f"No table is called {name!r}; there are {', '.join(tables.names())}.")
+    return tables.table(name)
 
 
 def stale_tables(text: str) -> Iterator[str]:
@@ -103,7 +107,7 @@ def unsourced_figures(text: str) -> Iterator[str]:
     for block in blocks(text):
         figures = figures_of(block)
         sources = [source for comment in block.comments if (source := SOURCE.fullmatch(comment))]
-        if figures and not sources:
+        if figures and not sources and not block.stated:
             found = ", ".join(figures.values())
             yield f":{block.line}: {found}: say where this comes from (CONTRIBUTING.md, Add a figure)."
         for source in sources:
@@ -133,7 +137,7 @@ def blocks(text: str) -> Iterator[Block]:
     for pattern in (TABLE, re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)):
         text = pattern.sub(lambda match: "\n" * match[0].count("\n"), text)
     of_section: list[str] = []
-    line = 1
+    line, stated = 1, _stated_lines(text)
     for chunk in re.split(r"(\n\s*\n)", text):
         comments = COMMENT.findall(chunk)
         if chunk.startswith("#"):
@@ -143,10 +147,22 @@ def blocks(text: str) -> Iterator[Block]:
         elif chunk.strip():
             above = COMMENT.findall(chunk.split("\n")[0]) if chunk.startswith("<!--") else []
             for item in LIST_ITEM.split(chunk):
-                yield Block(item, line, [*of_section, *above, *COMMENT.findall(item)])
+                yield Block(item, line, [*of_section, *above, *COMMENT.findall(item)], line in stated)
                 line += item.count("\n")
             continue
         line += chunk.count("\n")
+
+
+def _stated_lines(text: str) -> set[int]:
+    """The lines of sections whose own text, or that of a section around them, names a commit."""
+    lines = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text).split("\n")
+    starts = {number: len(match[1]) for number, line in enumerate(lines, 1) if (match := HEADING.match(line))}
+    ends = [*starts, len(lines) + 1]
+    found: set[int] = set()
+    for start, level in starts.items():
+        if COMMIT.search("\n".join(lines[start - 1 : next(end for end in ends if end > start) - 1])):
+            found.update(range(start, next((n for n in starts if n > start and starts[n] <= level), len(lines) + 1)))
+    return found
 
 
 def _name(document: Path) -> str:

@@ -7,11 +7,11 @@ import torch
 from builders import make_sentences
 from transformers import LlamaConfig
 
-import end_to_end
 from models import TINY
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
+from speed import end_to_end
 
 
 def events_of(*events):

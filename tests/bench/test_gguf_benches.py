@@ -5,19 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from builders import make_llama
-from gguf_files import Kind, write_gguf
 
-import export
-import export_differences
-import gguf_loading
-import gguf_training
-
-
-@pytest.fixture
-def gguf_file(tokenizer, tmp_path):
-    model = make_llama(hidden_size=64, intermediate_size=128, head_dim=16, max_position_embeddings=512)
-    return write_gguf(tmp_path / "small.gguf", model, tokenizer, Kind.Q8_0)
+from formats import export, export_differences, gguf_loading
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
@@ -36,12 +25,6 @@ def test_types_are_timed(monkeypatch):
         assert gguf_loading.dequantising(gguf_loading.TYPES[2], 1)["seconds_per_billion"] > 0
     finally:
         torch.set_num_threads(threads)
-
-
-def test_steps_on_both_bases_have_the_same_loss(gguf_file):
-    ours, theirs = gguf_training.measure(gguf_file, rounds=1)
-    assert (ours["base"], theirs["base"]) == ("GGUF", "safetensors")
-    assert ours["loss"] == theirs["loss"] and ours["step_ms"] > 0
 
 
 def test_an_export_is_measured(tmp_path):

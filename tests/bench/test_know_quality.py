@@ -1,22 +1,10 @@
 """The benchmark of what an adapted model knows about notes: its people, its questions, and what counts as right."""
 
-import dataclasses
-
 import pytest
-import torch
 
 import evidence
-import know_distillation
-import know_people
-import know_quality
-import know_settings
-import quizzes
-from quizzes import Question, first_sentence, is_right, stands_in
-from sebp_edge import Personalizer, Recipe
-from sebp_edge.memory.options import FASTEST
-from sebp_edge.preparation import Preparation
-from sebp_edge.rows.soft_targets import SoftTargets
-from sebp_edge.stopping import StopSignal
+from quality import know_people, know_quality, quizzes
+from quality.quizzes import Question, first_sentence, is_right, stands_in
 
 SEEDS = range(6)
 KINDS = tuple(know_people.KINDS.values())
@@ -234,68 +222,8 @@ def test_every_source_that_is_recorded_exists():
 
 
 def test_the_benchmark_runs(capsys, monkeypatch):
-    monkeypatch.setitem(know_quality.ARMS, "raw notes", ("notes", {"epochs": 1}))
-    know_quality.main(["--people", "1", "--notes", "5", "--arms", "raw notes", "--device", "cpu"])
+    short = know_quality.Recipe.load("know").replace(epochs=1, patience=1, general=0.0)
+    monkeypatch.setattr(know_quality.Recipe, "load", lambda name: short)
+    know_quality.main(["--people", "1", "--notes", "3", "--device", "cpu"])
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head[-1] == "verdict" and row[:5] == ["curator", "1", "raw", "notes", "0"]
-
-
-def test_the_settings_are_measured(capsys, monkeypatch):
-    few = {"notes": 3, "wordings": 1, "epochs": 1, "patience": 1}
-    monkeypatch.setitem(know_settings.SETTINGS, "1 wording", few)
-    know_settings.main(["--model", "tiny", "--only", "1 wording", "--people", "varied 1", "--device", "cpu"])
-    row = capsys.readouterr().out
-    assert row.startswith("1 wording") and "answer_loss" in row and "nan" not in row
-
-
-def test_the_answer_loss_is_that_of_the_answers_tokens():
-    personalizer = Personalizer("tiny", device="cpu")
-    with know_quality.Notes(1, 3).written() as case:
-        found = know_settings.answer_loss(case, personalizer)
-        expected = []
-        base = personalizer.in_use.load(personalizer.on_event)
-        for asked in case.questions:
-            prompt = [{"role": "user", "content": asked.question}]
-            begin = base.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-            num_prompt = len(base.tokenizer(begin, add_special_tokens=False).input_ids)
-            losses = []
-            for answer in asked.answers:
-                ids = base.tokenizer(begin, add_special_tokens=False, return_tensors="pt").input_ids
-                reply = base.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
-                ids = torch.cat([ids, reply], dim=1)
-                labels = ids.clone()
-                labels[:, :num_prompt] = -100
-                losses.append(base.model(input_ids=ids, labels=labels).loss.item())
-            expected.append(min(losses))
-    assert found == pytest.approx(sum(expected) / len(expected), rel=1e-4)
-
-
-def test_a_distilled_answer_has_a_teacher_that_agrees_with_it(monkeypatch, tmp_path):
-    person = know_people.person(1, 5)
-    person.write(tmp_path)
-    personalizer = Personalizer("tiny", recipe=Recipe.load("know"), device="cpu", store=tmp_path / "store")
-    base = personalizer.in_use.load(personalizer.on_event)
-    preparation = personalizer._preparation(StopSignal())
-    dataset = preparation.encode(preparation.read(tmp_path), base)
-    seen = []
-
-    def taught_by(model, pairs, *_, **options):
-        seen.extend(pairs)
-        return [with_likeliest(student, agrees=number % 2) for number, (_, student) in enumerate(pairs)]
-
-    monkeypatch.setattr(know_distillation, "taught_by", taught_by)
-    monkeypatch.setattr(Preparation, "teach", lambda self, dataset, base, options: dataset)
-    with know_distillation.distilled(tmp_path):
-        trained = preparation.teach(dataset, base, FASTEST).asked.trained
-    assert len(trained) == len(dataset.asked.trained) > 20
-    assert sum(example.teacher is not None for example in trained) == len(seen) // 2
-    texts = [document.content for document in preparation.read(tmp_path).documents]
-    for teacher, student in seen:
-        assert texts[student.document] in base.tokenizer.decode(teacher.input_ids)
-        assert teacher.num_loss_tokens == student.num_loss_tokens
-
-
-def with_likeliest(example, agrees):
-    answer = [label for label in example.labels if label >= 0]
-    ids = answer if agrees else [answer[0] + 1, *answer[1:]]
-    return dataclasses.replace(example, teacher=SoftTargets(ids, [1.0] * len(ids), 1))
+    assert head[-1] == "verdict" and row[:3] == ["curator", "1", "0"]

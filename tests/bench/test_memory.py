@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import memory
-from end_to_end import TINY_MODEL
+from memory import budgets
+from speed.end_to_end import TINY_MODEL
 
 
-@pytest.mark.parametrize("data", [memory.NOTES, memory.CHATS])
+@pytest.mark.parametrize("data", [budgets.NOTES, budgets.CHATS])
 def test_texts_have_the_lengths_drawn_from_a_data_set(data, tmp_path):
-    lengths = memory.draw_lengths(data, 3000, 300)
+    lengths = budgets.draw_lengths(data, 3000, 300)
     assert 3000 <= sum(lengths) < 3300
     assert max(lengths) <= 300
     tokenizer, file = AutoTokenizer.from_pretrained(TINY_MODEL), tmp_path / "texts.jsonl"
-    memory.write_texts(file, lengths, tokenizer)
+    budgets.write_texts(file, lengths, tokenizer)
     texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
     # BOS and EOS are added to them.
     found = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2 for text in texts]
@@ -25,12 +25,12 @@ def test_texts_have_the_lengths_drawn_from_a_data_set(data, tmp_path):
 
 
 def test_shapes_have_the_sizes_in_their_names():
-    layers = {run.shape: memory.config_of(run.shape).num_hidden_layers for run in memory.RUNS}
+    layers = {run.shape: budgets.config_of(run.shape).num_hidden_layers for run in budgets.RUNS}
     assert layers == {
         **{"llama-3.2-3b": 28, "smollm2-135m": 30, "smollm2-360m": 32},
         **{"llama-3.2-1b": 16, "llama-3.1-8b": 32},
     }
-    eight = memory.config_of("llama-3.1-8b")
+    eight = budgets.config_of("llama-3.1-8b")
     assert (eight.hidden_size, eight.num_key_value_heads, eight.head_dim) == (4096, 8, 128)
     assert not eight.tie_word_embeddings
 
@@ -38,10 +38,10 @@ def test_shapes_have_the_sizes_in_their_names():
 def test_families_have_the_sizes_in_their_names():
     def billions(shape):
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(memory.config_of(shape))
+            model = AutoModelForCausalLM.from_config(budgets.config_of(shape))
         return round(model.num_parameters() / 1e9, 2)
 
-    assert {shape: billions(shape) for shape in memory.BUDGETS} == {
+    assert {shape: billions(shape) for shape in budgets.BUDGETS} == {
         **{"phi-3-mini": 3.82, "olmo-2-1b": 1.48, "gemma-3-1b": 1.0},
         **{"qwen3-0.6b": 0.6, "starcoder2-3b": 3.03, "glm-edge-1.5b": 1.47},
     }
@@ -49,8 +49,8 @@ def test_families_have_the_sizes_in_their_names():
 
 def test_a_failed_run_has_the_figures_of_its_dry_run():
     planned = {"event": "memory_planned", "peak": 3e9, "footprint": {"weights": 1e9}}
-    assert memory.dry_run_figures([planned]) == {}
-    row = memory.dry_run_figures([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
+    assert budgets.dry_run_figures([planned]) == {}
+    row = budgets.dry_run_figures([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
     assert (row["predicted_gb"], row["peak_gb"], row["allocator_gb"]) == (3, 2, 1)
 
 
@@ -63,20 +63,20 @@ def test_several_gpus_take_one_run_each_and_rows_keep_their_order(monkeypatch, t
         both.wait()
         return {"name": run.name}
 
-    monkeypatch.setattr(memory, "measure", measure)
-    runs = memory.RUNS[:4]
-    rows = list(memory.measure_all(runs, tmp_path, 2, on_cpu=True))
+    monkeypatch.setattr(budgets, "measure", measure)
+    runs = budgets.RUNS[:4]
+    rows = list(budgets.measure_all(runs, tmp_path, 2, on_cpu=True))
     assert [row["name"] for row in rows] == [run.name for run in runs]
     assert set(gpus[:2]) == set(gpus[2:]) == {"0", "1"}
 
 
 def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):
-    row = memory.measure(memory.TINY[1], tmp_path, on_cpu=True)
+    row = budgets.measure(budgets.TINY[1], tmp_path, on_cpu=True)
     assert "but the memory budget is 0.1 GB" in row["failed"]
     assert "predicted_gb" not in row
 
 
 def test_a_part_of_the_table_is_not_recorded(capsys):
     with pytest.raises(SystemExit):
-        memory.main(["--only", "3b-lora-8gb", "--record"])
+        budgets.main(["--only", "3b-lora-8gb", "--record"])
     assert "--record is for the whole table on a GPU" in capsys.readouterr().err

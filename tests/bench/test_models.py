@@ -5,15 +5,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-import decoders
-import encoders
 import models
 from sebp_edge.insight.bench.variants import DENSE, Variant
+from speed import whole_models
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=[*encoders.tiny_cases(), *decoders.tiny_cases()], ids=lambda case: case.model)
+@pytest.fixture(params=[*whole_models.tiny_encoders(), *whole_models.tiny_decoders()], ids=lambda case: case.model)
 def case(request):
     return request.param
 
@@ -48,8 +47,8 @@ def test_a_single_text_has_the_mean_length_and_several_follow_the_distribution()
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
-    bert, *_, roberta = encoders.cases()
-    llama, *_ = decoders.cases()
+    bert, *_, roberta = whole_models.encoder_cases()
+    llama, *_ = whole_models.decoder_cases()
     meta = torch.device("meta")
     sizes = [models.make_model(case.config, meta).num_parameters() for case in (bert, roberta, llama)]
     assert sizes == [109_483_778, 124_647_170, 3_212_749_824]

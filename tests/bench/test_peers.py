@@ -15,18 +15,18 @@ from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import peers
 from sebp_edge.insight.bench.correctness import Reference
 from sebp_edge.insight.bench.variants import trained
 from sebp_edge.ops import Moments
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.training import captured_gradients
-from trainers import attention, flash_attn, four_bit, process, runs, steps
-from trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
-from trainers.limit import Ceilings, Size, limit_ms
-from trainers.reference import references
-from trainers.variants import GRID_STEP, packed_in_bucket
-from trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
+from speed import peers
+from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
+from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
+from speed.trainers.limit import Ceilings, Size, limit_ms
+from speed.trainers.reference import references
+from speed.trainers.variants import GRID_STEP, packed_in_bucket
+from speed.trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
 
 TEXTS = 3
 H100 = Ceilings(765e12, 3.0e12)
@@ -287,9 +287,9 @@ def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
     for text in (slice(0, 4), slice(4, 6)):
         alone = flash_attn_func(*(each[None, text] for each in (q, k, v)), causal=True)[0]
         torch.testing.assert_close(packed[text], alone)
-    with pytest.raises(ValueError, match=r"causal self-attention without dropout.*; add any other to trainers\."):
+    with pytest.raises(ValueError, match=r"causal self-attention without dropout.*; add any other to speed\.trainers"):
         flash_attn_varlen_func(q, k, v, ends, ends, 4, 4)
-    with pytest.raises(RuntimeError, match=r"has flash_attn_gpu to be imported, not called; add it to trainers\."):
+    with pytest.raises(RuntimeError, match=r"has flash_attn_gpu to be imported, not called; add it to speed\.trainers"):
         flash_attn_gpu(q, k, v)
 
 

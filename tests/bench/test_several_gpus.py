@@ -4,9 +4,8 @@ import pytest
 import torch
 from processes import process_group
 
-import several_gpus
-import tables
 from models import WrongGradients
+from speed import several_gpus
 
 CPU = torch.device("cpu")
 
@@ -21,8 +20,8 @@ def test_every_way_is_checked_and_timed_in_two_processes():
 def test_wrong_gradients_are_not_timed(tmp_path, monkeypatch):
     plain = several_gpus.plain
 
-    def wrong(model, batch_size):
-        training = plain(model, batch_size)
+    def wrong(model):
+        training = plain(model)
         return training._replace(gradients=lambda: {name: 1.1 * each for name, each in training.gradients().items()})
 
     with process_group(f"file://{tmp_path}/rendezvous"):
@@ -31,20 +30,6 @@ def test_wrong_gradients_are_not_timed(tmp_path, monkeypatch):
         monkeypatch.setattr(several_gpus, "plain", wrong)
         with pytest.raises(WrongGradients, match="one GPU, dense: its gradients are off"):
             list(several_gpus.measure(case, CPU))
-
-
-def test_the_table_has_a_line_for_each_way(monkeypatch):
-    def row(gpus, way, variant, step_ms):
-        return {"gpus": gpus, "way": way, "variant": variant, "step_ms": step_ms, "peak_gib": 20.0}
-
-    found = [row(1, "one GPU", "dense", 400), row(1, "one GPU", "sparsify", 200)]
-    found += [row(2, "DDP", "dense", 500), row(2, "DDP", "sparsify", 250)]
-    monkeypatch.setattr(tables, "rows", lambda name: found)
-    monkeypatch.setattr(tables, "recorded", lambda name: "Recorded.")
-    line = next(line for line in tables.several_gpus().splitlines() if "2 GPUs, DDP" in line)
-    assert [cell.strip() for cell in line.strip("|").split("|")] == [
-        *("2 GPUs, DDP", "500 ms", "250 ms", "1.60", "1.60", "20.0 GiB", "20.0 GiB")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import decoders
-import encoders
-from decoders import DECODERS
-from encoders import ENCODERS
-from graph_time import sums_before_waits
 from models import WrongGradients, make_batch, make_model
 from sebp_edge.insight.bench.timer import running
 from sebp_edge.insight.bench.variants import DENSE
-from whole_models import Replayed
+from speed import whole_models
+from speed.graph_time import sums_before_waits
+from speed.whole_models import BENCHMARKS, Replayed
 
 CPU = torch.device("cpu")
-CASES = [(benchmark, case) for benchmark in (ENCODERS, DECODERS) for case in benchmark.tiny_cases()]
+CASES = [(benchmark, case) for benchmark in BENCHMARKS.values() for case in benchmark.tiny_cases()]
 
 
 @pytest.fixture(params=CASES, ids=lambda param: param[1].model)
@@ -27,19 +24,19 @@ def benchmark_and_case(request):
     return request.param
 
 
-@pytest.mark.parametrize("command", [encoders.main, decoders.main], ids=["encoders", "decoders"])
+@pytest.mark.parametrize("command", BENCHMARKS)
 def test_tiny_shapes_are_measured_and_shown(command, capsys):
-    command(["--tiny"])
+    whole_models.main([command, "--tiny"])
     output = capsys.readouterr().out
     assert output.count("dense / drop-in: forward") == output.count("dense / hoisted: forward") == 2
     target = "target of 1.0x for backward"
     assert output.count(f"{target} reached") + output.count(f"{target} missed") == 2
 
 
-@pytest.mark.parametrize("command", [encoders.main, decoders.main], ids=["encoders", "decoders"])
+@pytest.mark.parametrize("command", BENCHMARKS)
 def test_tiny_shapes_are_not_recorded(command, capsys):
     with pytest.raises(SystemExit):
-        command(["--tiny", "--record"])
+        whole_models.main([command, "--tiny", "--record"])
     assert "--record is for GPU runs only" in capsys.readouterr().err
 
 
@@ -98,8 +95,8 @@ def test_a_replayed_variant_makes_the_same_step(benchmark_and_case):
 
 
 def test_every_data_set_of_the_paper_has_a_case():
-    assert len(list(encoders.cases())) == 20
-    assert [case.texts for case in decoders.cases()] == list(decoders.TEXTS)
+    assert len(list(whole_models.encoder_cases())) == 20
+    assert [case.texts for case in whole_models.decoder_cases()] == list(whole_models.TEXTS)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 import torch
 from export_sources import make_adapter, make_source
 
-import merged_models
+from formats import merged_models
 from sebp_edge import Personalizer
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
@@ -21,7 +21,7 @@ ELSEWHERE = {
 
 def interpreter(variable: str) -> Path:
     if variable not in os.environ:
-        pytest.skip(f"set {variable} to an interpreter with it; kernels/bench/merged_models.py makes an environment")
+        pytest.skip(f"set {variable} to an interpreter with it; formats/merged_models.py makes an environment")
     return Path(os.environ[variable])
 
 

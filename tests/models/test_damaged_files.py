@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from stored_adapter import RECORD, FakeAdaptation
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from damage import damage
+from formats.damage import damage
 from sebp_edge import AdapterStore, Recipe
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError

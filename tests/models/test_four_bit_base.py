@@ -1,5 +1,6 @@
 """A base model that `Personalizer` loads in 4 bits: what is quantised, how it trains, and where its adapters fit."""
 
+import re
 import threading
 from dataclasses import asdict
 
@@ -9,7 +10,7 @@ from against_dense import padded_batch
 from builders import dequantised_llama, make_llama, row_losses
 from typer.testing import CliRunner
 
-import four_bit_quality
+from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.cli.adapt import NOT_KEPT
@@ -189,16 +190,11 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
     assert loaded == [True, True, False, False, True]
 
 
-def test_the_benchmark_compares_both_precisions(folder, notes_folder, monkeypatch, capsys):
-    arguments = [str(notes_folder), "--model", str(folder), "--seeds", "0", "1", "--device", "cpu"]
-    monkeypatch.setattr("sys.argv", ["four_bit_quality.py", *arguments])
-    four_bit_quality.main()
-    _, *rows = (
-        line.replace("4 bits", "four").replace("full precision", "full").split()
-        for line in capsys.readouterr().out.splitlines()
-    )
-    assert [row[:2] for row in rows] == [[base, which] for base in ("full", "four") for which in ("0", "1", "mean")]
-    assert all(0 < float(row[2]) < 10 and float(row[3]) != float(row[2]) for row in rows)
+def test_the_benchmark_compares_both_precisions(folder, notes_folder, capsys):
+    notes_quality.main([str(notes_folder), "--model", str(folder), "--seeds", "0", "1", "--device", "cpu", "--4bit"])
+    _, *rows = (re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines())
+    assert [row[3:5] for row in rows] == [[base, seed] for base in ("full precision", "4 bits") for seed in ("0", "1")]
+    assert all(0 < float(row[5]) < 10 and float(row[6]) != float(row[5]) for row in rows)
 
 
 def record_of(base):

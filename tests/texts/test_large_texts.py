@@ -11,7 +11,7 @@ import pytest
 from builders import make_tokenizer
 from command import process, python
 
-from large_text import make_text
+from memory.large_text import make_text
 from sebp_edge.events import PreparationProgress
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer

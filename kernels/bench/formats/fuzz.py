@@ -1,0 +1,243 @@
+"""Damages input of every kind, and checks that each is read or refused in one sentence, in little time and memory.
+
+    python kernels/bench/formats/fuzz.py [--inputs 10000] [--seed 0] [--record [FILE]]
+
+Inputs that end otherwise are printed with their kind and number, which with the seed repeat them, and nothing is
+recorded.
+"""
+
+import argparse
+import json
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import evidence
+from formats.damage import damage, damage_values
+from sebp_edge import AdapterStore, Personalizer, Recipe, SebpEdgeError
+from sebp_edge.adapters.documents import latest_history
+from sebp_edge.learning_on.comparison import compare_with_active
+from sebp_edge.machine.process import peak_resident, resident
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.texts.dataset import Drawing, make_dataset
+from sebp_edge.texts.readers import Reading, read_texts
+
+SOURCES = ("sebp_edge", "recipes/notes.toml", "kernels/bench/formats/damage.py", __file__)
+# The maximum time for one input, in seconds, and the maximum length of a message, in characters.
+SECONDS, LENGTH = 20, 1000
+# Bytes of address space beyond what is in memory at the beginning.
+MEMORY = 8_000_000_000
+NOTES = evidence.ROOT / "examples" / "notes"
+# The share of each kind among the inputs.
+SHARES = {
+    "files of texts": 0.4,
+    "records": 0.15,
+    "recipes": 0.1,
+    "versions in a store": 0.2,
+    "archives": 0.1,
+    "weights": 0.05,
+}
+
+_CONTAINER = "<container><rootfiles><rootfile full-path='a'/></rootfiles></container>"
+_WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body/></w:document>'
+FILES = {
+    "a.md": "---\ntitle: Soup\n---\n# Soup\n\n> [!note] Lentils\n\n![[b]] [[c|d]]\n\n| a | b |\n|---|---|\n| 1 | 2 |\n",
+    "a.txt": "The ferry left at six.\r\n" * 20,
+    "a.html": "<html><head><title>x</title></head><body><p>Soup &amp; bread<ul><li>a<table><tr><td>1</table>",
+    "a.org": "#+TITLE: Soup\n* TODO Lentils :food:\n  :PROPERTIES:\n  :ID: 1\n  :END:\n[[https://a.b][c]]\n",
+    "a.csv": "question,answer\nWho?,Ada\nWhen?,1843\n",
+    "a.tsv": "prompt\tcompletion\nWho?\tAda\n",
+    "a.jsonl": '{"prompt": "Who?", "completion": "Ada"}\n{"messages": [{"role": "user", "content": "a"}]}\n',
+    "a.json": '[{"instruction": "Sum up", "output": "b"}, {"conversations": [{"from": "human", "value": "a"}]}]',
+    "a.ipynb": '{"cells": [{"cell_type": "markdown", "source": ["# a\\n", "b"]}], "metadata": {}, "nbformat": 4}',
+    "a.docx": None,
+    "a.pdf": "%PDF-1.4\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\n2 0 obj\n<</Type/Pages/Kids[3 0 R]/Count 1>>\n"
+    "endobj\n3 0 obj\n<</Type/Page/Parent 2 0 R/Contents 4 0 R>>\nendobj\n4 0 obj\n"
+    "<</Length 20>>stream\nBT (Soup) Tj ET\nendstream\nendobj\ntrailer<</Root 1 0 R/Size 5>>\n%%EOF",
+    ".gitignore": "*.tmp\n!a.md\n/b/**\n[a-z",
+}
+RECORDS = [
+    {"text": "The ferry left at six.", "name": "ferry"},
+    {"prompt": "Who?", "completion": "Ada"},
+    {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada"}]},
+    {"instruction": "Sum up.", "input": "Soup", "output": "Food"},
+    {"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ada"}]},
+]
+
+
+class Hangs(BaseException):
+    """An input took too long."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    evidence.add_record_option(parser)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+
+    def end(*_) -> None:
+        raise Hangs(f"took more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, end)
+    # An input that takes all memory must not take the machine's.
+    resource.setrlimit(resource.RLIMIT_AS, (resident() + MEMORY, -1))
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = make_kinds(Path(folder))
+        before = resident()
+        rows = [
+            fuzz(name, attempt, round(SHARES[name] * options.inputs), options.seed, before)
+            for name, attempt in kinds.items()
+        ]
+    if any(row["failed"] for row in rows):
+        sys.exit("Some inputs failed.")
+    if options.record:
+        evidence.record("fuzz", SOURCES, rows, options.record, on_cpu=True)
+
+
+def fuzz(name: str, attempt: Callable[[random.Random], None], number: int, seed: int, before: int) -> dict:
+    """Tries inputs of one kind; returns how many were read and refused, the slowest and the peak memory."""
+    refused, failed, slowest = 0, 0, 0.0
+    for index in range(number):
+        begin = time.perf_counter()
+        signal.alarm(SECONDS)
+        try:
+            attempt(random.Random(f"{seed} {name} {index}"))
+        except SebpEdgeError as error:
+            refused += 1
+            if "\n" in str(error) or len(str(error)) > LENGTH:
+                failed += 1
+                print(f"{name} {index}: not one sentence: {error}")
+        except (Exception, Hangs):
+            failed += 1
+            print(f"{name} {index}: {traceback.format_exc()}")
+        finally:
+            signal.alarm(0)
+        slowest = max(slowest, time.perf_counter() - begin)
+    peak = max(0, peak_resident() - before)
+    print(
+        f"{name:>20}: {number:,} inputs, {refused:,} refused, slowest {slowest:.2f} s, {peak / 1e6:.0f} MB", flush=True
+    )
+    return {
+        "kind": name,
+        "inputs": number,
+        "read": number - refused - failed,
+        "refused": refused,
+        "failed": failed,
+        "slowest": slowest,
+        "peak": peak,
+    }
+
+
+def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
+    """Makes an adapter with two versions; returns what tries one damaged input of each kind."""
+    tokenizer, recipe = local_tokenizer(resolve("tiny")), Recipe.load("notes")
+    texts = sorted(NOTES.rglob("*.md"))[:14]
+    personalizer = Personalizer("tiny", recipe=recipe.replace(epochs=1), device="cpu", store=folder / "store")
+    personalizer.adapt(texts[:-1], keep_anyway=True, keep_samples=True)
+    personalizer.adapt(texts, fresh=True, keep_anyway=True, keep_samples=True)
+    personalizer.store.export_archive("default", folder / "archive", with_names=True)
+    reading, files = read_texts(texts), folder / "files"
+    files.mkdir()
+    for name, content in FILES.items():
+        if content is not None:
+            (files / name).write_text(content, encoding="utf-8")
+    with zipfile.ZipFile(files / "a.docx", "w") as archive:
+        archive.writestr("word/document.xml", _WORD)
+        archive.writestr("META-INF/container.xml", _CONTAINER)
+
+    def prepare(texts) -> None:
+        make_dataset(read_texts(texts), tokenizer, recipe, None, Drawing(seed=0))
+
+    return {
+        "files of texts": partial(_files, files, folder / "damaged", prepare),
+        "records": partial(_records, prepare),
+        "recipes": partial(_recipe, folder / "damaged.toml"),
+        "versions in a store": partial(_version, folder / "store", folder / "copy", reading, personalizer),
+        "archives": partial(_archive, folder / "archive", folder / "damaged-archive", folder / "other"),
+        "weights": partial(_weights, personalizer, folder / "adapter"),
+    }
+
+
+def _copied(source: Path, to: Path) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    return shutil.copytree(source, to)
+
+
+def _files(source: Path, folder: Path, prepare: Callable, draw: random.Random) -> None:
+    damage(_copied(source, folder) / draw.choice(list(FILES)), draw)
+    prepare(folder)
+
+
+def _records(prepare: Callable, draw: random.Random) -> None:
+    prepare([damage_values(draw.choice(RECORDS), draw), *RECORDS])
+
+
+def _recipe(path: Path, draw: random.Random) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    path.write_bytes((evidence.ROOT / "recipes" / draw.choice(["notes.toml", "chat.toml"])).read_bytes())
+    damage(path, draw)
+    Recipe.load(path)
+
+
+def _version(source: Path, folder: Path, reading: Reading, personalizer: Personalizer, draw: random.Random) -> None:
+    """One file of the store is damaged, and everything that reads it is tried."""
+    store = AdapterStore(_copied(source, folder))
+    paths = sorted(path for path in store.folder.rglob("*") if path.suffix != ".safetensors" and path.is_file())
+    damage(draw.choice([path for path in paths if path.stat().st_size]), draw)
+    attempts = [
+        lambda: [store.open(name, number) for name in store.names() for number in store.versions(name)],
+        lambda: store.documents("default", 2),
+        lambda: json.dumps(store.report("default", 2, with_samples=True).to_dict()),
+        lambda: store.report("default", 2, with_samples=True).to_html(),
+        lambda: store.diff("default", 1, 2),
+        lambda: latest_history(store, "default"),
+        lambda: compare_with_active(store, "default", personalizer.reference, personalizer.recipe, 0, reading),
+        store.garbage,
+        lambda: store.export_archive("default", folder / "exported"),
+        lambda: store.rollback("default"),
+    ]
+    errors = []
+    for attempt in attempts:
+        try:
+            attempt()
+        except SebpEdgeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _archive(source: Path, path: Path, folder: Path, draw: random.Random) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    shutil.copyfile(source, path)
+    damage(path, draw)
+    AdapterStore(folder).import_archive(path)
+
+
+def _weights(personalizer: Personalizer, folder: Path, draw: random.Random) -> None:
+    _copied(personalizer.store.open("default", 2).path, folder)
+    damage(folder / draw.choice(["adapter_model.safetensors", "adapter_config.json", "sebp_edge.json"]), draw)
+    personalizer.load_adapter(folder)
+
+
+if __name__ == "__main__":
+    main()

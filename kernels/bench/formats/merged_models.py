@@ -1,0 +1,224 @@
+"""Reads merged exports with the programs that they are for, and compares their loss with ours.
+
+    python kernels/bench/formats/merged_models.py ENVIRONMENTS [MODEL...] [--families] [--record [FILE]]
+
+transformers 4.57 and mlx-lm run in environments of their own in the folder ENVIRONMENTS, which are made with pip if
+they are not there. Each model gets a random LoRA adapter, and its merged folder is read on two texts of examples/notes.
+--families adds small random models of each family, with each kind of rotary embeddings, whose settings are none of the
+programs' defaults. The rows "before" have the config.json and tokenizer that transformers 5 writes by itself, without
+the older names.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import evidence
+from formats.export import write_adapter
+from formats.export_differences import FAMILIES, GEMMA, NOTES, SIZES, make_model
+from sebp_edge import Recipe
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.events import silent
+from sebp_edge.export.formats import Merged
+from sebp_edge.export.mlx_lm import what_it_lacks
+from sebp_edge.export.read_back import CPU, Comparison
+from sebp_edge.export.settings import check_settings
+from sebp_edge.export.source import Source
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.texts.documents import own_text
+from sebp_edge.texts.readers import Reading, read_texts
+
+SOURCES = (
+    "sebp_edge/export",
+    "sebp_edge/models",
+    "kernels/bench/formats/loss_elsewhere.py",
+    "kernels/bench/formats/export_differences.py",
+    __file__,
+)
+READER = Path(__file__).with_name("loss_elsewhere.py")
+# Each environment's name, what pip installs into it, and the program as `loss_elsewhere` calls it.
+PROGRAMS = {
+    "transformers 4": (["torch", "transformers==4.57.*"], "transformers"),
+    "mlx-lm": (["mlx[cpu]" if sys.platform == "linux" else "mlx", "mlx-lm"], "mlx_lm"),
+}
+LENGTH, NUM_ROWS, TEXT = 128, 2, "The ferry left at six.\nIt was naïve to think that we would catch it."
+THETA, LOCAL = 300_000.0, 3_000.0
+DEFAULT = SIZES["rope_parameters"]
+LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": THETA,
+    "long_factor": [1.0 + number for number in range(32)],
+    "short_factor": [1.0 + number / 8 for number in range(32)],
+    "original_max_position_embeddings": 512,
+}
+# More models of some families: the family, and what differs from `SIZES`.
+CASES = {family: (family, changes) for family, changes in FAMILIES.items()} | {
+    "llama, untied": ("llama", {"tie_word_embeddings": False, "head_dim": 32}),
+    "llama, Llama 3's scaling": (
+        "llama",
+        {"rope_parameters": LLAMA_3 | {"rope_theta": THETA, "original_max_position_embeddings": 64}},
+    ),
+    "llama, linear": ("llama", {"rope_parameters": LINEAR}),
+    "llama, yarn": ("llama", {"rope_parameters": YARN | {"rope_theta": THETA}}),
+    "mistral, window of 64": ("mistral", {"sliding_window": 64}),
+    "gemma": ("gemma", {"head_dim": 64}),
+    "gemma3_text, linear": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_theta": LOCAL, "rope_type": "default"},
+            }
+        },
+    ),
+    "phi3, half rotated": ("phi3", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}),
+    "phi3, longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 512}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("environments", type=Path)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--families", action="store_true")
+    evidence.add_record_option(parser)
+    options = parser.parse_args()
+    programs = {"transformers 5": (Path(sys.executable), "transformers")}
+    for name, (packages, program) in PROGRAMS.items():
+        programs[name] = make_environment(options.environments / name.replace(" ", "-"), packages), program
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [(model, Path(model).name, 0.003) for model in options.models]
+        for number, (name, (family, changes)) in enumerate(CASES.items() if options.families else ()):
+            cases.append((make_model(Path(folder) / f"base-{number}", family, changes), name, 0.05))
+        found = []
+        for number, case in enumerate(cases):
+            found += merged(Path(folder) / str(number), *case)
+        rows = list(compared(found, programs))
+    if options.record:
+        evidence.record("merged-models", SOURCES, rows, options.record, on_cpu=True)
+
+
+def make_environment(folder: Path, packages: list[str]) -> Path:
+    """Returns the interpreter of an environment with these packages, which is made unless it is there."""
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not python.is_file():
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+    return python
+
+
+@dataclass(frozen=True)
+class MergedModel:
+    """A merged model's folder, with the older names or "before", without them.
+
+    Attributes:
+        rows: the token ids of the texts.
+        ours: our loss on these, in nats per token.
+        tokens: the tokens that we read in TEXT.
+        lacks: whether mlx-lm is known to compute something else.
+    """
+
+    name: str
+    when: str
+    folder: Path
+    rows: list[list[int]]
+    ours: float
+    tokens: list[int]
+    lacks: bool
+
+
+def merged(folder: Path, model: str | Path, name: str, spread: float) -> Iterator[MergedModel]:
+    """Yields a model merged with a random adapter, with the older names and without them.
+
+    Args:
+        spread: the standard deviation of the adapter's lora_B.
+    """
+    folder.mkdir()
+    adapter, reference = folder / "adapter", resolve(model)
+    write_adapter(adapter, load_base_model(reference, Recipe.load("notes"), CPU), spread)
+    source = Source.open("adapter", adapter, AdapterRecord.read(adapter), reference)
+    notes = sorted(read_texts(NOTES).documents, key=lambda document: len(own_text(document.content)))[-NUM_ROWS:]
+    comparison = Comparison(source, Reading(notes), silent, lambda: None)
+    longest = sorted((example.input_ids for example in comparison.texts.examples), key=len)[-NUM_ROWS:]
+    comparison.texts.rows[:] = rows = [list(ids[:LENGTH]) for ids in longest]
+    dtype = source.weights.dtype
+    expected, _ = comparison.with_weights(lambda key: source.weights.read(key).to(dtype))
+    tokens, lacks = source.tokenizer(TEXT)["input_ids"], any(what_it_lacks(source.config))
+    after, before = folder / "after", folder / "before"
+    after.mkdir()
+    Merged(source).write(after, lambda *_: None, lambda: None)
+    check_settings(after, source)
+    before.mkdir()
+    (before / "model.safetensors").symlink_to(after / "model.safetensors")
+    write_as_before(before, source)
+    for where in (after, before):
+        yield MergedModel(name, where.name, where, rows, mean_loss(expected, rows), tokens, lacks)
+
+
+def compared(models: list[MergedModel], programs: dict[str, tuple[Path, str]]) -> Iterator[dict]:
+    """Yields a row for each model and program.
+
+    Args:
+        programs: the interpreter of each program, and what `loss_elsewhere` calls it.
+    """
+    for program, (python, called) in programs.items():
+        version, found = ask(python, called, [(each.folder, each.rows) for each in models])
+        for model, one in zip(models, found, strict=True):
+            row = {"model": model.name, "when": model.when, "program": program, "version": version}
+            row |= {"tokens": sum(map(len, model.rows)), "ours": model.ours, "loss": one["loss"]}
+            row |= {"same_tokens": one["tokens"] == model.tokens, "lacks": model.lacks and program == "mlx-lm"}
+            print(*(f"{each:.5f}" if isinstance(each, float) else each for each in row.values()), flush=True)
+            yield row
+
+
+def mean_loss(log_probabilities: list[torch.Tensor], rows: list[list[int]]) -> float:
+    """Returns the mean loss of all tokens but the rows' first, in nats."""
+    chosen = [
+        values[:-1].gather(1, torch.tensor(row[1:])[:, None])
+        for values, row in zip(log_probabilities, rows, strict=True)
+    ]
+    return -torch.cat(chosen).double().mean().item()
+
+
+def write_as_before(folder: Path, source: Source) -> None:
+    """Writes config.json and the tokenizer as transformers 5 does by itself."""
+    config = json.loads(source.config.to_json_string(use_diff=False))
+    config |= {
+        "dtype": str(source.weights.dtype).removeprefix("torch."),
+        "architectures": [type(source.model).__name__],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    source.tokenizer.save_pretrained(folder)
+
+
+def ask(python: Path, program: str, models: list[tuple[Path, list[list[int]]]]) -> tuple[str, list[dict]]:
+    """Returns the version of a program and what it computes with model folders and rows, without the network."""
+    quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    quiet.pop("PYTHONPATH", None)
+    request = {"text": TEXT, "models": [{"folder": str(folder), "rows": rows} for folder, rows in models]}
+    command = [python, READER, program]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=quiet, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{program} failed: {done.stderr[-500:]}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return answer["version"], answer["found"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Times `sebp-edge adapt` on texts in which nothing is new, beside `sebp-edge --help`; each in a process of its own.
+
+    python kernels/bench/speed/nothing_new.py [--notes 60 1000] [--runs 15] [--record [FILE]]
+
+The notes are those of learning_on.py, a file each, and were learnt before with the bundled model. The two commands
+alternate, so that the ratio also holds on a busy machine.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import evidence
+from speed.learning_on import chain_notes
+
+SOURCES = ("sebp_edge", __file__, "kernels/bench/speed/learning_on.py")
+COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--notes", type=int, nargs="+", default=[60, 1000])
+    parser.add_argument("--runs", type=int, default=15)
+    evidence.add_record_option(parser)
+    options = parser.parse_args()
+    rows = [measure(number, options.runs) for number in options.notes]
+    if options.record:
+        evidence.record("nothing-new", SOURCES, rows, options.record, on_cpu=True)
+
+
+def measure(number: int, runs: int) -> dict:
+    """The medians of both commands, in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes, data = Path(folder) / "notes", Path(folder) / "data"
+        notes.mkdir()
+        for index, text in enumerate(chain_notes(number, seed=0)):
+            (notes / f"{index}.md").write_text(text, encoding="utf-8")
+        environment = os.environ | {"XDG_DATA_HOME": str(data)}
+        again = [*COMMAND, "adapt", str(notes), "--epochs", "1", "--keep-anyway"]
+        subprocess.run(again, env=environment, check=True, capture_output=True)
+        times = {"help": [], "nothing new": []}
+        for _ in range(runs):
+            for name, command in (("help", [*COMMAND, "--help"]), ("nothing new", again)):
+                begin = time.perf_counter()
+                output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+                times[name].append(time.perf_counter() - begin)
+                if name == "nothing new" and not output.startswith("Nothing is new"):
+                    raise RuntimeError(output)
+    helped, found = (median(times[name]) for name in ("help", "nothing new"))
+    print(f"{number:>6} notes: {found:.3f} s, --help {helped:.3f} s, {found / helped:.2f} times", flush=True)
+    return {"notes": number, "seconds": found, "help_seconds": helped, "ratio": found / helped}
+
+
+if __name__ == "__main__":
+    main()

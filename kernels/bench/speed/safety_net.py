@@ -1,0 +1,97 @@
+"""Measures what the drop-in's safety net and the trials at attach cost: the first pass beside later ones.
+
+    python kernels/bench/speed/safety_net.py [--record [FILE]]   the shape of Llama-3.2-3B on a GPU, 1 x 4096, 3 % text
+    python kernels/bench/speed/safety_net.py --tiny                a small shape on the CPU, to try it
+
+The first pass of a kind of call detects the active rows in every layer, compares them with the predicted rows, and
+keeps all inputs. Later passes compute the predicted rows, and check the gradients of the outputs and of the embeddings.
+"detect" detects the rows in every pass. Each figure is the median over rounds, in milliseconds. Each round measures the
+first pass on a new handle, with the trials that a handle runs once.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import evidence
+from models import TINY, Case, known_config, make_batch, make_model
+from sebp_edge import sparsify
+from sebp_edge.insight.bench.timer import seconds
+from sebp_edge.machine.devices import release_memory
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
+
+ROUNDS, PASSES = 3, 5
+HANDLES = {
+    "drop-in": {},
+    "drop-in, logits returned": {"keep_logits": True},
+    "detect": {"rows": "detect"},
+}
+SOURCES = (*evidence.STEP, "sebp_edge/insight/bench", "sebp_edge/models", "kernels/bench/models.py", __file__)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true")
+    evidence.add_record_option(parser)
+    options = parser.parse_args(arguments)
+    if options.tiny and options.record:
+        parser.error("--record is for GPU runs only; leave out --record or --tiny.")
+    device = torch.device("cpu" if options.tiny else "cuda")
+    config = LlamaConfig(vocab_size=320, **TINY) if options.tiny else known_config("llama-3.2-3b")
+    case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
+    model = make_model(config, device).train()
+    batch, _ = make_batch(case, device)
+    rows = [{"case": "trial on a small copy", "ms": 1e3 * seconds(lambda: find_copy_mismatch(model), device)}]
+    rows.append({"case": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
+    for name, settings in HANDLES.items():
+        rounds = [passes(model, batch, device, settings) for _ in range(ROUNDS)]
+        rows.append({"case": f"{name}, first pass", "ms": statistics.median(first for first, _, _ in rounds)})
+        rows[-1]["peak_gib"] = rounds[0][2][0]
+        rows.append({"case": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
+        rows[-1]["peak_gib"] = rounds[0][2][1]
+    for row in rows:
+        print(f"{row['case']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
+    if options.record:
+        evidence.record("safety-net", SOURCES, rows, options.record)
+
+
+def passes(model: nn.Module, batch, device: torch.device, settings: dict) -> tuple[float, float, list[float | None]]:
+    """Milliseconds of a new handle's first pass, trials included, and of later ones (median); both peaks in GiB."""
+    release_memory(device)
+    with sparsify(model, **settings):
+        (first,), peak_first = measure_time_and_peak(model, batch, device, 1)
+        later, peak_later = measure_time_and_peak(model, batch, device, PASSES)
+    return first, statistics.median(later), [peak_first, peak_later]
+
+
+def measure_time_and_peak(
+    model: nn.Module, batch, device: torch.device, number: int
+) -> tuple[list[float], float | None]:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    times = steps(model, batch, device, number)
+    return times, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+
+
+def steps(model: nn.Module, batch, device: torch.device, number: int) -> list[float]:
+    """Milliseconds of each of `number` forward and backward passes."""
+
+    def step() -> None:
+        model(input_ids=batch.input_ids, labels=batch.labels, use_cache=False).loss.backward()
+
+    times = []
+    for _ in range(number):
+        model.zero_grad()
+        times.append(1e3 * seconds(step, device))
+    return times
+
+
+if __name__ == "__main__":
+    main()
