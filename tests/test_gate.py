@@ -224,7 +224,7 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
     personalizer = make(after=NOTES, recipe=RECIPE.replace(learning_rate=2e-3))
     first = personalizer.store.open("default").path
     personalizer.load_adapter("default")
-    result = personalizer.adapt(NOTES)
+    result = personalizer.adapt(NOTES, fresh=True)
     assert (result.verdict, result.active, result.version, result.compared_with) == ("worse than active", False, 2, 1)
     assert result.gain_at_least > result.margin
     assert result.gain_over_active_at_least < result.gain_over_active < -result.tolerance

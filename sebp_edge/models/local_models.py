@@ -32,8 +32,9 @@ def _models_in(folders: Iterable[Path]) -> Iterator[str]:
         if not exists:
             raise ModelError(f"There is no folder {str(folder)!r}; give folders with models.")
         found = []
-        for name, _, files in os.walk(folder, onerror=lambda error: found.append(Path(error.filename))):  # noqa: B023
+        for name, folders_in_it, files in os.walk(folder, onerror=lambda error: found.append(Path(error.filename))):  # noqa: B023
             found += [Path(name, file) for file in files if file.endswith(GGUF) and Path(name, file).is_file()]
-            if "config.json" in files and any(file.endswith(".safetensors") for file in files):
+            # A config that is no file makes the folder one that cannot be used, which is said.
+            if "config.json" in {*folders_in_it, *files} and any(file.endswith(".safetensors") for file in files):
                 found.append(Path(name))
         yield from map(str, sorted(found))

@@ -28,7 +28,9 @@ def test_an_inspection_says_what_would_be_asked(make, runs):
     assert re.fullmatch(r"\d+ questions .* in \d+ examples\. About 2 of the documents none .*", found.asked)
     assert found.plan is not None and found.refusal == ""
     assert found.beginning == f"All documents are learnt again, since version 1 {ASKED_TOGETHER}."
-    assert found.expectations[0].startswith("It will answer questions about these notes, not all of them rightly;")
+    assert found.expectations[0].startswith(
+        "It will answer some questions about these notes rightly, and others wrongly,"
+    )
     assert "fits these texts better" not in found.summary
     personalizer.adapt(texts)
     assert found.asked in notices(personalizer)

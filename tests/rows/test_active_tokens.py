@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from against_dense import LENGTHS, gradients, padded_batch
+from against_dense import LENGTHS, gradients, padded_batch, with_lora
 from builders import make_llama
 from model_families import MODELS, make_model
-from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config
 
 from sebp_edge.errors import SparsityError
@@ -82,7 +81,7 @@ def test_filler_is_in_separate_sequences(bucket, prompt):
 def test_filler_changes_neither_losses_nor_gradients(family, adapt, bucket, prompt):
     model = MODELS[family]()
     if adapt == "lora":
-        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+        model = with_lora(model).float()
     tokens = gathered(padded_batch(prompt=prompt))
     filled = tokens.filled(BUCKETS[bucket])
     with Hoisted(model) as hoisted:
