@@ -227,7 +227,7 @@ def test_norms_and_activations_skip_rows(family, monkeypatch):
     ran = []
 
     def recording(function, x, rows):
-        ran.append(function.__self__)
+        ran.append(function.module)
         return sparse_rowwise(function, x, rows)
 
     monkeypatch.setattr("sebp_edge.sparse.sparsify.sparse_rowwise", recording)

@@ -345,6 +345,17 @@ def test_gradient_checkpointing_is_refused(family, use_reentrant):
         hoisted.losses(make_encoder_batch(family, "sequence")).mean().backward()
 
 
+def test_a_hook_that_mixes_rows_is_refused_when_it_is_added():
+    model, batch = make_encoder("bert", "token"), make_encoder_batch("bert", "token")
+    with HoistedEncoder(model) as hoisted:
+        hoisted.losses(batch)
+        model.bert.encoder.layer[0].intermediate.register_forward_hook(
+            lambda module, inputs, output: output + output.mean(dim=(0, 1))
+        )
+        with pytest.raises(SparsityError, match="use sparsify instead: results differ"):
+            hoisted.losses(batch)
+
+
 def test_hoisting_a_model_twice_is_refused():
     model = make_encoder("bert", "sequence")
     with HoistedEncoder(model) as hoisted:
