@@ -1,7 +1,7 @@
 """The gate: a new version must be better than the base model, and not worse than the active version.
 
 Both are decided with 95 % confidence, from the losses of test documents that the judged states have not been trained
-on. `kernels/bench/README.md`, "The gate", has the error rates of the two tests.
+on. `kernels/bench/studies.md`, "The gate's test", has the error rates of the two tests.
 """
 
 import math
