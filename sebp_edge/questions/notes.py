@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from sebp_edge.questions.subjects import Subject, Words, is_common, is_english, subject_of, title_from_name, words_of
 from sebp_edge.questions.word_lists import listed
 from sebp_edge.texts.edits import edit
-from sebp_edge.texts.formats.markdown import find_parts
+from sebp_edge.texts.formats.markdown import Syntax, find_parts
 
+# Fences are what is cut out.
+_FENCED = Syntax(marks=re.compile("`{3}|~{3}"))
 # Of a longer note, only the beginning is asked about.
 MAX_CHARACTERS = 60_000
 # A longer key is a sentence with a colon.
@@ -83,7 +85,7 @@ class Note:
 def read_note(text: str, name: str | None) -> Note:
     text = _CONTROL.sub("", text[:MAX_CHARACTERS].replace("\r\n", "\n").replace("\r", "\n"))
     text = _IMAGE.sub("", text)
-    text, _ = edit(text, [(*span, "") for span, _ in find_parts(text).fenced], [])
+    text, _ = edit(text, [(*span, "") for span, _ in find_parts(text, _FENCED).fenced], [])
     lines = [line.rstrip() for line in text.split("\n")]
     whole = plain("\n".join(lines))
     front, lines = _front_matter(lines)
