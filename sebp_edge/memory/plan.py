@@ -25,8 +25,8 @@ from sebp_edge.texts.schedule import RowLimit, Schedule
 from sebp_edge.units import gigabytes, sizes_apart
 
 _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-# In bytes; a smaller size is a number whose unit was forgotten.
-_LEAST, _MOST = 10**5, 9 * 10**18
+# In bytes. A smaller text or number is one whose unit was forgotten; plans of very small models take less than 1 MB.
+_LEAST_TEXT, _LEAST_NUMBER, _MOST = 10**6, 10**5, 9 * 10**18
 # Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
 OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
 # Minimum time of a layer in a captured micro-batch: 9.9 ms for 128 tokens of a 3B model on an H200, less the time of
@@ -69,20 +69,20 @@ class MemoryBudget:
             what: the name of the size in an error.
 
         Raises:
-            OptionError: `text` is none of these, has no unit, or is less than 0.1 MB.
+            OptionError: `text` is none of these, has no unit, or is less than 1 MB, or 0.1 MB as a number.
         """
         if isinstance(text, MemoryBudget):
             return text
         if isinstance(text, str):
             found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
             size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
-            expected = "a size with a unit, such as '8GB', '7.5GiB' or '8000MB'"
+            least, expected = _LEAST_TEXT, "a size with a unit, such as '8GB', '7.5GiB' or '8000MB', from 1 MB"
         else:
             size = text if isinstance(text, int) and not isinstance(text, bool) else 0
-            expected = "a number of bytes, or a text such as '8GB'"
-        if not _LEAST <= size <= _MOST:
+            least, expected = _LEAST_NUMBER, "a number of bytes, or a text such as '8GB', from 0.1 MB"
+        if not least <= size <= _MOST:
             shown = f"above {_MOST:.0e}" if isinstance(text, int) and text > _MOST else repr(text)
-            raise OptionError(f"The {what} is {shown}, but must be {expected}, from 0.1 MB to 9 EB.")
+            raise OptionError(f"The {what} is {shown}, but must be {expected} to 9 EB.")
         return cls(size)
 
     def within(self, free: int) -> "MemoryBudget":
