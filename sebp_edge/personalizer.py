@@ -1,33 +1,17 @@
 """The main path: texts in, a saved adapter out."""
 
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 
-from sebp_edge.adapters.documents import latest_history
 from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forgetting import Forgetting, Remaining, forget
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import (
-    BaseModelMismatch,
-    BudgetExceeded,
-    BusyError,
-    Interrupted,
-    MachineError,
-    ModelError,
-    NonFiniteLoss,
-    OptionError,
-    StorageError,
-    TextsError,
-    TrainingStopped,
-)
-from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
+from sebp_edge.errors import BusyError, Interrupted, OptionError, TextsError
+from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
@@ -36,38 +20,27 @@ from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
-from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.libraries import quiet_libraries
-from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.questions.asking import prompt_for
-from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.assessment import Assessment, Assessor
+from sebp_edge.run.adapting import Adapting
+from sebp_edge.run.call import Call
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.model_in_use import ModelInUse
-from sebp_edge.run.preparation import PlannedTraining, Preparation
-from sebp_edge.run.replies import interview
+from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.saving import NewVersion, describe_location, make_record, save, save_best_state
-from sebp_edge.run.texts_comparison import compare_with_active
-from sebp_edge.run.unchanged import UnchangedResult, remember_texts
-from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.run.saving import Place
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
-from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.texts.readers import read_texts
 from sebp_edge.training.range_test import run_range_test
-from sebp_edge.training.run import TrainingRun
 
 
 class _Current(Enum):
@@ -170,33 +143,12 @@ class Personalizer:
                 training is over, the adapter is saved, and activated if the gate keeps it, and Interrupted says so. A
                 StorageError at the end says where the adapter was saved instead.
         """
-        begin, out = time.perf_counter(), None if out is None else expand_user(out)
         devices.refuse_several_processes()
-        self.store.check_writable(name, out)
-        with Interruptions() as interruptions, self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal, name if out is None else None)
-            reading = preparation.read(texts)
-            active = None
-            if out is None:
-                active = compare_with_active(self.store, name, self.reference, self.recipe, self.seed, reading)
-            if active is not None and not fresh and active.is_unchanged(sync=sync):
-                remember_texts(self.store, active, reading)
-                return UnchangedResult.of(active)
-            if active is not None and active.name_in_use is not None:
-                self._notify(active.name_in_use)
-            if out is None and not fresh:
-                preparation = preparation.starting_at(active, self.store, sync=sync)
-            return self._adapt(
-                preparation,
-                reading,
-                name,
-                out,
-                interruptions,
-                begin,
-                keep_anyway=keep_anyway,
-                keep_samples=keep_samples,
-                compares=out is None,
-            )
+        place = Place(self.store, name, None if out is None else expand_user(out))
+        place.check_writable()
+        with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
+            adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway, keep_samples=keep_samples)
+            return adapting.read(texts, fresh=fresh, sync=sync) or adapting.run()
 
     def forget(
         self,
@@ -234,33 +186,33 @@ class Personalizer:
             SebpEdgeError: as for `adapt`; nothing is forgotten then.
         """
         devices.refuse_several_processes()
-        self.store.check_writable(name, None)
+        place = Place(self.store, name)
+        place.check_writable()
         if isinstance(documents, str | Path):
             documents = [documents]
         if texts is not None:
             texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
-        with Interruptions() as interruptions, self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal)
+        with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
             self.store.delete_questions()  # so that those about the other documents are written without these
 
             def train(remaining: Remaining) -> SavedAdapter:
-                return self._train_again(preparation, remaining, name, interruptions, keep_anyway=keep_anyway)
+                adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway)
+                adapting.read_again(remaining)
+                return self.store.open(name, adapting.run().version)
 
             receipt = forget(
                 self.store,
                 name,
                 documents,
                 texts,
-                preparation.read,
+                call.read,
                 train,
                 with_near_duplicates=near_duplicates,
                 is_exact=self.device.type == "cpu",
                 on_found=on_found,
             )
-            if self.in_use.adapter_folder is not None and not self.in_use.adapter_folder.exists():
-                self.in_use.detach_adapter()
-                self.in_use.restore_adapter(self.on_event)
-            interruptions.outcome = Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}.")
+            self.in_use.leave_deleted_adapter(self.on_event)
+            interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
             return receipt
 
     def stop(self) -> None:
@@ -292,10 +244,10 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its subclasses; a MachineError if nothing fits; its message says what would.
         """
-        preparation = self._preparation(StopSignal())
-        size = None if gpu is None else preparation.parse_gpu_memory(gpu)
+        call = self._make_call(StopSignal())
+        size = None if gpu is None else call.parse_gpu_memory(gpu)
         with quiet_libraries():
-            return preparation.plan(preparation.read(texts), loaded_bytes=self.in_use.loaded_bytes, gpu=size).plan
+            return Preparation(call, call.read(texts)).plan(gpu=size).plan
 
     def inspect(self, texts, *, name: str = "default", stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
@@ -312,34 +264,8 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its subclasses, if nothing can be read or the model cannot be used.
         """
-        with self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal, name)
-            reading = preparation.read(texts)
-            active = compare_with_active(self.store, name, self.reference, self.recipe, self.seed, reading)
-            preparation = preparation.starting_at(active, self.store, sync=False)
-            dataset, planned, refusal = preparation.make_dataset(reading), None, ""
-            beginning = preparation.begin(dataset)
-            is_unchanged = active is not None and active.is_unchanged(sync=False)
-            try:
-                if not (is_unchanged or beginning.has_nothing_new):
-                    dataset = preparation.ask(dataset, reading)
-                    planned = preparation.plan(reading, dataset=dataset, loaded_bytes=self.in_use.loaded_bytes)
-            except (MachineError, ModelError, TextsError) as error:
-                refusal = str(error)
-            return Inspection.of(
-                self.reference,
-                read_shape(self.reference).parameters,
-                self.recipe,
-                reading,
-                dataset,
-                local_tokenizer(self.reference),
-                planned and planned.plan,
-                beginning=UnchangedResult.of(active).summary
-                if is_unchanged
-                else " ".join(filter(None, [active and active.warning, preparation.describe_beginning(beginning)])),
-                refusal=refusal,
-                own_tokenizer=has_own_tokenizer(self.reference),
-            )
+        with self._exclusive_call(stop_when) as call:
+            return Inspection.of(call, texts, name)
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
@@ -355,14 +281,13 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do.
         """
-        with self._exclusive_call(stop_when), self._make_guard(None):
-            preparation = self._preparation(self._signal)
-            reading = preparation.read(texts)
-            self._signal.check()
-            base = self.in_use.load_analyzed(self._notify, self.seed)
-            dataset = preparation.encode(reading, base)
-            with self._base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
-                return analyze(base, dataset, examples, self.seed, self._notify)
+        with self._exclusive_call(stop_when) as call, call.make_guard():
+            preparation = Preparation(call, call.read(texts))
+            call.signal.check()
+            base = self.in_use.load_analyzed(call.notify, self.seed)
+            dataset = preparation.encode(base).dataset
+            with call.base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
+                return analyze(base, dataset, examples, self.seed, call.notify)
 
     def lr_range(
         self,
@@ -387,17 +312,17 @@ class Personalizer:
             SebpEdgeError: one of its subclasses; the message says what to do.
         """
         rates = lr_range.growing_rates(lowest, highest, steps)
-        with self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal)
-            reading = preparation.read(texts)
-            planned, recipe, options = self._plan_within_budget(preparation, reading)
-            with self._make_guard(planned) as guard:
-                base = self._load(recipe)
-                dataset = preparation.encode(reading, base, planned)
+        with self._exclusive_call(stop_when) as call:
+            preparation = Preparation(call, call.read(texts))
+            planned = preparation.plan_within_budget()
+            recipe, options = preparation.chosen(planned)
+            with call.make_guard(planned and planned.plan) as guard:
+                base = call.load(recipe)
+                dataset = preparation.encode(base, planned).dataset
                 if not dataset.examples:
                     raise TextsError("These texts have no token to train on; give other texts.")
-                with self._base_model_alone("while training"):
-                    found = run_range_test(base, dataset, recipe, rates, self.seed, self._notify, options, guard)
+                with call.base_model_alone("while training"):
+                    found = run_range_test(base, dataset, recipe, rates, self.seed, call.notify, options, guard)
         return LearningRateRange.of(base.reference.public_name, recipe.name, self.seed, steps, found)
 
     def generate(
@@ -456,10 +381,10 @@ class Personalizer:
         is_named = adapter not in (None, _Current.ADAPTER)
         if version is not None and not is_named:
             raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
-        with self._exclusive_call(stop_when):
+        with self._exclusive_call(stop_when) as call:
             if is_named:
-                self._load_adapter(adapter, version)
-            base = self._load()
+                call.load_adapter(adapter, version)
+            base = call.load()
             with (
                 self.in_use.generating(with_adapter=adapter is not None) as rendered_as,
                 semi_structured(base.model) if sparse_kernels else nullcontext(),
@@ -469,7 +394,7 @@ class Personalizer:
                 else:
                     encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
                 return generate_text(
-                    base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check
+                    base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=call.signal.check
                 )
 
     def export(
@@ -507,16 +432,16 @@ class Personalizer:
                 something else with the files.
         """
         quant = check_options(format, quant, has_texts=texts is not None)
-        with self._exclusive_call(stop_when):
+        with self._exclusive_call(stop_when) as call:
             folder, record = self.store.find(adapter, version)
             reading = None if texts is None else read_texts(texts)
             self.in_use.release()
             name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
             result = export(
-                name, folder, record, self.reference, to, format, quant, reading, self._notify, self._signal.check
+                name, folder, record, self.reference, to, format, quant, reading, call.notify, call.signal.check
             )
             if self.store.folder.is_dir():
-                self._remember_model(record)
+                call.remember_model(record)
             return result
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
@@ -530,152 +455,26 @@ class Personalizer:
             AdapterError: there is no such adapter, or it is damaged.
             BaseModelMismatch: it was made for another base model.
         """
-        with self._exclusive_call():
-            return self._load_adapter(adapter, version)
+        with self._exclusive_call() as call:
+            return call.load_adapter(adapter, version)
 
     # -------------------------------------------------------------------------------------------------------- private
 
-    def _adapt(
-        self,
-        preparation: Preparation,
-        reading: Reading,
-        name: str,
-        out: Path | None,
-        interruptions: Interruptions,
-        begin: float,
-        *,
-        keep_anyway: bool,
-        keep_samples: bool = False,
-        compares: bool,
-    ) -> AdaptResult | UnchangedResult:
-        """Trains on texts that were read, judges the result and saves it; `compares` it with the active version."""
-        if (unused := devices.unused_gpus(self.device)) is not None:
-            self._notify(Notice(unused))
-        preparation = self._interviewed(preparation, reading)
-        planned, recipe, options = self._plan_within_budget(preparation, reading)
-        with self._make_guard(planned) as guard:
-            base = self._load(recipe)
-            dataset = preparation.encode(reading, base, planned)
-            beginning = preparation.begin(dataset)
-            if beginning.has_nothing_new:
-                return UnchangedResult.of(preparation.active)
-            beginning.refuse_other_base(base.fingerprint)
-            preparation.announce_beginning(beginning)
-            if dataset.asked is not None:
-                with self._base_model_alone("while it reads general text"):
-                    dataset = preparation.teach(dataset, base, options)
-            schedules = preparation.schedule(dataset, planned)
-            if recipe.merge_for:
-                self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
-            self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
-            run = TrainingRun(
-                base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
-            )
-            memory = VersionTexts() if out else VersionTexts.of(reading, dataset, beginning, self.reference)
-            memory = replace(memory, keeps_samples=keep_samples)
-            with self._run_attached(run, name, interruptions, memory):
-                checks = (self._signal.check, interruptions.deliver)
-                assessor = Assessor(run, reading.documents, self.on_event, checks)
-                was_active = None if out else self.store.active_version(name)
-                active = assessor.examine_active(self.store, name) if compares else None
-                was_active = active.version if active else was_active
-                result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
-                result = assessor.ask_quiz(result)
-                interruptions.defer()
-                assessment = self._assess(assessor, result)
-        version = NewVersion.of(run, memory, assessment)
-        saved, overtaken_by = self._save(
-            run, version, result, assessment, memory, name, out, was_active, interruptions, keep_anyway=keep_anyway
+    def _make_call(self, signal: StopSignal) -> Call:
+        return Call(
+            self.reference,
+            self.recipe,
+            self.seed,
+            self.device,
+            self.store,
+            self.memory_budget,
+            self.in_use,
+            signal,
+            self.on_event,
         )
-        if assessment is None:
-            raise interruptions.outcome
-        seconds = time.perf_counter() - begin
-        return AdaptResult.of(run, result, assessment, saved, self.store, beginning, seconds, overtaken_by)
-
-    def _train_again(
-        self,
-        preparation: Preparation,
-        remaining: Remaining,
-        name: str,
-        interruptions: Interruptions,
-        *,
-        keep_anyway: bool,
-    ) -> SavedAdapter:
-        """Trains from the base model on the documents that remain, and saves that as a version; see `forget`."""
-        begin, record = time.perf_counter(), remaining.record
-        recipe = Recipe.of_record(record.recipe)
-        if self._load(recipe).fingerprint != record.fingerprint:
-            raise BaseModelMismatch(
-                f"The adapter was made for {record.base_model}, not for these weights of {self.reference.public_name}; "
-                f"use {record.model!r}."
-            )
-        preparation = replace(preparation, recipe=recipe, seed=record.seed, earlier=remaining.history)
-        result = self._adapt(
-            preparation, remaining.reading, name, None, interruptions, begin, keep_anyway=keep_anyway, compares=False
-        )
-        return self.store.open(name, result.version)
-
-    def _interviewed(self, preparation: Preparation, reading: Reading) -> Preparation:
-        """Returns the preparation with questions that the model itself writes, if the recipe asks for these."""
-        recipe = preparation.recipe
-        if recipe.questions != "rules and model":
-            return preparation
-        if self.memory_budget is not None:  # a training that does not fit is refused before anything is loaded
-            with suppress(TextsError):  # the rules alone may make too few questions
-                recipe = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes).plan.chosen.recipe
-        with self._make_guard(None):
-            base = self._load(recipe.with_defaults())
-            cache = InterviewCache(self.store.questions_folder, self.store.salt(), base.fingerprint)
-            with self._base_model_alone("while it writes questions"), self.in_use.generating(with_adapter=False):
-                written = interview(base, reading, recipe.context_length, cache, preparation.progress)
-        return replace(preparation, interviewed=written)
-
-    def _load(self, recipe: Recipe | None = None) -> BaseModel:
-        self._signal.check()
-        return self.in_use.load(self._notify, recipe)
-
-    def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
-        folder, record = self.store.find(adapter, version)
-        self._load()
-        self.in_use.load_adapter(folder, record, self.on_event)
-        if self.store.folder.is_dir():
-            self._remember_model(record)
-        return record
-
-    def _remember_model(self, record: AdapterRecord) -> None:
-        """Remembers where the base model of an adapter is, if it was given as a folder or a file."""
-        if not self.reference.has_path:
-            return
-        try:
-            self.store.remember_model(record.fingerprint, Path(self.reference.location))
-        except StorageError as error:
-            self.on_event(Notice(f"{error} The path of the base model is not remembered."))
-
-    def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
-        """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
-        earlier = SplitHistory() if name is None else latest_history(self.store, name)
-        return Preparation(
-            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier
-        )
-
-    def _plan_within_budget(
-        self, preparation: Preparation, reading: Reading
-    ) -> tuple[PlannedTraining | None, Recipe, MemoryOptions]:
-        """Returns the plan, None without a memory budget; and the recipe and options to train with."""
-        if self.memory_budget is None:
-            return None, preparation.recipe.with_defaults(), FASTEST
-        planned = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes)
-        preparation.announce(planned.plan)
-        return planned, planned.plan.chosen.recipe, planned.plan.chosen.options
-
-    def _make_guard(self, planned: PlannedTraining | None) -> MemoryGuard:
-        """Returns a guard for the budget of the plan, else for the memory budget, else for all free memory."""
-        if planned is not None:
-            return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
-        return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
 
     @contextmanager
-    def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[None]:
+    def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:
         """Context in which no other call uses the model, and this one can be stopped."""
         if not self._lock.acquire(blocking=False):
             raise BusyError(
@@ -686,148 +485,8 @@ class Personalizer:
             self._signal = StopSignal(stop_when)
             self._signal.check()
             with quiet_libraries():
-                yield
+                yield self._make_call(self._signal)
         except StopRequested as request:
             raise Interrupted("Stopped; nothing was changed.") from request
         finally:
             self._lock.release()
-
-    def _notify(self, event: Event) -> None:
-        self.on_event(event)
-        self._signal.check()
-
-    @contextmanager
-    def _run_attached(
-        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: VersionTexts
-    ) -> Iterator[None]:
-        """Context in which a run's adapter replaces the one in use; restores that on an error.
-
-        If the training was stopped, its best state is saved first.
-        """
-        outer_error = sys.exception()
-        self.in_use.detach_adapter()
-        try:
-            yield
-        except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
-            interruptions.defer()
-            devices.clear_frames(stop, outer_error)
-            raise self._stopped_error(stop, run, name, memory) from stop
-        except BaseException as error:
-            out_of_memory = devices.ran_out_of_memory(error)
-            if out_of_memory:
-                self._release_memory(error, outer_error)
-            self._discard_run(run)
-            if not out_of_memory:
-                raise
-            raise self._out_of_memory_error(run) from error
-
-    @contextmanager
-    def _base_model_alone(self, when: str) -> Iterator[None]:
-        """Context without the adapter in use. If memory runs out, frees it and says `when`."""
-        outer_error = sys.exception()
-        self.in_use.detach_adapter()
-        try:
-            yield
-        except BaseException as error:
-            if not devices.ran_out_of_memory(error):
-                raise
-            self._release_memory(error, outer_error)
-            raise MachineError(
-                f"Out of {self.device.type.upper()} memory {when}; choose a smaller model or a shorter context."
-            ) from error
-        finally:
-            self.in_use.restore_adapter(self.on_event)
-
-    def _release_memory(self, error: BaseException, outer_error: BaseException | None) -> None:
-        """Frees what was computed before `error`, except what an error that was handled before still references."""
-        devices.clear_frames(error, outer_error)
-        devices.release_memory(self.device)
-
-    def _discard_run(self, run: TrainingRun) -> None:
-        """Detaches the run's adapter and restores the one that was in use, if any."""
-        run.detach()
-        self.in_use.restore_adapter(self.on_event)
-
-    def _assess(self, assessor: Assessor, result: GateResult) -> Assessment | None:
-        """Returns the assessment; None if it was stopped, which does not lose the adapter."""
-        try:
-            return assessor.assess(result)
-        except KeyboardInterrupt:
-            return None
-
-    def _save(
-        self,
-        run: TrainingRun,
-        version: NewVersion,
-        result: GateResult,
-        assessment: Assessment | None,
-        memory: VersionTexts,
-        name: str,
-        out: Path | None,
-        was_active: int | None,
-        interruptions: Interruptions,
-        *,
-        keep_anyway: bool,
-    ) -> tuple[SavedAdapter, int | None]:
-        """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`.
-
-        Args:
-            was_active: the version that it was compared with; None if there was none.
-
-        Returns:
-            The saved adapter; and the version that became active meanwhile and therefore stays, else None.
-        """
-        record = make_record(run, assessment.general_loss if assessment else None, run.seed, memory)
-        overtaken_by = None
-        try:
-            saved = save(self.store, version, record, name, out=out)
-            if out is None and keep_anyway:
-                saved = self.store.activate(saved)
-            elif out is None and result.kept:
-                saved, active = self.store.activate_after(saved, was_active)
-                overtaken_by = None if saved.active else active
-        except BaseException:
-            self._discard_run(run)
-            raise
-        if overtaken_by is None and (result.kept or keep_anyway):
-            self.in_use.use_adapter(_as_saved(run, saved), saved.path, record)
-        else:
-            self._discard_run(run)
-        interruptions.outcome = Interrupted(
-            f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
-        )
-        self._notify_saved(saved)
-        return saved, overtaken_by
-
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: VersionTexts) -> TrainingStopped:
-        """Saves the best state so far as a version that is not active; returns the error that says so."""
-        try:
-            error, saved = save_best_state(self.store, run, stop, name, run.seed, memory)
-        finally:
-            self._discard_run(run)
-        if saved is not None:
-            self._notify_saved(saved)
-        return error
-
-    def _notify_saved(self, saved: SavedAdapter) -> None:
-        self._remember_model(saved.record)
-        # Not `_notify`, which could still stop the call.
-        self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
-
-    def _out_of_memory_error(self, run: TrainingRun) -> MachineError:
-        """Returns the error for a single example that does not fit into memory."""
-        has_begun = any(progress.steps for progress in run.progress)
-        when = "while training" if has_begun else "before the first step"
-        smaller, others = "Choose a smaller model or a shorter context", "close other programs"
-        advice = f"{smaller}, or {others}"
-        if self.memory_budget is not None:
-            advice = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
-        return MachineError(f"Out of {self.device.type.upper()} memory {when}; nothing was saved. {advice}.")
-
-
-def _as_saved(run: TrainingRun, saved: SavedAdapter) -> Adaptation:
-    """Returns a run's adaptation, which computes as other programs do with the saved one: nothing is rounded."""
-    if run.adaptation.merge_for is None:
-        return run.adaptation
-    run.detach()
-    return load(run.base, saved.path)

@@ -24,9 +24,10 @@ from sebp_edge.cli.options import (
 )
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import NameInUse
+from sebp_edge.models.catalog import resolve
+from sebp_edge.recipe import Recipe
 
 if TYPE_CHECKING:
-    from sebp_edge.recipe import Recipe
     from sebp_edge.run.unchanged import UnchangedResult
 
 NOT_KEPT = 3
@@ -75,16 +76,14 @@ def adapt(
     option, 1 any other error, or the answer is no.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.recipe import Recipe
-
         chosen = Recipe.load(recipe).replace(
             load_in_4bit=load_in_4bit, merge_for=merge_for, epochs=epochs, context_length=context
         )
         texts = select(paths, include, exclude)
         if out is None:
-            texts, active = _compare(texts, name, model, chosen, seed)
-            if active is not None and not fresh and active.is_unchanged(sync=sync):
-                _show_unchanged(_unchanged(active, texts), as_json=as_json)
+            texts, active, unchanged = _compare(texts, name, model, chosen, seed, fresh=fresh, sync=sync)
+            if unchanged is not None:
+                _show_unchanged(unchanged, as_json=as_json)
                 return
             if active is not None and active.name_in_use is not None:
                 _ask(active.name_in_use, as_json=as_json)
@@ -135,30 +134,21 @@ def adapt(
             raise typer.Exit(NOT_KEPT)
 
 
-def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int):
+def _compare(texts, name: str, model: str, recipe: Recipe, seed: int, *, fresh: bool, sync: bool):
     """Compares an adaptation with the active version of its name, without importing torch.
 
     Returns:
-        The texts, or what was read of them; and the comparison, None if no version is active.
+        The texts, or what was read of them; and what `find_unchanged` returns.
     """
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.models.catalog import resolve
-    from sebp_edge.run.texts_comparison import compare_with_active
+    from sebp_edge.run.unchanged import find_unchanged
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
     if store.active_version(name) is None:
-        return texts, None
+        return texts, None, None
     reading = read_texts(texts)
-    return reading, compare_with_active(store, name, resolve(model), recipe, seed, reading)
-
-
-def _unchanged(active, reading) -> "UnchangedResult":
-    from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.run.unchanged import UnchangedResult, remember_texts
-
-    remember_texts(AdapterStore(), active, reading)
-    return UnchangedResult.of(active)
+    return reading, *find_unchanged(store, name, resolve(model), recipe, seed, reading, fresh=fresh, sync=sync)
 
 
 def _ask(event: NameInUse, *, as_json: bool) -> None:

@@ -33,7 +33,7 @@ from sebp_edge.training.run import TrainingRun
 MAX_POINTS = 300
 
 
-def make_report(run: TrainingRun, assessment: Assessment | None, memory: VersionTexts) -> TrainingReport:
+def make_report(run: TrainingRun, assessment: Assessment | None, texts: VersionTexts) -> TrainingReport:
     """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
     return TrainingReport(
         tested=_tested(run, run.result) if run.result and run.result.gain else None,
@@ -44,7 +44,7 @@ def make_report(run: TrainingRun, assessment: Assessment | None, memory: Version
         copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
         expectation=assessment.expectation if assessment else "",
         concerns=run.dataset.concerns,
-        learnt_on=_learnt_on(memory),
+        learnt_on=_learnt_on(texts),
     )
 
 
@@ -60,12 +60,12 @@ def keep_samples(run: TrainingRun, assessment: Assessment | None) -> KeptSamples
     )
 
 
-def _learnt_on(memory: VersionTexts) -> LearntOn | None:
-    lessons = memory.lessons
+def _learnt_on(texts: VersionTexts) -> LearntOn | None:
+    lessons = texts.lessons
     if lessons is None:
         return None
     numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
-    return LearntOn(memory.learnt_on_from, *numbers)
+    return LearntOn(texts.learnt_on_from, *numbers)
 
 
 def _tested(run: TrainingRun, result: GateResult) -> Tested:
