@@ -32,10 +32,7 @@ from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
-from sebp_edge.insight import lr_range
-from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.inspection import Inspection
-from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.insight.replies import interview
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.learning_on.comparison import compare_with_active
@@ -54,10 +51,15 @@ from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
-from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
+from sebp_edge.research import lr_range
+from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_sweep import run_range_test
+from sebp_edge.research.pruning.pruned_model import attach
+from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.result import AdaptResult
 from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
 from sebp_edge.stopping import StopRequested, StopSignal
@@ -66,7 +68,6 @@ from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
 
 
@@ -569,7 +570,16 @@ class Personalizer:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
             self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
             run = TrainingRun(
-                base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
+                base,
+                dataset,
+                schedules,
+                recipe,
+                preparation.seed,
+                self._notify,
+                options,
+                guard,
+                beginning.folders,
+                attach=attach,
             )
             memory = TextsMemory() if out else TextsMemory.of(reading, dataset, beginning, self.reference)
             memory = replace(memory, keeps_samples=keep_samples)
