@@ -182,9 +182,7 @@ def test_a_training_is_that_of_ones_own_loop(method, path, request, monkeypatch)
     if path == "update in backward":
         monkeypatch.setattr(
             "sebp_edge.training.learner._update_for",
-            lambda parameters, recipe, options, pruning: UpdateInBackward(
-                parameters, recipe, [pruning.weights.dense(parameter) for parameter in parameters]
-            ),
+            lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
         )
     model, recipe = model_for(method)
     found = train_with_the_learner(model, recipe, 12, 1e-3)
