@@ -15,9 +15,6 @@ from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
-from sebp_edge.insight import lr_range
-from sebp_edge.insight.analysis import Analysis, analyze
-from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.plan import MemoryBudget, Plan
@@ -25,9 +22,13 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.recipe import Recipe
+from sebp_edge.research import lr_range
+from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_sweep import run_range_test
+from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.adapting import Adapting
 from sebp_edge.run.call import Call
 from sebp_edge.run.inspection import Inspection
@@ -40,7 +41,6 @@ from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import read_texts
-from sebp_edge.training.range_test import run_range_test
 
 
 class _Current(Enum):

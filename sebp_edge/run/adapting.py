@@ -24,6 +24,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
+from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import PlannedTraining, Preparation
@@ -159,7 +160,9 @@ class Adapting:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
         starts = self.beginning.folders
-        self.training = TrainingRun(base, dataset, schedules, recipe, call.seed, call.notify, options, guard, starts)
+        self.training = TrainingRun(
+            base, dataset, schedules, recipe, call.seed, call.notify, options, guard, starts, attach=attach
+        )
         if self._place.out is None:
             self.texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
         return True
