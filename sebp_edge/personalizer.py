@@ -1,16 +1,17 @@
 """The main path: texts in, a saved adapter out."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forgetting import Forgetting, Remaining, forget
+from sebp_edge.adapters.forgetting import Forgetting, forget
 from sebp_edge.adapters.names import is_plain
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import BusyError, Interrupted, OptionError, TextsError
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.errors import BusyError, Interrupted, OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
@@ -19,19 +20,17 @@ from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
-from sebp_edge.models.generation import generate_text
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.questions.asking import prompt_for
 from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
-from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.research.lr_range import LearningRateRange
-from sebp_edge.research.lr_sweep import run_range_test
-from sebp_edge.research.pruning.semi_structured import semi_structured
-from sebp_edge.run.adapting import Adapting
+from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
+from sebp_edge.run.generating import generate
 from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
@@ -39,7 +38,7 @@ from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.folders import Folder
-from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
+from sebp_edge.texts.prompts import Messages, check_prompt
 from sebp_edge.texts.readers import read_texts
 
 
@@ -52,10 +51,9 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, `adapt`, `forget`, `analyze`, `lr_range`, `generate`,
-    `export` and `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises
-    Interrupted. To stop a call that may not have started yet, pass an event to it and set it: `adapt(texts,
-    stop_when=event)`.
+    Only one call at a time may use the model: during a call, every method but `stop` and `plan` raises BusyError.
+    `stop()`, or an event that was passed as `stop_when`, ends a call, which raises Interrupted. Every other error is a
+    SebpEdgeError too; its message says what to do.
 
     A training runs on one device, in one process: `adapt` raises a MachineError if torchrun or accelerate has started
     several. On several GPUs, researchers train with `sparsify` in a loop of their own.
@@ -66,14 +64,10 @@ class Personalizer:
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
         device: "cuda", "mps" or "cpu"; by default the best available one.
         store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
-        memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: GPU
-            memory, or host memory on the CPU. If no plan fits into it, or into what other programs leave of it, `adapt`
-            raises before it loads anything. None sets no limit.
+        memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: of
+            the GPU, or of the host on the CPU. If no plan fits into what is free of it, `adapt` loads nothing.
         seed: the random seed.
         on_event: receives every event (see `sebp_edge.events`).
-
-    Raises:
-        SebpEdgeError: an argument is invalid.
     """
 
     def __init__(
@@ -113,18 +107,14 @@ class Personalizer:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
         The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
-        least the recipe's margin, and not above the active version's by more than 2 %. What it does not keep is saved
-        as a version that is not active.
+        least the recipe's margin, and not above the active version's by more than 2 %. What it does not keep is saved,
+        but not activated.
 
         If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
-        and on a few others, and does nothing if there are none. Documents that are gone stay known. It starts over if
-        the model, the seed or a value of the recipe that the weights depend on is another one, if the version has no
-        judged state to learn on from, or if all weights are trained; a notice says why. If the version was made from
-        other texts, for another model or with another recipe, a NameInUse event says so first; a sink that raises an
-        error ends the call then, and nothing has changed.
-
-        If another version becomes active during the call, with which the new one was not compared, the new one is
-        saved but not activated (see `overtaken_by`), unless `keep_anyway` is set.
+        and on a few others, and does nothing if there are none. Documents that are gone stay known. If it must start
+        over, a notice says why. If the version was made from other texts, for another model or with another recipe, a
+        NameInUse event says so first; a sink that raises an error ends the call then, and nothing has changed. A
+        version that became active during the call stays active (see `overtaken_by`), unless `keep_anyway` is set.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
@@ -133,15 +123,13 @@ class Personalizer:
             keep_anyway: whether to activate the adapter whatever the gate says.
             fresh: whether to start over, and learn all documents again.
             sync: whether to forget documents that are gone: if there are any, the adaptation starts over.
-            keep_samples: whether to save the result's samples and the names of documents with the version, for its
-                page; they are user text. Otherwise no text is saved.
-            stop_when: an event that stops this call once it is set (see `stop`).
+            keep_samples: whether to save samples and names of documents, for the version's page; otherwise no text is.
 
         Raises:
-            SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
-                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If the
-                training is over, the adapter is saved, and activated if the gate keeps it, and Interrupted says so. A
-                StorageError at the end says where the adapter was saved instead.
+            TrainingStopped: Interrupted, NonFiniteLoss or BudgetExceeded; the best state so far, if there is one, is
+                saved as a version that is not active. If the training is over, the adapter is saved, and activated if
+                the gate keeps it, and Interrupted says so.
+            StorageError: at the end, it says where the adapter was saved instead.
         """
         devices.refuse_several_processes()
         place = Place(self.store, name, None if out is None else expand_user(out))
@@ -164,26 +152,24 @@ class Personalizer:
         """Makes an adapter forget documents: trains without them, then removes every version that knew them.
 
         If the active version knows them, a new one is trained from the base model on its other documents, with its
-        splits, recipe and seed. The gate compares that one with the base model only, and activates it if it is better.
-        If it is not, it stays inactive, and the older versions are removed nevertheless: active is then one that was
-        active before and never knew the documents, or none. A call that was killed is completed by the same call.
+        splits, recipe and seed, and activated if it is better than the base model. If it is not, the older versions are
+        removed nevertheless: active is then one that was active before and never knew the documents, or none. A call
+        that was killed is completed by the same call.
 
         Args:
             documents: paths of files, or names, numbers or hashes as in `AdapterStore.documents`, or a list of these.
-            texts: as for `adapt`: the other documents, unchanged; these may be there or not. What the active version
-                has not learnt is left out. By default, they are read where they were learnt; give them if their files
-                were moved, or if they were no files.
+            texts: as for `adapt`: the other documents, unchanged, with these or without; others are left out. By
+                default, they are read where they were learnt; give them if they were moved, or were no files.
             name: the adapter's name in the store.
             near_duplicates: whether to forget near-duplicates too, and documents that hold parts of them.
             keep_anyway: whether to activate the new version whatever the gate says.
             on_found: receives what will be removed, before anything is changed; an error that it raises ends the call.
-            stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
             AdapterError: there is no such adapter, no version knows a document, or it is not known what versions know.
             TextsError: another document has changed or cannot be read, or none would remain.
             BaseModelMismatch: the adapter was made for another base model.
-            SebpEdgeError: as for `adapt`; nothing is forgotten then.
+            TrainingStopped: as for `adapt`; nothing is forgotten after an error.
         """
         devices.refuse_several_processes()
         place = Place(self.store, name)
@@ -195,18 +181,13 @@ class Personalizer:
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
             self.store.delete_questions()  # so that those about the other documents are written without these
 
-            def train(remaining: Remaining) -> SavedAdapter:
-                adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway)
-                adapting.read_again(remaining)
-                return self.store.open(name, adapting.run().version)
-
             receipt = forget(
                 self.store,
                 name,
                 documents,
                 texts,
                 call.read,
-                train,
+                functools.partial(train_again, call, place, interruptions, keep_anyway=keep_anyway),
                 with_near_duplicates=near_duplicates,
                 is_exact=self.device.type == "cpu",
                 on_found=on_found,
@@ -219,22 +200,17 @@ class Personalizer:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
 
         The call checks for a stop several times a second while texts are read, compared and tokenised, before and
-        after the model is loaded, and after each micro-batch of an evaluation, each step of a training, each example of
-        an analysis and each generated token.
-        `adapt` saves its best state so far as a version that is not active. Once the training is over, a stop ends only
-        the assessment of the adapter, which is saved, and activated if the gate keeps it.
-
-        Does nothing if no call is running; the next call is not stopped either. To stop a call that may not have
-        started yet, for example because its thread is just starting, pass an event as `stop_when` and set it: it is
-        checked when the call starts, and wherever `stop` is.
+        after the model is loaded, and after each micro-batch of an evaluation, each step, each analyzed example and
+        each generated token. Does nothing if no call is running; the next call is not stopped either. To stop a call
+        that may not have started yet, set its `stop_when`, which is checked when it starts, and wherever `stop` is.
         """
         self._signal.set()
 
     def plan(self, texts, *, gpu: str | int | None = None) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
-        Loads no model. Without a budget, plans for the memory that is free now. If the model has not been downloaded,
-        tokens are counted with the bundled model's tokenizer, which produces more of them.
+        Loads no model. Without a budget, plans for the memory that is free now. Counts the tokens of a model that has
+        not been downloaded with the bundled model's tokenizer, which produces more.
 
         Args:
             texts: as for `adapt`.
@@ -242,7 +218,7 @@ class Personalizer:
                 unknown speed, in a host with enough memory; `device` is ignored.
 
         Raises:
-            SebpEdgeError: one of its subclasses; a MachineError if nothing fits; its message says what would.
+            MachineError: nothing fits; the message says what would.
         """
         call = self._make_call(StopSignal())
         size = None if gpu is None else call.parse_gpu_memory(gpu)
@@ -252,17 +228,12 @@ class Personalizer:
     def inspect(self, texts, *, name: str = "default", stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
 
-        Loads no weights and changes nothing. Texts that `adapt` would refuse are inspected too, and the reason is in
-        `refusal`.
+        Loads no weights and changes nothing. Texts that `adapt` would refuse are inspected too (see `refusal`).
 
         Args:
             texts: as for `adapt`.
             name: the adapter whose next version this would be. Documents keep their splits of earlier versions, and
                 `adapt` learns on from its active version.
-            stop_when: an event that stops this call once it is set (see `stop`).
-
-        Raises:
-            SebpEdgeError: one of its subclasses, if nothing can be read or the model cannot be used.
         """
         with self._exclusive_call(stop_when) as call:
             return Inspection.of(call, texts, name)
@@ -270,24 +241,15 @@ class Personalizer:
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
 
-        The model may also be a local folder with an encoder (BERT, RoBERTa, DistilBERT), which cannot be adapted. Its
-        loss is that of classes drawn by the seed; a head that it lacks gets random weights.
+        The model may also be a local folder with an encoder (BERT, RoBERTa, DistilBERT). Its loss is that of classes
+        drawn by the seed; a head that it lacks gets random weights.
 
         Args:
             texts: as for `adapt`.
             examples: maximum number of examples to analyze, drawn by the seed.
-            stop_when: an event that stops this call once it is set (see `stop`).
-
-        Raises:
-            SebpEdgeError: one of its subclasses; the message says what to do.
         """
-        with self._exclusive_call(stop_when) as call, call.make_guard():
-            preparation = Preparation(call, call.read(texts))
-            call.signal.check()
-            base = self.in_use.load_analyzed(call.notify, self.seed)
-            dataset = preparation.encode(base).dataset
-            with call.base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
-                return analyze(base, dataset, examples, self.seed, call.notify)
+        with self._exclusive_call(stop_when) as call:
+            return analyze_gradients(call, texts, examples)
 
     def lr_range(
         self,
@@ -306,24 +268,10 @@ class Personalizer:
             texts: as for `adapt`.
             lowest, highest: the learning rates of the first and the last step.
             steps: the number of steps: 20 or more, and 10 or more for each power of ten between the rates.
-            stop_when: an event that stops this call once it is set (see `stop`).
-
-        Raises:
-            SebpEdgeError: one of its subclasses; the message says what to do.
         """
         rates = lr_range.growing_rates(lowest, highest, steps)
         with self._exclusive_call(stop_when) as call:
-            preparation = Preparation(call, call.read(texts))
-            planned = preparation.plan_within_budget()
-            recipe, options = preparation.chosen(planned)
-            with call.make_guard(planned and planned.plan) as guard:
-                base = call.load(recipe)
-                dataset = preparation.encode(base, planned).dataset
-                if not dataset.examples:
-                    raise TextsError("These texts have no token to train on; give other texts.")
-                with call.base_model_alone("while training"):
-                    found = run_range_test(base, dataset, recipe, rates, self.seed, call.notify, options, guard)
-        return LearningRateRange.of(base.reference.public_name, recipe.name, self.seed, steps, found)
+            return sweep_learning_rates(call, texts, rates)
 
     def generate(
         self,
@@ -345,21 +293,17 @@ class Personalizer:
         """Continues a text, or answers the last of several messages; returns the new text.
 
         Messages are rendered with the model's chat template. A text is continued as it is, unless the adapter was
-        trained on more conversations than other documents, or on questions: then it is rendered as a user message, or
-        as a question if the model has no chat template.
+        trained mostly on conversations, or on questions: then it is a user message, or a question without a template.
 
         Args:
             prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
                 "user" and "assistant", the last one the user's.
             adapter: the name of a stored adapter, or an adapter's folder; it stays in use after this call. None uses
-                the base model for this call only. The default is the adapter that was made or loaded last, or the base
-                model if there is none.
+                the base model for this call only. The default is the adapter that was made or loaded last, if any.
             version: of the stored adapter; by default the active one.
             max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
-            sparse_kernels: whether the layers of a 2:4 model compute with compressed weights, which take 9/16 of the
-                memory. Their products are faster with many rows in wide layers, and slower with one.
+            sparse_kernels: whether the layers of a 2:4 model compute with compressed weights (see `semi_structured`).
             on_text: receives the new text in chunks, as it is generated. An error that it raises ends the call.
-            stop_when: an event that stops this call once it is set (see `Personalizer.stop`).
 
         Raises:
             TextsError: the prompt is neither a text nor messages, is empty, or is longer than the model's context.
@@ -369,33 +313,15 @@ class Personalizer:
             Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was generated so far.
         """
         check_prompt(prompt)
-        sampling = Sampling(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            repetition_penalty=repetition_penalty,
-            stop=stop,
-            seed=seed,
-        )
+        sampling = Sampling(max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed)
         is_named = adapter not in (None, _Current.ADAPTER)
         if version is not None and not is_named:
             raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
         with self._exclusive_call(stop_when) as call:
             if is_named:
                 call.load_adapter(adapter, version)
-            base = call.load()
-            with (
-                self.in_use.generating(with_adapter=adapter is not None) as rendered_as,
-                semi_structured(base.model) if sparse_kernels else nullcontext(),
-            ):
-                if rendered_as == "question" and isinstance(prompt, str):
-                    encoded = prompt_for(prompt, base.tokenizer)
-                else:
-                    encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
-                return generate_text(
-                    base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=call.signal.check
-                )
+            with_adapter = adapter is not None
+            return generate(call, prompt, sampling, on_text, with_adapter=with_adapter, sparse_kernels=sparse_kernels)
 
     def export(
         self,
@@ -419,17 +345,14 @@ class Personalizer:
             format: "gguf", a quantised model for llama.cpp and LM Studio; "ollama", the same with a Modelfile;
                 "merged", a model folder of transformers; "peft", "gguf-lora" or "mlx", the adapter alone.
             quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16" or "f16"; by default the one that
-                the adapter was trained for, or else "q8_0". "q4_k_m" and others of that kind need llama.cpp's
-                llama-quantize on the path. "smallest" chooses the first that keeps 90 % of the adapter's gain on
-                `texts`.
+                the adapter was trained for, or "q8_0". "q4_k_m" and the like need llama.cpp's llama-quantize.
+                "smallest" chooses the first that keeps 90 % of the adapter's gain on `texts`.
             version: of the stored adapter; by default the active one.
             texts: texts to measure the gain on, as for `adapt`; those that the adapter was made from, for example.
-            stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
-            SebpEdgeError: one of its subclasses; the message says what to do, and nothing is left behind. An
-                ExportError says that the adapter cannot be written in this format, or that another program computes
-                something else with the files.
+            ExportError: the adapter cannot be written in this format, or another program computes something else with
+                the files. After any error, nothing is left behind.
         """
         quant = check_options(format, quant, has_texts=texts is not None)
         with self._exclusive_call(stop_when) as call:
@@ -448,8 +371,7 @@ class Personalizer:
         """Puts a saved adapter on the base model instead of the current one; returns its record.
 
         Args:
-            adapter: the name of a stored adapter, or an adapter's folder.
-            version: of the stored adapter; by default the active one.
+            adapter, version: as for `export`.
 
         Raises:
             AdapterError: there is no such adapter, or it is damaged.
@@ -458,29 +380,15 @@ class Personalizer:
         with self._exclusive_call() as call:
             return call.load_adapter(adapter, version)
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     def _make_call(self, signal: StopSignal) -> Call:
-        return Call(
-            self.reference,
-            self.recipe,
-            self.seed,
-            self.device,
-            self.store,
-            self.memory_budget,
-            self.in_use,
-            signal,
-            self.on_event,
-        )
+        return Call(self.recipe, self.seed, self.store, self.memory_budget, self.in_use, signal, self.on_event)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:
         """Context in which no other call uses the model, and this one can be stopped."""
         if not self._lock.acquire(blocking=False):
-            raise BusyError(
-                "This Personalizer is running another call; wait for it, end it with stop(), or use another "
-                "Personalizer."
-            )
+            advice = "wait for it, end it with stop(), or use another Personalizer"
+            raise BusyError(f"This Personalizer is running another call; {advice}.")
         try:
             self._signal = StopSignal(stop_when)
             self._signal.check()

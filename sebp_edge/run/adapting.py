@@ -42,13 +42,15 @@ from sebp_edge.training.run import TrainingRun
 class Adapting:
     """An adaptation: what it trains on, where it is saved, how far it is, and what to say if it is stopped.
 
-    `read` or `read_again` comes first, then `run`.
+    `read` comes first, unless the texts are read already; then `run`.
 
     Args:
         call: what it works with.
         place: where the adapter is saved.
         interruptions: the process's signals.
         keep_anyway, keep_samples: see `Personalizer.adapt`.
+        preparation: the texts, if they are read already.
+        compares: whether the gate compares it with the active version.
 
     Attributes:
         preparation: the texts; None until they are read.
@@ -67,13 +69,15 @@ class Adapting:
         *,
         keep_anyway: bool = False,
         keep_samples: bool = False,
+        compares: bool = True,
+        preparation: Preparation | None = None,
     ):
         self._began = time.perf_counter()
         self._call, self._place, self._interruptions = call, place, interruptions
         self._keep_anyway, self._keep_samples = keep_anyway, keep_samples
-        self._compares = place.out is None
+        self._compares = compares and place.out is None
         self._was_active: int | None = None
-        self.preparation: Preparation | None = None
+        self.preparation = preparation
         self.planned: PlannedTraining | None = None
         self.beginning: Beginning | None = None
         self.training: TrainingRun | None = None
@@ -100,22 +104,6 @@ class Adapting:
         if not fresh:
             self.preparation.learn_on_from(active, sync=sync)
         return None
-
-    def read_again(self, remaining: Remaining) -> None:
-        """Takes the documents that remain of a version, with its splits, recipe and seed; compares with no version.
-
-        Raises:
-            BaseModelMismatch: the version was made for another base model.
-        """
-        record = remaining.record
-        self._call = replace(self._call, recipe=Recipe.of_record(record.recipe), seed=record.seed)
-        if self._call.load(self._call.recipe).fingerprint != record.fingerprint:
-            raise BaseModelMismatch(
-                f"The adapter was made for {record.base_model}, not for these weights of "
-                f"{self._call.reference.public_name}; use {record.model!r}."
-            )
-        self.preparation = Preparation(self._call, remaining.reading, remaining.history)
-        self._compares = False
 
     def run(self) -> AdaptResult | UnchangedResult:
         """Trains on the texts, judges and assesses the result, and saves it; see `Personalizer.adapt`."""
@@ -317,6 +305,28 @@ class Adapting:
         if call.budget is not None:
             advice = f"{smaller}, {others}, or raise the memory budget of {call.budget}"
         return MachineError(f"Out of {call.device.type.upper()} memory {when}; nothing was saved. {advice}.")
+
+
+def train_again(
+    call: Call, place: Place, interruptions: Interruptions, remaining: Remaining, *, keep_anyway: bool
+) -> SavedAdapter:
+    """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
+
+    The new version is saved; the gate compares it with the base model only.
+
+    Raises:
+        BaseModelMismatch: the version was made for another base model.
+    """
+    record = remaining.record
+    call = replace(call, recipe=Recipe.of_record(record.recipe), seed=record.seed)
+    if call.load(call.recipe).fingerprint != record.fingerprint:
+        raise BaseModelMismatch(
+            f"The adapter was made for {record.base_model}, not for these weights of {call.reference.public_name}; "
+            f"use {record.model!r}."
+        )
+    preparation = Preparation(call, remaining.reading, remaining.history)
+    adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway, preparation=preparation, compares=False)
+    return place.store.open(place.name, adapting.run().version)
 
 
 def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:

@@ -33,22 +33,30 @@ class Call:
     """What a call works with.
 
     Attributes:
-        reference, recipe, seed, device, store: those of the Personalizer.
+        recipe, seed, store: those of the Personalizer.
         budget: how much memory this process may use; None sets no limit.
         in_use: the model, and the adapter in use.
         signal: stops the call.
         sink: receives the events.
     """
 
-    reference: ModelReference
     recipe: Recipe
     seed: int
-    device: torch.device
     store: AdapterStore
     budget: MemoryBudget | None
     in_use: ModelInUse
     signal: StopSignal
     sink: Sink
+
+    @property
+    def reference(self) -> ModelReference:
+        """The base model's name."""
+        return self.in_use.reference
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model runs on."""
+        return self.in_use.device
 
     def notify(self, event: Event) -> None:
         """Sends an event; ends the call if it was stopped."""

@@ -104,7 +104,7 @@ def made(monkeypatch):
 def test_nothing_of_a_training_stays_alive(make, made, case, monkeypatch):
     if case == "checkpoints":
         options = MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True)
-        monkeypatch.setattr("sebp_edge.personalizer.FASTEST", options)
+        monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", options)
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
     personalizer = make(recipe=recipe)
