@@ -122,7 +122,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/generation.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/stopping.py": "StopRequested",
-    "sebp_edge/training/recovery.py": "_DidNotFit MemoryError",
+    "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
     "sebp_edge/training/comparison.py": "ValueError",
 }

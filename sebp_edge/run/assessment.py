@@ -96,8 +96,7 @@ class Assessor:
         with self._run.adaptation.disabled():
             before = ask_quiz(self._run.base, self._quiz, self._check)
         after = ask_quiz(self._run.base, self._quiz, self._check)
-        self._run.result = result.with_quiz(QuizResult(self._quiz, before, after, self._by_active))
-        return self._run.result
+        return self._run.judge_quiz(result, QuizResult(self._quiz, before, after, self._by_active))
 
     def assess(self, result: GateResult) -> Assessment:
         """Assesses the trained adaptation, which stays in its final state."""
