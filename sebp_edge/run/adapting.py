@@ -29,6 +29,7 @@ from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import PlannedTraining, Preparation
 from sebp_edge.run.replies import interview
+from sebp_edge.run.reporting import collect_words, make_report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, make_record
 from sebp_edge.run.start import Beginning
@@ -183,7 +184,8 @@ class Adapting:
         """
         training, place, in_use = self.training, self._place, self._call.in_use
         is_kept, overtaken_by = self.judged.kept or self._keep_anyway, None
-        version = NewVersion.of(training, self.texts, self.assessment, keeps_samples=self._keep_samples)
+        report, words = make_report(training, self.assessment, self.texts), collect_words(training, self.assessment)
+        version = NewVersion.of(training, self.texts, report, words if self._keep_samples else None)
         record = make_record(training, self.assessment.general_loss if self.assessment else None, self.texts)
         try:
             saved = place.save(version, record)
@@ -204,9 +206,7 @@ class Adapting:
         if self.assessment is None:
             raise self.outcome
         seconds = time.perf_counter() - self._began
-        return AdaptResult.of(
-            training, self.judged, self.assessment, saved, place.store, self.beginning, seconds, overtaken_by
-        )
+        return AdaptResult(saved, report, self.judged, words, self._call.reference, place.store, overtaken_by, seconds)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.
@@ -272,7 +272,8 @@ class Adapting:
                 return error_type(f"{reason} No state better than the start was found, so nothing was saved.")
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
-            version = NewVersion.of(training, texts, None, keeps_samples=self._keep_samples)
+            words = collect_words(training, None) if self._keep_samples else None
+            version = NewVersion.of(training, texts, make_report(training, None, texts), words)
             in_store = replace(self._place, out=None)
             saved = in_store.save(version, make_record(training, None, texts), prefix=reason)
         finally:

@@ -1,8 +1,7 @@
-"""Makes the report of a training run, which is kept in the version's folder."""
+"""Makes the report of a training run, which its version, its page and its result read."""
 
 import time
 from collections import Counter
-from dataclasses import asdict
 from statistics import fmean
 
 from sebp_edge.adapters.training_report import (
@@ -10,11 +9,8 @@ from sebp_edge.adapters.training_report import (
     Cost,
     Curve,
     Gains,
-    KeptAnswer,
-    KeptSample,
     KeptSamples,
     LearntOn,
-    NamedReason,
     RowCounts,
     Tested,
     TestLoss,
@@ -48,15 +44,14 @@ def make_report(run: TrainingRun, assessment: Assessment | None, texts: VersionT
     )
 
 
-def keep_samples(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
-    """Returns the samples, the quiz's answers, and the names of documents and of what was left out."""
-    samples, copies = (assessment.samples, assessment.copies) if assessment else ((), ())
+def collect_words(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
+    """Collects the samples, the quiz's answers, and the names of documents and of what was left out."""
     quiz = run.result.quiz if run.result else None
     return KeptSamples(
-        samples=tuple(KeptSample(one.document, one.beginning, one.base, one.before, one.after) for one in samples),
-        left_out=tuple(NamedReason(item.source, item.reason) for item in run.dataset.left_out),
-        copies=tuple(copy.document for copy in copies),
-        answers=tuple(KeptAnswer(**asdict(one)) for one in quiz.answered) if quiz else (),
+        samples=assessment.samples if assessment else (),
+        left_out=tuple(run.dataset.left_out),
+        copies=tuple(copy.document for copy in assessment.copies) if assessment else (),
+        answers=tuple(quiz.answered) if quiz else (),
     )
 
 

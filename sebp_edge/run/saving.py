@@ -20,8 +20,6 @@ from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, writ
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import SebpEdgeError, StorageError
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
-from sebp_edge.run import reporting
-from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.split_history import SplitHistory
@@ -54,9 +52,9 @@ class NewVersion:
 
     @classmethod
     def of(
-        cls, run: TrainingRun, texts: VersionTexts, assessment: Assessment | None, *, keeps_samples: bool
+        cls, run: TrainingRun, texts: VersionTexts, report: TrainingReport, samples: KeptSamples | None
     ) -> "NewVersion":
-        """Collects a run's states and its report; `assessment` is None if the run was stopped.
+        """Collects a run's states.
 
         A state that the gate has not judged is no state to compare later versions with.
         """
@@ -71,8 +69,6 @@ class NewVersion:
             fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
             for number, fingerprint in run.dataset.fingerprints.items()
         }
-        report = reporting.make_report(run, assessment, texts)
-        samples = reporting.keep_samples(run, assessment) if keeps_samples else None
         entries = texts.entries | entries
         return cls(run.adaptation, judged, history, entries, texts.known, report, samples, texts.where)
 
