@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
-    ["result", "saving", "reporting", "preparation", "assessment", "model_in_use"],
-    ["learning_on"],
+    ["run"],
     ["export"],
     ["insight"],
     ["adapters"],

@@ -9,10 +9,10 @@ from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
-from sebp_edge.learning_on.name_in_use import find_name_in_use, other_texts
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.name_in_use import find_name_in_use, other_texts
 from sebp_edge.texts.documents import content_hash
 from sebp_edge.texts.readers import Reading
 

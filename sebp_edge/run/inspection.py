@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
-from sebp_edge.insight.expectations import expectation, fitting_recipe, what_the_kind_can_do
-from sebp_edge.insight.rendered import RenderedExample, render_examples
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do
+from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import LeftOut, own_text
 from sebp_edge.texts.readers import Reading

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sebp_edge import reporting
 from sebp_edge.adapters.documents import Entry, write_history
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
 from sebp_edge.adapters.where import Where
-from sebp_edge.assessment import Assessment
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
-from sebp_edge.insight.forgetting import GeneralLoss
-from sebp_edge.learning_on.memory import TextsMemory
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
+from sebp_edge.run import reporting
+from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.run import TrainingRun
@@ -54,7 +54,7 @@ class NewVersion:
     where: Where = field(default_factory=Where)
 
     @classmethod
-    def of(cls, run: TrainingRun, memory: TextsMemory, assessment: Assessment | None = None) -> "NewVersion":
+    def of(cls, run: TrainingRun, memory: VersionTexts, assessment: Assessment | None = None) -> "NewVersion":
         """Collects a run's states and its report; `assessment` is None if the run was stopped.
 
         A state that the gate has not judged is no state to compare later versions with.
@@ -127,7 +127,7 @@ def save_best_state(
     stop: BaseException,
     name: str,
     seed: int,
-    memory: TextsMemory,
+    memory: VersionTexts,
 ) -> tuple[TrainingStopped, SavedAdapter | None]:
     """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
 
@@ -178,7 +178,7 @@ def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
     return f"store.activate(store.open({saved.name!r}, {saved.version}))"
 
 
-def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: TextsMemory) -> AdapterRecord:
+def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: VersionTexts) -> AdapterRecord:
     """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
     base, data, result = run.base, run.dataset, run.result
     gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)

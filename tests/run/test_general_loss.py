@@ -9,12 +9,12 @@ from failing_memory import CPU, RECIPE
 
 from sebp_edge.events import silent
 from sebp_edge.files import cache_folder
-from sebp_edge.insight import forgetting
-from sebp_edge.insight.forgetting import GeneralLoss, general_loss
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.run import general_loss as module
+from sebp_edge.run.general_loss import GeneralLoss, general_loss
 from sebp_edge.stopping import StopRequested
 from sebp_edge.texts import general_probe
 from sebp_edge.texts.general_probe import MAX_RISE, PROBE
@@ -53,7 +53,7 @@ def cache_files():
 def test_it_is_the_mean_of_the_models_own_losses(base, method):
     def own_loss():
         nats = tokens = 0
-        for example in forgetting._encode_probe(base):
+        for example in module._encode_probe(base):
             ids, labels = torch.tensor([example.input_ids]), torch.tensor([example.labels])
             with torch.no_grad():
                 loss = base.model(input_ids=ids, labels=labels).loss.item()
@@ -139,7 +139,7 @@ def test_a_stop_keeps_no_loss(base):
 
 
 def test_the_end_of_a_text_has_no_loss(base):
-    examples = forgetting._encode_probe(base)
+    examples = module._encode_probe(base)
     eos = base.tokenizer.eos_token_id
     ends = [example for example in examples if example.input_ids[-1] == eos]
     assert len(ends) == 2 < len(examples)
@@ -157,7 +157,7 @@ def test_it_warns_above_one_percent(adapted, is_high):
 def test_the_bundled_probe_is_some_thousand_tokens(monkeypatch):
     monkeypatch.setattr(general_probe, "PROBE", PROBE)
     base = load_base_model(resolve("tiny"), RECIPE, CPU)
-    tokens = sum(example.num_loss_tokens for example in forgetting._encode_probe(base))
+    tokens = sum(example.num_loss_tokens for example in module._encode_probe(base))
     assert 5_000 < tokens < 8_000
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from sebp_edge.adapters.documents import Entry
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.where import Where
-from sebp_edge.learning_on.start import Beginning
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
+from sebp_edge.run.start import Beginning
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import content_hash
 from sebp_edge.texts.lessons import Lessons
@@ -16,7 +16,7 @@ from sebp_edge.texts.split_history import SplitHistory
 
 
 @dataclass(frozen=True)
-class TextsMemory:
+class VersionTexts:
     """What a version remembers of its texts; nothing outside the store, whose salt is in it.
 
     Attributes:
@@ -38,7 +38,7 @@ class TextsMemory:
     keeps_samples: bool = False
 
     @classmethod
-    def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "TextsMemory":
+    def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "VersionTexts":
         """Returns what a version in the store remembers."""
         salt = dataset.draw.history.salt
         keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.fingerprints.items()}

@@ -9,12 +9,12 @@ from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event, Sink
-from sebp_edge.insight.copying import longest_copies
-from sebp_edge.insight.expectations import expectation
-from sebp_edge.insight.forgetting import GeneralLoss, general_loss
-from sebp_edge.insight.replies import ask_quiz
-from sebp_edge.insight.samples import Sample, continue_each, find_beginnings
 from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.run.copying import longest_copies
+from sebp_edge.run.expectations import expectation
+from sebp_edge.run.general_loss import GeneralLoss, general_loss
+from sebp_edge.run.replies import ask_quiz
+from sebp_edge.run.samples import Sample, continue_each, find_beginnings
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult

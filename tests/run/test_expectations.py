@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sebp_edge.insight.expectations import BY_PEOPLE, IN_QUIZ, expectation
 from sebp_edge.models.catalog import ModelReference, resolve
+from sebp_edge.run.expectations import BY_PEOPLE, IN_QUIZ, expectation
 
 OTHER = ModelReference("mine", "local", "/secret/folder/mine")
 SIZES = (135_000_000, 600_000_000, 3_000_000_000)

@@ -9,9 +9,6 @@ import torch
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import OptionError
 from sebp_edge.events import LearningOn, MemoryPlanned, Notice, Sink, TextsRead
-from sebp_edge.learning_on.comparison import TextsComparison
-from sebp_edge.learning_on.start import Beginning, Start
-from sebp_edge.learning_on.unchanged import UnchangedResult
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.options import MemoryOptions
@@ -25,6 +22,9 @@ from sebp_edge.questions.examples import add_questions
 from sebp_edge.questions.interview import Interviewed
 from sebp_edge.questions.interviews import summary, to_train
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.start import Beginning, Start
+from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset

@@ -21,8 +21,8 @@ from sebp_edge.adapters.training_report import (
     Texts,
     TrainingReport,
 )
-from sebp_edge.assessment import Assessment
-from sebp_edge.learning_on.memory import TextsMemory
+from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.comparison import interval
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import TOLERANCE, GateResult
@@ -33,7 +33,7 @@ from sebp_edge.training.run import TrainingRun
 MAX_POINTS = 300
 
 
-def make_report(run: TrainingRun, assessment: Assessment | None, memory: TextsMemory) -> TrainingReport:
+def make_report(run: TrainingRun, assessment: Assessment | None, memory: VersionTexts) -> TrainingReport:
     """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
     return TrainingReport(
         tested=_tested(run, run.result) if run.result and run.result.gain else None,
@@ -60,7 +60,7 @@ def keep_samples(run: TrainingRun, assessment: Assessment | None) -> KeptSamples
     )
 
 
-def _learnt_on(memory: TextsMemory) -> LearntOn | None:
+def _learnt_on(memory: VersionTexts) -> LearntOn | None:
     lessons = memory.lessons
     if lessons is None:
         return None

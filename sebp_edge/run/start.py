@@ -7,9 +7,9 @@ from sebp_edge.adapters.documents import Entry, read_history, read_manifest
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, BaseModelMismatch
-from sebp_edge.learning_on.comparison import TextsComparison
 from sebp_edge.models.lora import read_factors
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.lessons import Lessons, plan_lessons
 from sebp_edge.texts.split_history import SplitHistory

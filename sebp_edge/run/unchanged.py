@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
-from sebp_edge.learning_on.comparison import TextsComparison
+from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.texts.readers import Reading
 
 

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
-from sebp_edge.assessment import Assessment, Copied
-from sebp_edge.insight.samples import Sample
-from sebp_edge.learning_on.start import Beginning
-from sebp_edge.saving import describe_activation, has_commands
+from sebp_edge.run.assessment import Assessment, Copied
+from sebp_edge.run.samples import Sample
+from sebp_edge.run.saving import describe_activation, has_commands
+from sebp_edge.run.start import Beginning
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
