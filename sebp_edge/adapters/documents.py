@@ -68,7 +68,7 @@ class KnownDocument:
 
 @dataclass(frozen=True)
 class DocumentList:
-    """The documents of a version and of earlier ones, whose splits later versions keep; and the salt of their hashes."""
+    """The documents of a version, and of earlier ones whose splits later ones keep; and the salt of their hashes."""
 
     documents: tuple[KnownDocument, ...]
     salt: bytes

@@ -121,8 +121,8 @@ def forget(
     hidden = {version.number for version in _read_versions(adapter) if version.knows(found.keys)} - set(found.versions)
     if hidden:
         raise AdapterError(
-            f"Nothing was removed: version {max(hidden)} of the adapter {adapter.name!r} was saved meanwhile, and knows "
-            "what is to be forgotten; run this again."
+            f"Nothing was removed: version {max(hidden)} of the adapter {adapter.name!r} was saved meanwhile, and "
+            "knows what is to be forgotten; run this again."
         )
     near = () if with_near_duplicates else found.near_duplicates
     receipt = Receipt(
@@ -176,9 +176,7 @@ def find_forgetting(
             f"Only versions from another store are known to have these documents, and version {base.number} can be "
             "searched for them only by their texts; give these with the others."
         )
-    listed = {
-        one.key: one for version in [*versions, base] if version.salt == base.salt for one in version.own
-    }
+    listed = {one.key: one for version in [*versions, base] if version.salt == base.salt for one in version.own}
     everywhere = {one.key: one for version in versions for one in version.own} | listed
     chosen = {hash for hashes in keys.values() for hash in hashes if hash in everywhere} - near
     unlisted = tuple(version.number for version in versions if not version.listed or version.salt not in keys)
@@ -250,9 +248,7 @@ def _find(
     """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
 
     def listed(is_meant: Callable[[_Version, KnownDocument], bool]) -> list[tuple[bytes, int]]:
-        return [
-            (version.salt, one.key) for version in versions for one in version.own if is_meant(version, one)
-        ]
+        return [(version.salt, one.key) for version in versions for one in version.own if is_meant(version, one)]
 
     def is_called(name: str, document: KnownDocument) -> bool:
         return document.name is not None and (document.name == name or document.name.startswith(f"{name}, record "))

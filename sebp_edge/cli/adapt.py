@@ -147,7 +147,7 @@ def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int):
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
-    if store.active_version(name) is None:
+    if store.adapter(name).active() is None:
         return texts, None
     reading = read_texts(texts)
     return reading, compare_with_active(store, name, resolve(model), recipe, seed, reading)

@@ -20,7 +20,7 @@ from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageEr
 @pytest.fixture
 def store(tmp_path):
     store = AdapterStore(tmp_path / "data")
-    store.save(FakeAdaptation(os.urandom(5000)), AdapterRecord(**RECORD), "日記 2", activate=True)
+    store.adapter("日記 2").save(FakeAdaptation(os.urandom(5000)), AdapterRecord(**RECORD), activate=True)
     return store
 
 
@@ -31,7 +31,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def archive(store, tmp_path):
-    store.export_archive("日記 2", tmp_path / "moved.tar")
+    store.adapter("日記 2").export_archive(tmp_path / "moved.tar")
     return tmp_path / "moved.tar"
 
 
@@ -66,8 +66,8 @@ def assert_refused(other, archive, reason):
 def test_a_version_is_moved_bit_for_bit(store, other, archive):
     saved = other.import_archive(archive)
     assert (saved.name, saved.version, saved.active) == ("日記 2", 1, False)
-    assert contents(saved.path) == contents(store.open("日記 2").path)
-    assert saved.record == store.open("日記 2").record
+    assert contents(saved.path) == contents(store.adapter("日記 2").open().path)
+    assert saved.record == store.adapter("日記 2").open().record
     assert other.active_version("日記 2") is None
     assert other.activate(saved).active
     again = other.import_archive(archive, "new name")
@@ -80,25 +80,25 @@ def test_an_archive_is_a_plain_tar_file_that_only_its_owner_can_read(store, arch
     found = dict(members(archive))
     listed = json.loads(found.pop("archive.json"))
     assert (listed["format"], listed["name"]) == (1, "日記 2")
-    assert found == contents(store.open("日記 2").path)
+    assert found == contents(store.adapter("日記 2").open().path)
     assert [each["path"] for each in listed["files"]] == list(found)
 
 
 def test_a_file_is_never_overwritten(store, archive, tmp_path):
     before = archive.read_bytes()
     with pytest.raises(OptionError, match=r"moved\.tar' already exists; choose a new file"):
-        store.export_archive("日記 2", archive)
+        store.adapter("日記 2").export_archive(archive)
     assert archive.read_bytes() == before
     with pytest.raises(StorageError, match=r"Cannot write to '.*': No such file or directory"):
-        store.export_archive("日記 2", tmp_path / "nowhere" / "x")
+        store.adapter("日記 2").export_archive(tmp_path / "nowhere" / "x")
     with pytest.raises(AdapterError, match="has no version 7"):
-        store.export_archive("日記 2", tmp_path / "x", 7)
+        store.adapter("日記 2").export_archive(tmp_path / "x", 7)
 
 
 def test_files_that_are_not_plain_are_not_exported(store, tmp_path):
-    (store.open("日記 2").path / "link").symlink_to("/etc/passwd")
+    (store.adapter("日記 2").open().path / "link").symlink_to("/etc/passwd")
     with pytest.raises(AdapterError, match="has files that sebp-edge did not write"):
-        store.export_archive("日記 2", tmp_path / "x")
+        store.adapter("日記 2").export_archive(tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

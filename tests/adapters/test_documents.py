@@ -209,7 +209,7 @@ def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_la
     store = AdapterStore(tmp_path)
 
     def save(key, activate=False):
-        saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=activate)
+        saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=activate)
         if key is not None:
             sketch = Shingles(np.empty(0, np.uint32), 0)
             write_history(saved.path, SplitHistory((Remembered(key, sketch, "test", 0, "test"),)))
@@ -230,5 +230,5 @@ def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_la
     (saved.path / DOCUMENTS).write_text("{}")
     with pytest.raises(AdapterError, match="restore the file, or remove the version"):
         latest_history(store, "mine")
-    store.remove("mine", 4)
+    store.adapter("mine").remove(4)
     assert latest() == [5]

@@ -28,9 +28,9 @@ def personalizer(store):
 
 def test_an_earlier_store_lists_its_names_versions_and_losses(store):
     assert store.names() == ["letters", "whole"]
-    assert store.versions("letters") == [1, 2]
-    assert store.active_version("letters") == 2
-    record = store.open("letters", 1).record
+    assert store.adapter("letters").versions() == [1, 2]
+    assert store.adapter("letters").active() == 2
+    record = store.adapter("letters").open(1).record
     assert (record.documents, record.examples, record.tokens) == (30, 30, 830)
     assert record.heldout_loss_before == 5.750364292751659
     assert record.heldout_loss_after == 5.682520422068509
@@ -47,18 +47,18 @@ def test_without_an_earlier_adapter_the_base_model_writes_something_else(store):
 
 
 def test_an_earlier_version_can_be_made_active_again(store):
-    assert store.activate(store.open("letters", 1)).active
-    assert store.active_version("letters") == 1
+    assert store.adapter("letters").activate(1).active
+    assert store.adapter("letters").active() == 1
 
 
 def test_an_adapter_of_a_newer_format_is_refused_with_what_to_do(store):
-    path = store.open("letters", 1).path / "sebp_edge.json"
+    path = store.adapter("letters").open(1).path / "sebp_edge.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
     with pytest.raises(AdapterError, match=f"newer sebp-edge, in format {FORMAT + 1}.*Upgrade"):
-        store.open("letters", 1)
+        store.adapter("letters").open(1)
 
 
 def test_a_new_adapter_states_its_format_in_its_record(store):
-    saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "letters", activate=False)
+    saved = store.adapter("letters").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
     assert saved.version == 3
     assert json.loads((saved.path / "sebp_edge.json").read_text())["format"] == FORMAT
