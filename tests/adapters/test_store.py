@@ -19,6 +19,7 @@ from sebp_edge import Folder
 from sebp_edge.adapters import store as store_module
 from sebp_edge.adapters.documents import write_history
 from sebp_edge.adapters.names import check_name, folder_of, name_of
+from sebp_edge.adapters.saved import save_to
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, OptionError, StorageError
