@@ -10,7 +10,7 @@ from command import assert_one_sentence, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
-from sebp_edge.adapters.documents import read_history, write_history
+from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import BaseModelMismatch, Interrupted, TextsError
 from sebp_edge.texts.split_history import SplitHistory

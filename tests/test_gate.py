@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import read_history
+from sebp_edge.adapters.history import read_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.models.adaptation import load, trainable
 from sebp_edge.run.assessment import Assessor

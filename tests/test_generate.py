@@ -8,7 +8,7 @@ from builders import make_sentences
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import Personalizer
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
 from sebp_edge.models.sampling import Sampling

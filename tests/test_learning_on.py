@@ -14,7 +14,7 @@ from random_texts import edit
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import read_history
+from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress, StepDone

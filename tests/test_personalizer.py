@@ -16,8 +16,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import latest_history, read_history
+from sebp_edge import Adapter, AdapterStore, Personalizer, Recipe
+from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import (
     BaseModelMismatch,
     BusyError,
@@ -41,6 +41,7 @@ from sebp_edge.events import (
 )
 from sebp_edge.models.generation import generate_text
 from sebp_edge.run import samples
+from sebp_edge.run.start import latest_history
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
 NO_GAIN = RECIPE.replace(learning_rate=1e-12)
@@ -287,7 +288,7 @@ def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_
     def full_disk(*arguments, **options):
         raise StorageError("No space left on device.")
 
-    monkeypatch.setattr(personalizer.store, "save", full_disk)
+    monkeypatch.setattr(Adapter, "save", full_disk)
     personalizer.on_event = interrupt_at(2)
     with pytest.raises(
         StorageError, match=r"^Interrupted\. No space left on device\. Instead, the adapter is saved in '"

@@ -31,8 +31,8 @@ from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageEr
 from sebp_edge.files import expand_user, make_private, storage_errors
 from sebp_edge.units import sizes_apart
 
-# Upper bound of the size of all files except the weights, in bytes; 5 MB of it for documents.json.
-_MAX_OTHER_BYTES = 5 * 2**20
+# Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
+_MAX_OTHER_BYTES = 2**21
 
 
 class AdapterStore:

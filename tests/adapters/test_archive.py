@@ -13,7 +13,8 @@ import tarfile
 import pytest
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
 
 
@@ -68,8 +69,8 @@ def test_a_version_is_moved_bit_for_bit(store, other, archive):
     assert (saved.name, saved.version, saved.active) == ("日記 2", 1, False)
     assert contents(saved.path) == contents(store.adapter("日記 2").open().path)
     assert saved.record == store.adapter("日記 2").open().record
-    assert other.active_version("日記 2") is None
-    assert other.activate(saved).active
+    assert other.adapter("日記 2").active() is None
+    assert other.adapter(saved.name).activate(saved.version).active
     again = other.import_archive(archive, "new name")
     assert (again.name, again.version, other.names()) == ("new name", 1, ["new name", "日記 2"])
     assert store.import_archive(archive).version == 2
@@ -124,7 +125,7 @@ def test_a_damaged_archive_is_one_sentence_and_changes_nothing(other, archive):
             imported += 1
             assert number % 3
             assert AdapterRecord(**RECORD | {"created": saved.record.created}) == saved.record
-            other.remove(saved.name)
+            other.adapter(saved.name).remove()
         assert list(other.folder.glob(".saving*")) == []
     assert imported < 100
 

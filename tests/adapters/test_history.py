@@ -9,9 +9,12 @@ import pytest
 from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.documents import Entry, latest_history, write_history
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.history import Entry, write_history
+from sebp_edge.adapters.lock import locked
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, StorageError
+from sebp_edge.run.start import latest_history
 from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import draw_splits
 
@@ -235,7 +238,7 @@ def test_gc_keeps_a_version_whose_record_cannot_be_read(store):
 def test_another_process_that_never_ends_is_reported(store, monkeypatch):
     save(store)
     monkeypatch.setattr("sebp_edge.adapters.lock._WAIT_SECONDS", 0.05)
-    with store._locked(), pytest.raises(StorageError, match="Another process has been changing the adapters in"):
+    with locked(store.folder), pytest.raises(StorageError, match="Another process has been changing the adapters in"):
         save(store)
     assert save(store).version == 2
 
@@ -305,7 +308,7 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
 
     def save_in_other(history):
         drawn = draw_splits(take_fingerprints(texts, history.salt), 0, history)
-        saved = other.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=True)
+        saved = other.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
         write_history(saved.path, drawn.history)
         return drawn.split_of or drawn.fold_of
 
@@ -315,12 +318,12 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
     with pytest.raises(
         AdapterError, match="Versions 1 and 2 of the adapter 'mine' cannot be compared: one of them came"
     ):
-        other.diff("mine", 1, 2)
-    other.activate(imported)
-    history = latest_history(other, "mine")
+        other.adapter("mine").diff(1, 2)
+    other.adapter("mine").activate(imported.version)
+    history = latest_history(other.adapter("mine"))
     assert history.salt == b"salt"
     drawn = save_in_other(history)
-    found = other.diff("mine", 2, 3)
+    found = other.adapter("mine").diff(2, 3)
     assert (len(found.came), len(found.went), found.unchanged) == (1, 0, 8)
     kept = {document.key: document.fold for document in history.documents}
     keys = {number: each.key for number, each in take_fingerprints(texts, b"salt").items()}
@@ -335,9 +338,9 @@ def test_an_archive_has_names_of_documents_only_if_asked(store, save_texts, tmp_
     other = AdapterStore(tmp_path / "other")
     found = [other.import_archive(tmp_path / name) for name in ("without", "with")]
     assert b"3.md" not in (tmp_path / "without").read_bytes()
-    assert [document.name for document in other.documents("mine", 1)] == [None] * 8
-    assert [document.name for document in other.documents("mine", 2)] == [f"{number}.md" for number in range(8)]
-    assert [document.number for document in other.documents("mine", 1)] == list(range(1, 9))
+    assert [document.name for document in other.adapter("mine").documents(1)] == [None] * 8
+    assert [document.name for document in other.adapter("mine").documents(2)] == [f"{number}.md" for number in range(8)]
+    assert [document.number for document in other.adapter("mine").documents(1)] == list(range(1, 9))
     assert [saved.version for saved in found] == [1, 2]
     (store.adapter("mine").version_folder(1) / "documents.json").write_text("damaged")
     with pytest.raises(AdapterError, match=r"documents\.json' cannot be read"):
@@ -353,10 +356,13 @@ def test_versions_without_a_list_of_documents_cannot_be_compared(store, save_tex
     # Of a list without numbers and tokens, as an earlier sebp-edge wrote it, the hashes are compared.
     path = store.adapter("mine").version_folder(2) / "documents.json"
     values = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in values.items() if key not in ("numbers", "tokens")}))
+    for document in values["documents"]:
+        document |= {"number": None, "tokens": None}
+    path.write_text(json.dumps(values))
     assert store.adapter("mine").diff(2, 2).unchanged == 8
     assert {document.number for document in store.adapter("mine").documents(2)} == {None}
-    path.write_text(json.dumps(values | {"tokens": "AAAA"}))
+    values["documents"][0]["tokens"] = "AAAA"
+    path.write_text(json.dumps(values))
     with pytest.raises(AdapterError, match=r"documents\.json' cannot be read"):
         store.adapter("mine").diff(2, 2)
 

@@ -16,11 +16,12 @@ import pytest
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import Folder
-from sebp_edge.adapters import store as store_module
-from sebp_edge.adapters.documents import write_history
+from sebp_edge.adapters import salt as salt_module
+from sebp_edge.adapters.history import write_history
 from sebp_edge.adapters.names import check_name, folder_of, name_of
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import save_to
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, OptionError, StorageError
 from sebp_edge.texts.split_history import SplitHistory
@@ -31,7 +32,8 @@ import os, resource, signal, sys, time
 from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import StorageError
 
 class Weights:
@@ -171,7 +173,7 @@ def test_where_a_version_was_made_is_remembered_beside_it_and_moves_nowhere(stor
     assert b"anna" not in (tmp_path / "moved").read_bytes()
     other = AdapterStore(tmp_path / "other")
     other.import_archive(tmp_path / "moved")
-    assert other.wheres("mine") == {}
+    assert other.adapter("mine").wheres() == {}
     store.adapter("mine").rename("new name")
     assert store.adapter("new name").wheres().keys() == {1, 2} and store.adapter("mine").wheres() == {}
 
@@ -234,17 +236,18 @@ def test_a_missing_adapter_or_version_is_named_with_the_known_ones(store, record
     store.adapter("mine").save(FakeAdaptation(), record, activate=True)
     with pytest.raises(AdapterError, match=r"There is no adapter 'mien'; did you mean 'mine'\?"):
         store.adapter("mien").open()
-    for missing in (store.open, store.remove):
+    adapter = store.adapter("mine")
+    for missing in (adapter.open, adapter.remove, adapter.activate):
         with pytest.raises(AdapterError, match=r"'mine' has no version 7; it has \[1\]"):
-            missing("mine", 7)
+            missing(7)
 
 
 def test_an_adapter_is_found_by_name_or_by_folder(store, record, tmp_path, monkeypatch):
     saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-    out = save_to(FakeAdaptation(), record, tmp_path / "elsewhere").path
+    out = save_to(FakeAdaptation(), record, tmp_path / "elsewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert store.find("mine") == store.find("mine", 1) == (saved.path, record)
-    assert store.find(out) == store.find(str(out)) == store.find("~/elsewhere") == (out, record)
+    assert store.find("mine") == store.find("mine", 1) == saved
+    assert store.find(out.path) == store.find(str(out.path)) == store.find("~/elsewhere") == out
     for missing in ("~nobody-of-that-name/x", str(tmp_path / "no"), "x/" * 3000, tmp_path / "no"):
         with pytest.raises(AdapterError, match="There is no adapter folder"):
             store.find(missing)
@@ -290,7 +293,7 @@ def test_any_other_name_has_a_folder_that_every_system_allows(store, record, nam
     assert name_of(folder) == name
     saved = store.adapter(name).save(FakeAdaptation(), record, activate=True)
     assert store.names() == [name]
-    assert store.find(name) == (saved.path, record)
+    assert store.find(name) == saved
     assert saved.path == store.folder / folder / "1"
     store.adapter(name).remove()
     assert visible(store) == []
@@ -333,11 +336,9 @@ def test_a_folder_that_the_store_did_not_name_is_no_adapter(store, folder):
     ],
 )
 def test_invalid_names_are_refused(store, record, name):
-    for use in (check_name, store.open, store.remove, lambda name: store.check_writable(name, None)):
+    for use in (check_name, store.adapter, lambda name: store.check_writable(name, None)):
         with pytest.raises(AdapterError, match="Invalid adapter name"):
             use(name)
-    with pytest.raises(AdapterError):
-        store.adapter(name).save(FakeAdaptation(), record, activate=True)
     assert not store.folder.exists()
 
 
@@ -369,18 +370,18 @@ def test_processes_that_need_the_salt_at_the_same_time_get_the_same(tmp_path):
 
 def test_a_salt_of_another_thread_is_not_replaced(store, monkeypatch):
     """Both find no salt; the other one is faster."""
-    write = store_module.write_atomically
+    write = salt_module.write_atomically
 
     def write_after_the_other(path, text, **options):
         write(path, "0" * 32)
         write(path, text, **options)
 
-    monkeypatch.setattr(store_module, "write_atomically", write_after_the_other)
+    monkeypatch.setattr(salt_module, "write_atomically", write_after_the_other)
     assert store.salt() == b"0" * 32
     # A disk without hard links.
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
     assert AdapterStore(store.folder.parent / "other").salt() == b"0" * 32
-    monkeypatch.setattr(store_module, "write_atomically", write)
+    monkeypatch.setattr(salt_module, "write_atomically", write)
     assert len(AdapterStore(store.folder.parent / "third").salt()) == 32
 
 

@@ -233,14 +233,14 @@ def test_versions_saved_before_say_what_is_not_known(store):
 
 def test_adapters_of_0_1_0_have_a_page(store, tmp_path):
     saved = Path(__file__).parent / "saved_by_0_1_0" / "adapters" / "letters" / "1"
-    assert "are not known" in Page(store.adapter(saved).report().to_html()).text
+    assert "are not known" in Page(store.find(saved).report().to_html()).text
 
 
 def test_an_imported_version_has_the_same_page(personalizer, notes_folder, store, tmp_path):
     personalizer.adapt(notes_folder, keep_samples=True)
     personalizer.store.adapter("default").export_archive(tmp_path / "archive", 1, with_names=True)
     store.import_archive(tmp_path / "archive")
-    there, here = (each.report("default", 1, with_samples=True) for each in (personalizer.store, store))
+    there, here = (each.adapter("default").report(1, with_samples=True) for each in (personalizer.store, store))
     assert dataclasses.replace(here, active=there.active) == there
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.cli.adapt import NOT_KEPT
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import Interrupted, ModelError

@@ -11,8 +11,9 @@ import pytest
 from random_texts import words
 from store_faults import OTHERS, WRITES, Weights, at_event, record, run_child, state_of
 
-from sebp_edge.adapters.documents import Entry, read_history, write_history
-from sebp_edge.adapters.forgetting import forget
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.forget import forget
+from sebp_edge.adapters.history import Entry, read_history, write_history
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
@@ -78,8 +79,7 @@ def call(store, documents, texts, *, activate=True, near=False, on_found=None):
         return store.adapter(saved.name).activate(saved.version) if activate else saved
 
     return forget(
-        store,
-        "mine",
+        store.adapter("mine"),
         documents,
         texts if isinstance(texts, list | None) else [texts],
         read_texts,
@@ -264,10 +264,12 @@ def test_a_version_of_another_store_is_searched_by_the_text(store, notes, tmp_pa
     learn(store, notes)
     store.adapter("mine").export_archive(tmp_path / "moved")
     other = AdapterStore(tmp_path / "other")
-    other.save(Version(read_texts(notes), SplitHistory(salt=b"another")), record(**RECORD), "mine", activate=True)
+    other.adapter("mine").save(
+        Version(read_texts(notes), SplitHistory(salt=b"another")), record(**RECORD), activate=True
+    )
     other.import_archive(tmp_path / "moved")
     receipt = call(other, ["3.md"], notes)
-    assert (receipt.versions_removed, other.versions("mine")) == ((1, 2), [3])
+    assert (receipt.versions_removed, other.adapter("mine").versions()) == ((1, 2), [3])
 
 
 def test_a_new_version_that_is_not_kept_stays_inactive_and_the_old_ones_go(store, notes):
@@ -423,7 +425,7 @@ def test_a_removal_that_was_interrupted_does_not_remove_what_was_learnt_since(st
         raise OSError(28, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AdapterStore, "erase", interrupted)
+        patch.setattr(Adapter, "erase", interrupted)
         with pytest.raises(OSError, match="full"):
             call(store, ["3.md"], notes)
     learnt_again = learn(store, notes)
