@@ -18,11 +18,11 @@ _HOMES = {
     "Adapter": "sebp_edge.adapters.adapter",
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
-    "Analysis": "sebp_edge.insight.analysis",
+    "Analysis": "sebp_edge.research.analysis.analysis",
     "ExportResult": "sebp_edge.export.result",
     "Folder": "sebp_edge.texts.folders",
     "Inspection": "sebp_edge.run.inspection",
-    "LearningRateRange": "sebp_edge.insight.lr_range",
+    "LearningRateRange": "sebp_edge.research.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
     "Receipt": "sebp_edge.adapters.erasure",
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
-    from sebp_edge.insight.analysis import Analysis
-    from sebp_edge.insight.lr_range import LearningRateRange
     from sebp_edge.memory.plan import Plan
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe
+    from sebp_edge.research.analysis.analysis import Analysis
+    from sebp_edge.research.lr_range import LearningRateRange
     from sebp_edge.run.inspection import Inspection
     from sebp_edge.run.result import AdaptResult
     from sebp_edge.run.unchanged import UnchangedResult

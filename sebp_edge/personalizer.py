@@ -32,9 +32,6 @@ from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
-from sebp_edge.insight import lr_range
-from sebp_edge.insight.analysis import Analysis, analyze
-from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
@@ -47,10 +44,15 @@ from sebp_edge.models.generation import generate_text
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
+from sebp_edge.research import lr_range
+from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_sweep import run_range_test
+from sebp_edge.research.pruning.pruned_model import attach
+from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.model_in_use import ModelInUse
@@ -68,7 +70,6 @@ from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
 
 
@@ -571,7 +572,16 @@ class Personalizer:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
             self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
             run = TrainingRun(
-                base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
+                base,
+                dataset,
+                schedules,
+                recipe,
+                preparation.seed,
+                self._notify,
+                options,
+                guard,
+                beginning.folders,
+                attach=attach,
             )
             memory = VersionTexts() if out else VersionTexts.of(reading, dataset, beginning, self.reference)
             memory = replace(memory, keeps_samples=keep_samples)

@@ -164,7 +164,7 @@ def base(model_folder):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.variants"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants"):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
