@@ -1,4 +1,4 @@
-"""Documents: links have targets, figures have results, and the guide names every public name, event and error."""
+"""Documents: links have targets, pages are short, figures have sources, and public names, events and errors a page."""
 
 import re
 from pathlib import Path
@@ -119,9 +119,9 @@ def test_a_figure_from_a_table_is_searched_for_there(monkeypatch):
     assert "12.4" in next(documents.unsourced_figures("# One\n\n12.3 ms and 12.4", sources))
 
 
-def test_the_guide_names_every_event_error_and_public_name():
-    guide = (ROOT / "sebp_edge" / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([\w.]+)`", guide))
+def test_the_page_for_apps_names_every_event_error_and_public_name():
+    page = (ROOT / "sebp_edge" / "APPS.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w.]+)`", page))
     for event in events.Event.__subclasses__():
         assert {event.event, event.__name__} <= named, event
     for error in vars(errors).values():
