@@ -19,4 +19,5 @@ splits, lessons, schedule        examples -> splits -> what is trained on -> epo
 general_probe                    general text on which the cost of an adaptation is measured
 progress                         events while texts are read, compared and tokenised
 batches                          a micro-batch -> packed active tokens, or a padded batch
+teacher_tokens                   what a teacher finds probable at each loss token of an example
 """
