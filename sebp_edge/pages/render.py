@@ -8,10 +8,10 @@ from sebp_edge.files import expand_user, storage_errors, write_atomically
 
 
 def render(template: Path, filters: dict, **values) -> str:
-    """Returns the HTML page; every inserted value is escaped.
+    """Returns the page or plot; every inserted value is escaped.
 
     Args:
-        template: a file that extends `page.html`.
+        template: an HTML file that extends `page.html`, or an SVG file.
     """
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
