@@ -3,7 +3,7 @@
     with semi_structured(model):
         model.generate(...)
 
-They pay for many rows at a time, such as a long prompt's (kernels/README.md, "N:M pruning").
+They pay for many rows at a time, such as a long prompt's (kernels/NM.md, "Compressed products").
 """
 
 import warnings
