@@ -38,7 +38,7 @@ from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.loss import FusedLoss, teacher_tokens
+from sebp_edge.patches.loss import FusedLoss
 from sebp_edge.patches.patch import Patch, forward_of, has_own_forward
 from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.batch_rows import (
@@ -121,21 +121,23 @@ class Sparsified(Patch):
         if torch.is_grad_enabled() and self._causality(self._current_findings()).is_causal is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} is not causal: it sees later tokens; expected a causal decoder.")
-        logits_CV = self._row_logits(input_ids_BT, plan)
+        logits_CV = self.row_logits(input_ids_BT, plan)
         losses_C = F.cross_entropy(logits_CV, plan.targets, reduction="none")
-        if plan.other_targets is None:
+        if plan.soft_targets is None:
             return losses_C
-        differences_CK = logits_CV.gather(1, plan.targets[:, None]) - logits_CV.gather(1, plan.other_targets)
-        return losses_C + (plan.other_shares * differences_CK).sum(dim=1)
+        ids_CK, shares_CK = plan.soft_targets
+        differences_CK = logits_CV.gather(1, plan.targets[:, None]) - logits_CV.gather(1, ids_CK)
+        return losses_C + (shares_CK * differences_CK).sum(dim=1)
 
-    @torch.no_grad()
-    def teacher_tokens(self, input_ids_BT: Tensor, plan: RowPlan, k: int) -> tuple[Tensor, Tensor]:
-        """A few tokens of every loss row of a right-padded batch, and their shares; see `teacher_tokens`.
+    def row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+        """The logits of every loss row of a right-padded batch: fp32 [C, V].
 
         Args:
             input_ids_BT, plan: see `row_losses`.
         """
-        return teacher_tokens(self._row_logits(input_ids_BT, plan), k)
+        with self._calling(_Call(DETECTED, plan)):
+            logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
+        return logits_BTV.flatten(0, 1)[plan.loss_rows].float()
 
     def measure(self, num_rows: int, num_active: int) -> None:
         """Finds the fastest algorithms for batches of `num_rows` rows (batch times time), `num_active` of them active.
@@ -157,12 +159,6 @@ class Sparsified(Patch):
         from sebp_edge.ops.measure import measure
 
         measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype)
-
-    def _row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-        """The logits of the loss rows, fp32 [C, V]."""
-        with self._calling(_Call(DETECTED, plan)):
-            logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
-        return logits_BTV.flatten(0, 1)[plan.loss_rows].float()
 
     def _run(self, *args, **kwargs):
         """Runs the forward pass with the batch's rows: known from its inputs, or else detected in the backward pass."""

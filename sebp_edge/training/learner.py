@@ -18,7 +18,7 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
-from sebp_edge.texts.batches import Collator, num_others, pack
+from sebp_edge.texts.batches import Collator, num_soft_targets, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
@@ -93,7 +93,7 @@ class Learner:
         if self.graphs is not None:
             trained = list(trained)
             needed, held_out = ([Bucket.holding(*each.sizes) for each in group] for group in (trained, evaluated))
-            self.graphs.prepare(needed, held_out, {num_others(each.examples) for each in trained})
+            self.graphs.prepare(needed, held_out, {num_soft_targets(each.examples) for each in trained})
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
