@@ -231,6 +231,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
         ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
         ("sebp_edge.research.analysis", "sebp_edge/research/analysis/*.html"),
+        ("sebp_edge.research.bench", "sebp_edge/research/bench/*.svg"),
         ("sebp_edge.pages", "sebp_edge/pages/*.html"),
         ("sebp_edge.frozen", "sebp_edge/frozen/*/*.py"),
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
