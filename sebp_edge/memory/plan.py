@@ -20,7 +20,7 @@ from sebp_edge.models.shape import DecoderShape
 from sebp_edge.patches.mlp_chunks import CHUNK_ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.schedule import RowLimit, Schedule
 from sebp_edge.units import gigabytes, sizes_apart
 
@@ -191,7 +191,7 @@ def make_plan(
     recipe: Recipe,
     target: Target,
     budget: MemoryBudget,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
@@ -205,7 +205,7 @@ def make_plan(
     Raises:
         MachineError: nothing fits; the message says what would.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress or Progress())
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):

@@ -22,7 +22,7 @@ from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example, encode
 from sebp_edge.texts.general_probe import encode_probe
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.readers import Reading
 
 # Questions in the quiz, and wordings that choose the best epoch: enough to tell a gain, few enough to ask on a CPU.
@@ -82,7 +82,7 @@ def add_questions(
     tokenizer,
     recipe: Recipe,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     others: Mapping[int, Sequence[Question]] | None = None,
 ) -> Dataset:
     """Returns the dataset with examples of questions about its documents; all documents are then trained on.
@@ -98,7 +98,7 @@ def add_questions(
         TextsError: there are too few questions, or only records.
         ModelError: the model's chat template does not render questions.
     """
-    progress, others = progress or Progress(), others or {}
+    others = others or {}
     contents = {example.document: reading.documents[example.document].content for example in dataset.examples}
     # Records are questions with answers, or conversations, themselves.
     texts = {number: content for number, content in contents.items() if isinstance(content, str)}

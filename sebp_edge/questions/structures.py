@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from sebp_edge.questions.facts import Core, Fact, genitive, lower_first
 from sebp_edge.questions.notes import Note, Pair, Section
+from sebp_edge.questions.question import MAX_ANSWER_WORDS
 from sebp_edge.questions.subjects import DETERMINERS, Subject, is_person_name, is_surely_person, subject_of
 from sebp_edge.questions.values import has_date, kind_of
 from sebp_edge.questions.verbs import BASES, PAST, THIRD, is_participle
-from sebp_edge.questions.word_lists import listed
+from sebp_edge.questions.word_lists import has_plural_s, is_genitive, listed
 
-MAX_ANSWER_WORDS = 12
 # Items of a list that are asked for together.
 MAX_ITEMS = 8
 
@@ -158,7 +158,7 @@ def _lowered(key: str, where: _Where, *, may_be_name: bool = False) -> str:
     """Returns a key as it stands within a sentence; one that `may_be_name` keeps its capital if it is unknown."""
     first, _, rest = key.partition(" ")
     words = where.note.words
-    is_name = first in words.names or (first.endswith(("'s", "’s")) and words.is_name(first))
+    is_name = first in words.names or (is_genitive(first) and words.is_name(first))
     if may_be_name and words.is_name(first) and (not rest or rest.split()[0] in _PLACES):
         is_name = True
     return key if is_name else lower_first(key)
@@ -167,8 +167,7 @@ def _lowered(key: str, where: _Where, *, may_be_name: bool = False) -> str:
 def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: int = 10) -> Fact:
     """Returns the fact that an attribute of a subject has a value."""
     last = key.split()[-1].lower()
-    is_plural = last.endswith("s") and not last.endswith(("ss", "us", "is"))
-    be = "are" if is_plural else "is"
+    be = "are" if has_plural_s(last) else "is"
     kind = kind_of(value)
     if kind in ("phone", "email") and last in ("phone", "mobile", "telephone", "email", "e-mail"):
         key = f"{key} {'number' if kind == 'phone' else 'address'}"
@@ -181,7 +180,7 @@ def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: i
         phrases = [f"{genitive(subject.phrase)} {key}", f"the {key} of {subject.phrase}"]
     else:
         phrases = [f"the {key} of {subject.phrase}", f"the {key} for {subject.phrase}"]
-    if key.split()[0] in DETERMINERS or key.split()[0].endswith(("'s", "’s")):
+    if key.split()[0] in DETERMINERS or is_genitive(key.split()[0]):
         phrases = [f"{key} of {subject.topic}", f"{key} for {subject.topic}"]
     elif last == "date" and " " not in key and not subject.is_person:
         phrases = [f"the date of my note on {subject.topic}", f"the date in my note on {subject.topic}"]
@@ -226,7 +225,7 @@ def _happened(key: str, value: str, where: _Where) -> Fact:
 
 def _is_plural_phrase(phrase: str) -> bool:
     last = phrase.split()[-1].lower()
-    return last.endswith("s") and not last.endswith(("ss", "us", "is", "'s", "’s")) and phrase[0].islower()
+    return has_plural_s(last) and not is_genitive(last) and phrase[0].islower()
 
 
 def _entry(key: str, value: str, where: _Where, rank: int = 7) -> Fact:

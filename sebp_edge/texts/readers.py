@@ -27,7 +27,7 @@ from sebp_edge.texts.formats import FORMATS, read_file, text_size
 from sebp_edge.texts.formats.records import Read, read_records
 from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.vaults import Vault
 from sebp_edge.units import gigabytes
 
@@ -58,7 +58,7 @@ class Reading:
     folders: tuple[Folder, ...] = ()
 
 
-def read_texts(texts, memory: int | None = None, progress: Progress | None = None) -> Reading:
+def read_texts(texts, memory: int | None = None, progress: Progress = SILENT) -> Reading:
     """Reads a user's texts.
 
     Args:
@@ -82,7 +82,6 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     sources = _with_different_names(list(_sources(texts, reading)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
-    progress = progress or Progress()
     progress.begin("reading", size)
     seen: dict[tuple[type, bytes], str] = {}
     for source in sources:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from sebp_edge.texts.near_duplicates import Relations, Shingler, Shingles, compare
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 
 NUM_FOLDS = 3
 SPLITS = TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -31,9 +31,7 @@ class Fingerprint:
     shingles: Shingles
 
 
-def take_fingerprints(
-    texts: Mapping[int, str], salt: bytes, progress: Progress | None = None
-) -> dict[int, Fingerprint]:
+def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress = SILENT) -> dict[int, Fingerprint]:
     """Returns the documents' fingerprints by number, in an order that depends on the texts only.
 
     Args:
@@ -41,7 +39,7 @@ def take_fingerprints(
         salt: up to 64 secret bytes, the same for all versions of an adapter.
         progress: of the preparation.
     """
-    shingler, progress = Shingler(salt), progress or Progress()
+    shingler = Shingler(salt)
     progress.begin("comparing", sum(map(len, texts.values())))
     found = {
         number: Fingerprint(*_digests(text, salt), shingler.shingles(text, progress.advance))
