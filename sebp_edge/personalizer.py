@@ -14,7 +14,6 @@ from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forgetting import Forgetting, Remaining, forget
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.assessment import Assessment, Assessor
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -32,41 +31,43 @@ from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
-from sebp_edge.insight import lr_range
-from sebp_edge.insight.analysis import Analysis, analyze
-from sebp_edge.insight.inspection import Inspection
-from sebp_edge.insight.lr_range import LearningRateRange
-from sebp_edge.insight.replies import interview
 from sebp_edge.interruptions import Interruptions
-from sebp_edge.learning_on.comparison import compare_with_active
-from sebp_edge.learning_on.memory import TextsMemory
-from sebp_edge.learning_on.unchanged import UnchangedResult, remember_texts
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.model_in_use import ModelInUse
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.preparation import PlannedTraining, Preparation
-from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
-from sebp_edge.result import AdaptResult
-from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
+from sebp_edge.research import lr_range
+from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_sweep import run_range_test
+from sebp_edge.research.pruning.pruned_model import attach
+from sebp_edge.research.pruning.semi_structured import semi_structured
+from sebp_edge.run.assessment import Assessment, Assessor
+from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.model_in_use import ModelInUse
+from sebp_edge.run.preparation import PlannedTraining, Preparation
+from sebp_edge.run.replies import interview
+from sebp_edge.run.result import AdaptResult
+from sebp_edge.run.saving import NewVersion, describe_location, make_record, save, save_best_state
+from sebp_edge.run.texts_comparison import compare_with_active
+from sebp_edge.run.unchanged import UnchangedResult, remember_texts
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
 
 
@@ -569,9 +570,18 @@ class Personalizer:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
             self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
             run = TrainingRun(
-                base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
+                base,
+                dataset,
+                schedules,
+                recipe,
+                preparation.seed,
+                self._notify,
+                options,
+                guard,
+                beginning.folders,
+                attach=attach,
             )
-            memory = TextsMemory() if out else TextsMemory.of(reading, dataset, beginning, self.reference)
+            memory = VersionTexts() if out else VersionTexts.of(reading, dataset, beginning, self.reference)
             memory = replace(memory, keeps_samples=keep_samples)
             with self._run_attached(run, name, interruptions, memory):
                 checks = (self._signal.check, interruptions.deliver)
@@ -698,7 +708,7 @@ class Personalizer:
 
     @contextmanager
     def _run_attached(
-        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: TextsMemory
+        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: VersionTexts
     ) -> Iterator[None]:
         """Context in which a run's adapter replaces the one in use; restores that on an error.
 
@@ -761,7 +771,7 @@ class Personalizer:
         version: NewVersion,
         result: GateResult,
         assessment: Assessment | None,
-        memory: TextsMemory,
+        memory: VersionTexts,
         name: str,
         out: Path | None,
         was_active: int | None,
@@ -799,7 +809,7 @@ class Personalizer:
         self._notify_saved(saved)
         return saved, overtaken_by
 
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: TextsMemory) -> TrainingStopped:
+    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: VersionTexts) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
             error, saved = save_best_state(self.store, run, stop, name, run.seed, memory)

@@ -41,11 +41,11 @@ from failing_memory import RECIPE, PlainGraphs
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.insight import samples
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
+from sebp_edge.run import samples
 
 torch.set_num_threads(1)
 
@@ -102,7 +102,7 @@ def probe_folder(tmp_path_factory):
 def short_assessment(probe_folder, monkeypatch):
     """Shortens the probe and the samples of adaptations in this process, which would take most of a tiny one's time."""
     monkeypatch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
-    monkeypatch.setattr("sebp_edge.insight.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+    monkeypatch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def base(model_folder):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.variants"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants"):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 

@@ -5,7 +5,7 @@ import weakref
 import torch
 
 from sebp_edge.ops import LoraProjection, QuantisedWeight
-from sebp_edge.rows.selection import Selection
+from sebp_edge.research.rules.selection import Selection
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.documents import read_history
-from sebp_edge.assessment import Assessor
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
-from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.models.adaptation import load, trainable
-from sebp_edge.preparation import make_schedules
+from sebp_edge.run.assessment import Assessor
+from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.preparation import make_schedules
 from sebp_edge.texts.split_history import take_fingerprints
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
@@ -47,9 +47,9 @@ def model(tmp_path_factory, tokenizer):
 
 def skip_assessment(patch):
     """Leaves out what the gate does not ask for, which takes longer than these trainings."""
-    patch.setattr("sebp_edge.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
-    patch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    patch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
+    patch.setattr("sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
+    patch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 
 
 @pytest.fixture(autouse=True)
@@ -356,7 +356,7 @@ def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, t
 def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
     made = []
     monkeypatch.setattr(
-        "sebp_edge.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
+        "sebp_edge.run.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
     )
     result = make(recipe=RECIPE.replace(context_length=32, epochs=1)).adapt(make_sentences(count, words=60))
     assert result.examples >= 2 * count

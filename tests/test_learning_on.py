@@ -18,7 +18,7 @@ from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress, StepDone
-from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
@@ -41,9 +41,11 @@ def model(tmp_path_factory, tokenizer):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Leaves out the assessment, which takes longer than these trainings."""
-    monkeypatch.setattr("sebp_edge.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
-    monkeypatch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    monkeypatch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
+    monkeypatch.setattr(
+        "sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings)
+    )
+    monkeypatch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    monkeypatch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 
 
 @pytest.fixture

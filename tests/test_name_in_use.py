@@ -14,7 +14,7 @@ from command import COMMAND, process, records, run, without_controls
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
-from sebp_edge.learning_on.comparison import compare_with_active
+from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.readers import read_texts
 
 

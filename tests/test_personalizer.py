@@ -39,8 +39,8 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
-from sebp_edge.insight import samples
 from sebp_edge.models.generation import generate_text
+from sebp_edge.run import samples
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
 NO_GAIN = RECIPE.replace(learning_rate=1e-12)
@@ -83,7 +83,7 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
 
 def test_the_size_of_the_model_is_said_without_that_of_the_adapter(make, notes_folder, monkeypatch):
     events, sizes = [], []
-    monkeypatch.setattr("sebp_edge.assessment.expectation", lambda reference, size, **_: sizes.append(size) or "")
+    monkeypatch.setattr("sebp_edge.run.assessment.expectation", lambda reference, size, **_: sizes.append(size) or "")
     make(on_event=events.append).adapt(notes_folder)
     assert sizes == [event.parameters for event in events if isinstance(event, ModelLoaded)]
 

@@ -13,7 +13,7 @@ from sebp_edge.errors import Interrupted
 from sebp_edge.events import NameInUse
 
 if TYPE_CHECKING:
-    from sebp_edge.learning_on.unchanged import UnchangedResult
+    from sebp_edge.run.unchanged import UnchangedResult
 
 NOT_KEPT = 3
 
@@ -113,8 +113,8 @@ def _compare(texts, name: str, settings: dict):
         The texts, or what was read of them; and the comparison, None if no version is active.
     """
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.learning_on.comparison import compare_with_active
     from sebp_edge.models.catalog import resolve
+    from sebp_edge.run.texts_comparison import compare_with_active
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
@@ -127,7 +127,7 @@ def _compare(texts, name: str, settings: dict):
 
 def _unchanged(active, reading) -> "UnchangedResult":
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.learning_on.unchanged import UnchangedResult, remember_texts
+    from sebp_edge.run.unchanged import UnchangedResult, remember_texts
 
     remember_texts(AdapterStore(), active, reading)
     return UnchangedResult.of(active)

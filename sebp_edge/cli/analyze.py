@@ -34,9 +34,9 @@ def analyze(
     with quick_imports():
         from sebp_edge.cli.progress import show_progress
         from sebp_edge.files import check_output_file
-        from sebp_edge.insight.report import MARK
         from sebp_edge.pages.render import write
         from sebp_edge.personalizer import Personalizer
+        from sebp_edge.research.analysis.report import MARK
 
     page = html or (None if request.as_json else Path(HTML))
     if page is not None:

@@ -41,9 +41,9 @@ def bench(
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
             from sebp_edge.events import Notice
-            from sebp_edge.insight.bench.plot import write_plot
-            from sebp_edge.insight.bench.run import run_bench
-            from sebp_edge.insight.bench.workload import parse_share
+            from sebp_edge.research.bench.plot import write_plot
+            from sebp_edge.research.bench.run import run_bench
+            from sebp_edge.research.bench.workload import parse_share
 
         if padding is not None and context is not None:
             raise OptionError("--padding sets the context length itself; leave out --context or --padding.")

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sebp_edge.sparsity import Pattern
+from sebp_edge.recipe import Pattern
 
 COMPRESSED = "compressed.safetensors"
 _VALUES, _POSITIONS, _PATTERN = ".values", ".positions", "pattern"

@@ -7,6 +7,5 @@ batch_rows              the rows that each layer computes, in decoders and encod
 active_tokens, buckets  the packed active rows, and the few fixed sizes that they are padded to with filler
 shared_prefixes         beginnings that sequences have in common, computed once
 soft_targets            tokens that share the loss of a row with its target
-selection, row_rules, histogram
-                        sparsify(rows=...): exact, detect, TopN, Threshold, Energy
+row_rule                the protocol of rules that drop rows which carry gradient, for sparsify(rows=...)
 """

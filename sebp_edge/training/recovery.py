@@ -17,7 +17,7 @@ from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_m
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable
-from sebp_edge.pruning.pruning import Pruning
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -149,9 +149,9 @@ class RecoveringLearner:
         return self.inner.finish_step()
 
     @property
-    def pruning(self) -> Pruning | None:
+    def hook(self) -> TrainingHook:
         """See `Learner`."""
-        return self.inner.pruning
+        return self.inner.hook
 
     def begin_training(self, num_steps: int) -> None:
         """See `Learner.begin_training`."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
+from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
@@ -43,6 +43,7 @@ class TrainingRun:
         schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
         starts: the folders of the states that the trainings begin in, that of the training on all documents last; by
             default, they begin with fresh weights.
+        attach: attaches the fresh weights that the recipe trains.
 
     Attributes:
         adaptation: the trained adaptation; None before the first training.
@@ -68,12 +69,14 @@ class TrainingRun:
         options: MemoryOptions,
         guard: MemoryGuard,
         starts: Sequence[Path] = (),
+        *,
+        attach: Callable[[BaseModel, Recipe, int], Adaptation],
     ):
         self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
         self.seed, self.options, self._schedules, self._on_event = seed, options, schedules, on_event
         self._collator = Collator(dataset.context_length, base.pad_token_id)
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
-        self._folders = starts
+        self._folders, self._attach = starts, attach
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
         self.result: GateResult | None = None
@@ -98,7 +101,7 @@ class TrainingRun:
         """
         self._announce_slow_run()
         starts = [read_state(self.base, folder) for folder in self._folders]
-        self.adaptation = attach(self.base, self.recipe, self.seed)
+        self.adaptation = self._attach(self.base, self.recipe, self.seed)
         with RecoveringLearner(
             self.adaptation,
             self.recipe,

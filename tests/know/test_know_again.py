@@ -7,7 +7,7 @@ from know_notes import ANSWER, NOTES, WEIGHTS, notices, trained_examples
 
 from sebp_edge.adapters.documents import read_history
 from sebp_edge.events import PreparationProgress
-from sebp_edge.preparation import ASKED_TOGETHER
+from sebp_edge.run.preparation import ASKED_TOGETHER
 from sebp_edge.texts.examples import NO_DOCUMENT
 from sebp_edge.texts.split_history import take_fingerprints
 

@@ -52,7 +52,7 @@ def reply(monkeypatch):
             rows = [[one.answer if n < number else "" for n, one in enumerate(quiz)] for number in (alone, after)]
             return Replies(tuple(rows[0]), tuple(rows[1]))
 
-        monkeypatch.setattr("sebp_edge.assessment.ask_quiz", ask_quiz)
+        monkeypatch.setattr("sebp_edge.run.assessment.ask_quiz", ask_quiz)
         return left
 
     return set_replies

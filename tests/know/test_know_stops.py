@@ -7,7 +7,7 @@ from know_notes import ANSWER, NOTES, OTHER
 
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import ExamplesEvaluated, PreparationProgress, StepDone, TrainingStarted
-from sebp_edge.insight import replies as asking
+from sebp_edge.run import replies as asking
 
 
 def is_asking(event, events):

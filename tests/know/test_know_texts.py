@@ -17,8 +17,8 @@ from know_notes import (
 )
 
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.insight import replies as asking
 from sebp_edge.questions.examples import REPLY_TOKENS
+from sebp_edge.run import replies as asking
 from sebp_edge.texts.splits import MIN_TOKENS
 
 

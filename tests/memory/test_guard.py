@@ -16,6 +16,7 @@ from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice,
 from sebp_edge.machine import devices, process
 from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.learner import Learner
@@ -35,6 +36,8 @@ def ample():
 
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
+
+    training_hook = TrainingHook
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()

@@ -180,7 +180,7 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
         loaded.append(load_base_model(*arguments).in_4bit)
         return load_base_model(*arguments)
 
-    monkeypatch.setattr("sebp_edge.model_in_use.load_base_model", spy)
+    monkeypatch.setattr("sebp_edge.run.model_in_use.load_base_model", spy)
     learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]
     with_mine = ["generate", "the ferry", "--model", str(folder), "--max-tokens", "3", "--name", "mine"]
     without = [*with_mine[:-2], "--json"]

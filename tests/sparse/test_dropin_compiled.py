@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from sebp_edge import sparsify
-from sebp_edge.rows.selection import Threshold
+from sebp_edge.research.rules.selection import Threshold
 
 pytestmark = [
     # torch.compile itself warns: when it traces a Function, and when it guards on a block's input.

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.models.adaptation import load
-from sebp_edge.sparsity import Sparsity
+from sebp_edge.recipe import PruningRecipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -18,14 +18,14 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=200)
-METHODS = {
+PRUNING_METHODS = {
     "lora": {},
     "lora, 4 bits": {"load_in_4bit": True},
     "lora, for q4_0": {"merge_for": "q4_0"},
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
-    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": Sparsity(pattern="2:4", decay=0.3)},
+    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": PruningRecipe(pattern="2:4", decay=0.3)},
 }
 WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "full, pruned": "compressed.safetensors"}
 
@@ -47,7 +47,7 @@ def make_wide(wide_folder, tmp_path, monkeypatch):
         if "4 bits" in method:
             pytest.importorskip("bitsandbytes")
         monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
-        recipe = RECIPE.replace(margin=0, **METHODS[method], **changes)
+        recipe = RECIPE.replace(margin=0, **PRUNING_METHODS[method], **changes)
         return Personalizer(wide_folder, recipe=recipe, device="cpu", store=AdapterStore(tmp_path / "store"))
 
     return personalizer
@@ -72,21 +72,21 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRUNING_METHODS)
 def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=True).adapt(notes_folder)
     assert result.trained_on_all
     (judged,) = (result.adapter_path / "judged").iterdir()
     loss = loss_on_test_documents(make_wide(dtype, method), notes_folder, [judged])
     assert loss == result.heldout_loss_after < result.heldout_loss_before
-    name = WEIGHTS.get(method) or WEIGHTS[METHODS[method].get("method", "lora")]
+    name = WEIGHTS.get(method) or WEIGHTS[PRUNING_METHODS[method].get("method", "lora")]
     tested, final = load_file(judged / name), load_file(result.adapter_path / name)
     assert tested.keys() == final.keys()
     assert not all(torch.equal(tested[key], final[key]) for key in final)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRUNING_METHODS)
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=False).adapt(notes_folder)
     assert (result.kept, result.trained_on_all, result.refit_loss) == (True, False, None)

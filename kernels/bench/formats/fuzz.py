@@ -28,10 +28,10 @@ import evidence
 from formats.damage import damage, damage_values
 from sebp_edge import AdapterStore, Personalizer, Recipe, SebpEdgeError
 from sebp_edge.adapters.documents import latest_history
-from sebp_edge.learning_on.comparison import compare_with_active
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 
