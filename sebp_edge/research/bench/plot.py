@@ -40,7 +40,7 @@ def write_plot(result: BenchResult, path: Path) -> None:
 
 def draw(result: BenchResult) -> str:
     """The plot as an SVG document."""
-    page = _Page()
+    page = _SvgShapes()
     page.text(f"{result.model}, {result.method}, {result.dtype}: one training step on {result.device}", "title")
     page.text(
         f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens padded to "
@@ -59,7 +59,7 @@ def draw(result: BenchResult) -> str:
     return page.document()
 
 
-class _Bar(NamedTuple):
+class _PlottedBar(NamedTuple):
     """The bar of one variant: its parts from left to right as (kind, size in any unit), and the text after them."""
 
     label: str
@@ -67,22 +67,22 @@ class _Bar(NamedTuple):
     figure: str
 
 
-def _time_bar(one: Measurement) -> _Bar:
+def _time_bar(one: Measurement) -> _PlottedBar:
     times = one.times
     if times is None:
-        return _Bar(one.variant.name, [], one.status)
+        return _PlottedBar(one.variant.name, [], one.status)
     if times.forward is None or times.backward is None:
         parts = [("whole", times.step)]
     else:
         update = max(0.0, times.step - times.forward - times.backward)
         parts = [("forward", times.forward), ("backward", times.backward), ("update", update)]
-    return _Bar(one.variant.name, parts, f"{1e3 * times.step:,.1f} ms")
+    return _PlottedBar(one.variant.name, parts, f"{1e3 * times.step:,.1f} ms")
 
 
-def _memory_bar(one: Measurement) -> _Bar:
+def _memory_bar(one: Measurement) -> _PlottedBar:
     if one.times is None:
-        return _Bar(one.variant.name, [], one.status)
-    return _Bar(one.variant.name, [("memory", one.times.peak_bytes)], gigabytes(one.times.peak_bytes))
+        return _PlottedBar(one.variant.name, [], one.status)
+    return _PlottedBar(one.variant.name, [("memory", one.times.peak_bytes)], gigabytes(one.times.peak_bytes))
 
 
 def _folded(text: str, width: int) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _folded(text: str, width: int) -> Iterator[str]:
     yield line
 
 
-class _Page:
+class _SvgShapes:
     """Collects SVG shapes from top to bottom."""
 
     def __init__(self):
@@ -115,7 +115,7 @@ class _Page:
             x += 40 + 8 * len(words)
         self._y += LINE + GAP
 
-    def bars(self, bars: list[_Bar]) -> None:
+    def bars(self, bars: list[_PlottedBar]) -> None:
         """Draws bars in proportion to the longest one."""
         full = WIDTH - 2 * MARGIN - LABEL - FIGURE
         longest = max((sum(size for _, size in bar.parts) for bar in bars), default=0) or 1
@@ -123,7 +123,7 @@ class _Page:
             self._bar(bar, full / longest)
         self._y += GAP
 
-    def _bar(self, bar: _Bar, scale: float) -> None:
+    def _bar(self, bar: _PlottedBar, scale: float) -> None:
         x = float(MARGIN + LABEL)
         self._put(f'<text x="{MARGIN}" y="{self._y + BAR - 4}">{escape(bar.label)}</text>')
         for kind, size in bar.parts:
