@@ -18,7 +18,7 @@ from sebp_edge.machine.devices import free_memory
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.stopping import Check
 from sebp_edge.texts.readers import Reading
-from sebp_edge.units import sizes_apart
+from sebp_edge.units import percent, sizes_apart
 
 SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"
@@ -171,5 +171,5 @@ def _losses(
     elif kept and kept[-1].share is None:
         yield "The adapter does not lower the loss on these texts, so there is no gain to keep."
     elif kept and kept[-1].share < ENOUGH:
-        share = f"{kept[-1].share:.0%}"
+        share = f"{percent(kept[-1].share, 0)}"
         yield f"{kept[-1].quant} keeps only {share} of the adapter's gain on these texts; choose a larger quantisation."

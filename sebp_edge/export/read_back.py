@@ -28,6 +28,7 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import Reading
 from sebp_edge.training.scoring import score
+from sebp_edge.units import percent
 
 # Number of tokens of a text that are compared.
 NUM_TOKENS = 200
@@ -224,7 +225,7 @@ def check_agreement(program: str, found: Agreement, quant: str | None = None) ->
         raise ExportError(
             f"{program} computes something else with the exported files (log-probabilities differ by "
             f"{found.mean_difference:.2g} on average and by up to {found.largest_difference:.2g}, the likeliest token "
-            f"is the same for {found.same_likeliest:.1%}); nothing was exported. Please report this."
+            f"is the same for {percent(found.same_likeliest)}); nothing was exported. Please report this."
         )
 
 

@@ -30,7 +30,7 @@ from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.restraint import restrain
 from sebp_edge.training.scoring import score
-from sebp_edge.units import duration
+from sebp_edge.units import duration, percent
 
 # A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180
@@ -197,8 +197,8 @@ class TrainingRun:
     def _restrain(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
         scale = restrain(learner, best, general, base_loss)
         if scale < 1:
-            because = f"since the loss on general text rose by more than {MAX_RISE:.1%}"
-            self._on_event(Notice(f"The adapter was scaled to {scale:.0%}, {because}."))
+            because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
+            self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
     def _refit(
         self, learner: RecoveringLearner, schedule: Schedule, start: list[Tensor], result: GateResult

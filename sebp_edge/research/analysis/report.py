@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sebp_edge.pages import chart
 from sebp_edge.pages.render import mark, render
 from sebp_edge.research.analysis import paper
+from sebp_edge.units import percent
 
 if TYPE_CHECKING:
     from sebp_edge.research.analysis.analysis import Analysis, LayerRows
@@ -21,7 +22,7 @@ MARK = mark("analyze")
 
 def render_page(analysis: "Analysis") -> str:
     """The HTML page; every inserted value is escaped."""
-    filters = {"percent": "{:.1%}".format, "power": chart.power_of_10, "share": _share}
+    filters = {"percent": percent, "power": chart.power_of_10, "share": _share}
     return render(
         Path(__file__).with_name("report.html"),
         filters,

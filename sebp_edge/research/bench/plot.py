@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sebp_edge.errors import StorageError
 from sebp_edge.research.bench.compare import Measurement
 from sebp_edge.research.bench.result import BenchResult
-from sebp_edge.units import gigabytes
+from sebp_edge.units import gigabytes, percent
 
 WIDTH, MARGIN, LABEL, FIGURE = 720, 24, 130, 110
 BAR, GAP, LINE = 18, 10, 22
@@ -44,7 +44,7 @@ def draw(result: BenchResult) -> str:
     page.text(f"{result.model}, {result.method}, {result.dtype}: one training step on {result.device}", "title")
     page.text(
         f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens padded to "
-        f"{result.context_length}, {result.padding_share:.0%} padding",
+        f"{result.context_length}, {percent(result.padding_share, 0)} padding",
         "faint",
     )
     bars = [_time_bar(one) for one in result.measurements]
