@@ -9,11 +9,12 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from sebp_edge.adapters.documents import latest_history
 from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forgetting import Forgetting, Remaining, forget
+from sebp_edge.adapters.forget import Forgetting, Remaining, forget
 from sebp_edge.adapters.names import is_plain
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -60,6 +61,7 @@ from sebp_edge.run.preparation import PlannedTraining, Preparation
 from sebp_edge.run.replies import interview
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, describe_location, make_record, save, save_best_state
+from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult, remember_texts
 from sebp_edge.run.version_texts import VersionTexts
@@ -219,7 +221,7 @@ class Personalizer:
         active before and never knew the documents, or none. A call that was killed is completed by the same call.
 
         Args:
-            documents: paths of files, or names, numbers or hashes as in `AdapterStore.documents`, or a list of these.
+            documents: paths of files, or names, numbers or hashes as in `Adapter.documents`, or a list of these.
             texts: as for `adapt`: the other documents, unchanged; these may be there or not. What the active version
                 has not learnt is left out. By default, they are read where they were learnt; give them if their files
                 were moved, or if they were no files.
@@ -249,8 +251,7 @@ class Personalizer:
                 return self._train_again(preparation, remaining, name, interruptions, keep_anyway=keep_anyway)
 
             receipt = forget(
-                self.store,
-                name,
+                self.store.adapter(name),
                 documents,
                 texts,
                 preparation.read,
@@ -510,7 +511,8 @@ class Personalizer:
         """
         quant = check_options(format, quant, has_texts=texts is not None)
         with self._exclusive_call(stop_when):
-            folder, record = self.store.find(adapter, version)
+            found = self.store.find(adapter, version)
+            folder, record = found.path, found.record
             reading = None if texts is None else read_texts(texts)
             self.in_use.release()
             name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
@@ -587,8 +589,8 @@ class Personalizer:
             with self._run_attached(run, name, interruptions, memory):
                 checks = (self._signal.check, interruptions.deliver)
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
-                was_active = None if out else self.store.active_version(name)
-                active = assessor.examine_active(self.store, name) if compares else None
+                was_active = None if out else self.store.adapter(name).active()
+                active = assessor.examine_active(self.store.adapter(name)) if compares else None
                 was_active = active.version if active else was_active
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                 result = assessor.ask_quiz(result)
@@ -624,7 +626,7 @@ class Personalizer:
         result = self._adapt(
             preparation, remaining.reading, name, None, interruptions, begin, keep_anyway=keep_anyway, compares=False
         )
-        return self.store.open(name, result.version)
+        return self.store.adapter(name).open(result.version)
 
     def _interviewed(self, preparation: Preparation, reading: Reading) -> Preparation:
         """Returns the preparation with questions that the model itself writes, if the recipe asks for these."""
@@ -646,12 +648,12 @@ class Personalizer:
         return self.in_use.load(self._notify, recipe)
 
     def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
-        folder, record = self.store.find(adapter, version)
+        found = self.store.find(adapter, version)
         self._load()
-        self.in_use.load_adapter(folder, record, self.on_event)
+        self.in_use.load_adapter(found.path, found.record, self.on_event)
         if self.store.folder.is_dir():
-            self._remember_model(record)
-        return record
+            self._remember_model(found.record)
+        return found.record
 
     def _remember_model(self, record: AdapterRecord) -> None:
         """Remembers where the base model of an adapter is, if it was given as a folder or a file."""
@@ -664,7 +666,7 @@ class Personalizer:
 
     def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
         """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
-        earlier = SplitHistory() if name is None else latest_history(self.store, name)
+        earlier = SplitHistory() if name is None else latest_history(self.store.adapter(name))
         return Preparation(
             self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier
         )
@@ -793,9 +795,9 @@ class Personalizer:
         try:
             saved = save(self.store, version, record, name, out=out)
             if out is None and keep_anyway:
-                saved = self.store.activate(saved)
+                saved = self.store.adapter(name).activate(saved.version)
             elif out is None and result.kept:
-                saved, active = self.store.activate_after(saved, was_active)
+                saved, active = self.store.adapter(name).activate_after(saved.version, was_active)
                 overtaken_by = None if saved.active else active
         except BaseException:
             self._discard_run(run)

@@ -118,7 +118,7 @@ def _compare(texts, name: str, settings: dict):
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
-    if store.active_version(name) is None:
+    if store.adapter(name).active() is None:
         return texts, None
     reading = read_texts(texts)
     model, recipe, seed = resolve(settings["model"]), settings["recipe"], settings["seed"]

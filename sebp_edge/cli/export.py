@@ -50,7 +50,7 @@ def export(
             from sebp_edge.personalizer import Personalizer
 
         store = AdapterStore()
-        base = model or find_base_model(store, store.find(name, version)[1])
+        base = model or find_base_model(store, store.find(name, version).record)
         with show_progress(as_json) as sink:
             personalizer = Personalizer(base, store=store, device="cpu", on_event=sink)
             result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)

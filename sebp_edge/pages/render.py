@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from sebp_edge.files import expand_user, storage_errors, write_atomically
 
 
@@ -13,6 +11,9 @@ def render(template: Path, filters: dict, **values) -> str:
     Args:
         template: a file that extends `page.html`.
     """
+    # Imported here, since commands that may write a page mostly write none.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,

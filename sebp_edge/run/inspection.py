@@ -14,7 +14,7 @@ from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import LeftOut, own_text
 from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.split_history import FOLD_ROLES, SPLITS, TRAIN
+from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
 from sebp_edge.units import duration, gigabytes, plural
 
 NUM_EXAMPLES = 2

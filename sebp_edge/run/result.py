@@ -4,7 +4,8 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.run.assessment import Assessment, Copied
 from sebp_edge.run.samples import Sample
 from sebp_edge.run.saving import describe_activation, has_commands

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sebp_edge.adapters.documents import Entry, write_history
+from sebp_edge.adapters.history import Entry, write_history
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import JUDGED, SavedAdapter, save_to
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
@@ -114,8 +116,8 @@ def save(
     """
     try:
         if out is None:
-            return store.save(version, record, name, activate=False, where=version.where)
-        return store.save_to(version, record, out)
+            return store.adapter(name).save(version, record, activate=False, where=version.where)
+        return save_to(version, record, out)
     except SebpEdgeError as error:
         message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, version, record, name, out)]))
         raise StorageError(message) from error
@@ -175,7 +177,7 @@ def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
     """Returns the command that activates a version, or the call if the command line does not find it."""
     if has_commands(store, saved):
         return shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
-    return f"store.activate(store.open({saved.name!r}, {saved.version}))"
+    return f"store.adapter({saved.name!r}).activate({saved.version})"
 
 
 def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: VersionTexts) -> AdapterRecord:
@@ -222,10 +224,10 @@ def _save_elsewhere(
     """Saves into the store if `out` failed, else into the system's temporary folder; returns where, as a sentence."""
     if out is not None:
         with suppress(SebpEdgeError):
-            saved = store.save(version, record, name, activate=False, where=version.where)
+            saved = store.adapter(name).save(version, record, activate=False, where=version.where)
             return f"Instead, {describe_location(saved)}."
     with suppress(SebpEdgeError):
         folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(name)}-{secrets.token_hex(4)}"
-        store.save_to(version, record, folder)
+        save_to(version, record, folder)
         return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
     return "The adapter could not be saved anywhere."

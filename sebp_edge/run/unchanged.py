@@ -68,8 +68,9 @@ class UnchangedResult:
 
 def remember_texts(store: AdapterStore, comparison: TextsComparison, reading: Reading) -> None:
     """Remembers where texts are now that a version has learnt already, in case that their folder was moved."""
-    saved, before = comparison.saved, store.wheres(comparison.saved.name).get(comparison.version, Where())
+    adapter = store.adapter(comparison.saved.name)
+    before = adapter.wheres().get(comparison.version, Where())
     earlier = before.earlier_than(reading.folders) if comparison.num_missing else ()
     now = replace(before, texts=(reading.folders, *earlier))
     if reading.folders and now != before:
-        store.remember_where(saved, now)
+        adapter.remember_where(comparison.version, now)

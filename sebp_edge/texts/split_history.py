@@ -7,13 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from sebp_edge.texts.near_duplicates import Relations, Shingler, Shingles, compare
+from sebp_edge.texts.near_duplicates import Relations, Shingler, compare
 from sebp_edge.texts.progress import SILENT, Progress
-
-NUM_FOLDS = 3
-SPLITS = TRAIN, VALIDATION, TEST = "train", "validation", "test"
-FOLD_ROLES = tuple(f"fold {fold + 1}" for fold in range(NUM_FOLDS))
-ROLES = (*SPLITS, *FOLD_ROLES)
+from sebp_edge.texts.remembered import FOLD_ROLES, TEST, TRAIN, Remembered, Shingles
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +50,6 @@ def _digests(text: str, salt: bytes) -> tuple[bytes, int]:
     content = text.encode(errors="surrogatepass")
     key = int.from_bytes(blake2b(content, digest_size=8, key=salt).digest(), "little")
     return blake2b(content, digest_size=16).digest(), key
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """A document of a version of an adapter or of an earlier version, without its text.
-
-    Attributes:
-        key, sketch: the key of its fingerprint, and a sketch of its shingles.
-        split: its split, one of SPLITS; None if none was drawn.
-        fold: the fold that tests it; None if none was drawn.
-        role: how this version used it: one of ROLES, where "fold 1" is tested by the first fold and trained on by
-            another; None if this version does not know it.
-        absent: whether this version knows it only from the version that it learnt on from.
-    """
-
-    key: int
-    sketch: Shingles
-    split: str | None
-    fold: int | None
-    role: str | None
-    absent: bool = False
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     for answer in learnt.result.answers:
         assert not any(answer.question in text for text in texts + chosen_by), answer.question
     assert len(chosen_by) == 6 and not set(chosen_by) & set(texts)
-    assert {document.split for document in learnt.store.documents("default", 1)} == {"train"}
+    assert {document.split for document in learnt.store.adapter("default").documents(1)} == {"train"}
 
 
 def test_notes_that_are_alike_do_not_train_on_the_quiz_of_each_other(make, runs):
@@ -126,7 +126,7 @@ def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypat
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
-    folder = personalizer.store.open("default", stopped.value.version).path
+    folder = personalizer.store.adapter("default").open(stopped.value.version).path
     saved = read_state(runs[0].base, folder)
     assert all(torch.equal(*pair) for pair in zip(saved, states[0], strict=True))
     assert not all(torch.equal(*pair) for pair in zip(saved, states[1], strict=True))

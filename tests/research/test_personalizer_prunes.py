@@ -111,7 +111,7 @@ def test_an_interruption_in_any_phase_saves_a_pruned_model(make, step):
     personalizer = make(recipe=recipe, on_event=on_event)
     with pytest.raises(Interrupted, match="saved as version 1"):
         personalizer.adapt(make_sentences(24, words=40))
-    model = saved_model(personalizer.store.open("default", 1).path)
+    model = saved_model(personalizer.store.adapter("default").open(1).path)
     assert max(kept(model.model.layers[1].self_attn.q_proj.weight)) == 2
 
 

@@ -165,7 +165,10 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     assert result.gain_at_least >= result.margin
     assert (result.verdict, result.kept, result.active) == ("refit failed", False, False)
     assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
-    assert (personalizer.store.versions("default"), personalizer.store.active_version("default")) == ([1], None)
+    assert (personalizer.store.adapter("default").versions(), personalizer.store.adapter("default").active()) == (
+        [1],
+        None,
+    )
     assert personalizer.in_use.adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.refit_loss)
