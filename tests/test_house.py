@@ -109,7 +109,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/packed_documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/files.py": "NewerFormat ValueError",
-    "sebp_edge/gguf/file.py": "_Damaged",
+    "sebp_edge/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",

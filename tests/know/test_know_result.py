@@ -100,8 +100,8 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     monkeypatch.setattr(restraint, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     personalizer.adapt(NOTES, keep_anyway=True)
-    because = "since the loss on general text rose by more than 2.0%"
-    assert f"The adapter was scaled to 50%, {because}." in notices(personalizer)
+    because = "since the loss on general text rose by more than 2.0 %"
+    assert f"The adapter was scaled to 50 %, {because}." in notices(personalizer)
     for name, before, best, now in states:
         expected = before * 0.5 if "lora_B" in name else before
         assert torch.equal(best, expected) and torch.equal(now, expected), name

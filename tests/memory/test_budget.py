@@ -17,9 +17,11 @@ from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import devices
 from sebp_edge.memory import plan as memory_plan
 from sebp_edge.memory import target
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.footprint import num_states_kept
 from sebp_edge.memory.options import FASTEST
-from sebp_edge.memory.plan import MemoryBudget, make_plan
+from sebp_edge.memory.plan import make_plan
+from sebp_edge.memory.seconds import SECONDS_PER_LAYER
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
@@ -335,7 +337,7 @@ def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     recipe = RECIPE.replace(batch_tokens=200)
     plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
-    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
+    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * SECONDS_PER_LAYER, rel=0.25)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -16,7 +16,7 @@ from sebp_edge.models.adaptation import trainable
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import LoraGroup
 from sebp_edge.patches import norms_and_mlps
-from sebp_edge.patches.checkpoints import _HostMemory
+from sebp_edge.patches.checkpoints import _HostInput
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
@@ -72,7 +72,7 @@ def test_offloading_supports_successive_batches_of_any_size():
 
 
 def test_an_offloaded_input_keeps_its_dtype():
-    host = _HostMemory()
+    host = _HostInput()
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
         hidden = torch.randn(2, 3).to(dtype)
         host.put(hidden)
