@@ -38,7 +38,7 @@ LAYERS = [
     ["recipe", "events"],
     ["ops"],
     ["pages"],
-    ["errors", "stopping", "units", "files", "interruptions"],
+    ["errors", "stopping", "units", "files", "interruptions", "version"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
