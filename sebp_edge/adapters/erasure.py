@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import flush, read_json, storage_errors, write_atomically
+from sebp_edge.files import flush, parse_dataclass, read_json, storage_errors, write_atomically
 from sebp_edge.version import __version__
 
 _PENDING = ".forgetting"
@@ -122,11 +122,9 @@ def complete(adapter: Adapter) -> Receipt | None:
 def _read(path: Path) -> tuple[Receipt, dict[bytes, set[int]]]:
     try:
         values = read_json(path)
-        receipt = Receipt(
-            **{key: tuple(value) if type(value) is list else value for key, value in values["receipt"].items()}
-        )
+        receipt = parse_dataclass(values["receipt"], Receipt)
         keys = {bytes.fromhex(salt): {int(hash, 16) for hash in own} for salt, own in values["hashes"].items()}
-        if not _RECEIPT.fullmatch(receipt.path) or not all(type(one) is int for one in receipt.versions_removed):
+        if not _RECEIPT.fullmatch(receipt.path):
             raise ValueError("receipt")
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise AdapterError(

@@ -62,7 +62,7 @@ class Forgetting:
         near_duplicates: documents that are near-duplicates of them, hold parts of them, or are parts of them.
         with_near_duplicates: whether these are forgotten too.
         versions: the versions that are removed.
-        unlisted: those among them of which it is not known what they know.
+        unlisted: those of them whose documents are unknown.
         lost: other documents that were learnt after the active version, by versions that are removed; the next
             adaptation learns them again.
         remaining: what a new version is trained on; None if the active version does not know the documents.

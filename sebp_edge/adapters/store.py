@@ -125,13 +125,13 @@ class AdapterStore:
             StorageError: it could not be saved.
         """
         file = expand_user(file)
-        with archive.reading(file) as contents:
+        with archive.reading(file) as (contents, opened):
             adapter = self.adapter(contents.name if name is None else name)
             with storage_errors("Cannot save to", adapter.folder):
                 make_private(self.folder)
                 _check_free_space(contents.size, self.folder)
                 with temporary_folder(self.folder) as temporary:
-                    contents.unpack(temporary)
+                    contents.unpack(opened, temporary)
                     record = archive.read_record(temporary, file)
                     flush_all(temporary)
                     return adapter.add(temporary, record)

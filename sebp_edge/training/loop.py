@@ -92,8 +92,8 @@ class Trainer:
         rates = learning_rates(recipe, schedule.num_steps)
         epochs = schedule.epochs[: schedule.last_epoch]
         progress.total_steps = sum(map(len, epochs))
-        self.learner.begin_training(schedule.num_steps)
         hook, last_unsettled_epoch = self.learner.hook, 0
+        hook.begin(schedule.num_steps)
         try:
             if schedule.learns_on:
                 progress.best_state = snapshot(self.learner.adaptation)

@@ -93,8 +93,8 @@ class TrainingRun:
 
         With folds, each document is tested in a training that has not seen it, and the last training always follows.
         With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
-        states. If the loss on the validation documents, which it has seen, is not lower than before, a single judged
-        state is used instead; so it is after a stop, or if the loss becomes NaN or infinite.
+        states. It is used if the loss on the validation documents, which it has seen, is lower than before.
+        Otherwise, after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.

@@ -141,7 +141,7 @@ def train_with_the_learner(model, recipe, steps, rate):
     adaptation = PrunedAdaptation(model, recipe.sparsity)
     with RecoveringLearner(adaptation, recipe, examples, Collator(64, 2), silent) as learner:
         learner.lay_out(Schedule([[examples[:4]], [examples[4:]]]))
-        learner.begin_training(steps)
+        learner.hook.begin(steps)
         groups = [group for epoch in learner.schedule.epochs for group in epoch]
         for step in range(steps):
             learner.step(groups[step % 2], rate)
