@@ -11,10 +11,11 @@ Names are imported on first use, so that `sebp-edge --help` does not load torch.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from sebp_edge.version import __version__
 
 _HOMES = {
     "AdaptResult": "sebp_edge.run.result",
+    "Adapter": "sebp_edge.adapters.adapter",
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.research.analysis.analysis",
@@ -26,7 +27,7 @@ _HOMES = {
     "Plan": "sebp_edge.memory.plan",
     "Receipt": "sebp_edge.adapters.erasure",
     "Recipe": "sebp_edge.recipe",
-    "SavedAdapter": "sebp_edge.adapters.store",
+    "SavedAdapter": "sebp_edge.adapters.saved",
     "SebpEdgeError": "sebp_edge.errors",
     "UnchangedResult": "sebp_edge.run.unchanged",
     "sparsify": "sebp_edge.sparse.sparsify",
@@ -34,6 +35,7 @@ _HOMES = {
 
 __all__ = [
     "AdaptResult",
+    "Adapter",
     "AdapterRecord",
     "AdapterStore",
     "Analysis",
@@ -53,9 +55,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sebp_edge.adapters.adapter import Adapter
     from sebp_edge.adapters.erasure import Receipt
     from sebp_edge.adapters.record import AdapterRecord
-    from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+    from sebp_edge.adapters.saved import SavedAdapter
+    from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
     from sebp_edge.memory.plan import Plan

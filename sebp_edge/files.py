@@ -133,7 +133,7 @@ def parse_dataclass(values: dict, kind: type[Kind]) -> Kind:
 def _parse(value, kind):
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
-        return None if value is None else _parse(value, arguments[0])
+        return None if value is None and types.NoneType in arguments else _parse(value, arguments[0])
     if origin is tuple and isinstance(value, list):
         return tuple(_parse(each, arguments[0]) for each in value)
     if origin is dict and isinstance(value, dict):

@@ -8,9 +8,10 @@ from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forgetting import Forgetting, forget
+from sebp_edge.adapters.forget import Forgetting, forget
 from sebp_edge.adapters.names import is_plain
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import BusyError, Interrupted, OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
@@ -18,7 +19,8 @@ from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
-from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.sampling import Sampling, check_seed
@@ -157,7 +159,7 @@ class Personalizer:
         that was killed is completed by the same call.
 
         Args:
-            documents: paths of files, or names, numbers or hashes as in `AdapterStore.documents`, or a list of these.
+            documents: paths of files, or names, numbers or hashes as in `Adapter.documents`, or a list of these.
             texts: as for `adapt`: the other documents, unchanged, with these or without; others are left out. By
                 default, they are read where they were learnt; give them if they were moved, or were no files.
             name: the adapter's name in the store.
@@ -182,8 +184,7 @@ class Personalizer:
             self.store.delete_questions()  # so that those about the other documents are written without these
 
             receipt = forget(
-                self.store,
-                name,
+                self.store.adapter(name),
                 documents,
                 texts,
                 call.read,
@@ -356,15 +357,14 @@ class Personalizer:
         """
         quant = check_options(format, quant, has_texts=texts is not None)
         with self._exclusive_call(stop_when) as call:
-            folder, record = self.store.find(adapter, version)
+            found = self.store.find(adapter, version)
             reading = None if texts is None else read_texts(texts)
             self.in_use.release()
             name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
-            result = export(
-                name, folder, record, self.reference, to, format, quant, reading, call.notify, call.signal.check
-            )
+            rest = (self.reference, to, format, quant, reading, call.notify, call.signal.check)
+            result = export(name, found.path, found.record, *rest)
             if self.store.folder.is_dir():
-                call.remember_model(record)
+                call.remember_model(found.record)
             return result
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:

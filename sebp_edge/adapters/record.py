@@ -7,9 +7,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Literal
 
-import sebp_edge
 from sebp_edge.errors import AdapterError
 from sebp_edge.files import NewerFormat, parse_dataclass, read_json
+from sebp_edge.version import __version__
 
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
@@ -71,7 +71,7 @@ class AdapterRecord:
     packages: dict[str, str] | None = None
     quiz: dict[str, int | None] | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    sebp_edge: str = dataclasses.field(default_factory=lambda: sebp_edge.__version__)
+    sebp_edge: str = dataclasses.field(default_factory=lambda: __version__)
     format: int = FORMAT
 
     @property

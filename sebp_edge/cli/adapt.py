@@ -118,7 +118,7 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
-    if store.active_version(name) is None:
+    if store.adapter(name).active() is None:
         return texts, None, None
     reading, model = read_texts(texts), resolve(settings["model"])
     recipe, seed = settings["recipe"], settings["seed"]

@@ -5,9 +5,8 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from sebp_edge.adapters.documents import latest_history
-from sebp_edge.adapters.forgetting import Remaining
-from sebp_edge.adapters.store import SavedAdapter
+from sebp_edge.adapters.forget import Remaining
+from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -32,11 +31,11 @@ from sebp_edge.run.replies import interview
 from sebp_edge.run.reporting import collect_words, make_report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, make_record
-from sebp_edge.run.start import Beginning
+from sebp_edge.run.start import Beginning, latest_history
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.loop import Progress
+from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import TrainingRun
 
 
@@ -90,7 +89,7 @@ class Adapting:
     def read(self, texts, *, fresh: bool, sync: bool) -> UnchangedResult | None:
         """Reads texts; compares them with those of the active version, and returns a result if nothing is new."""
         call, place, in_store = self._call, self._place, self._place.out is None
-        earlier = latest_history(place.store, place.name) if in_store else None
+        earlier = latest_history(place.adapter) if in_store else None
         self.preparation = Preparation(call, call.read(texts), earlier)
         if not in_store:
             return None
@@ -163,7 +162,7 @@ class Adapting:
         self._assessor = Assessor(training, self.preparation.reading.documents, call.sink, checks)
         self._was_active = self._place.active_version
         place = self._place
-        active = self._assessor.examine_active(place.store, place.name) if self._compares else None
+        active = self._assessor.examine_active(place.adapter) if self._compares else None
         if active is not None:
             self._was_active = active.version
         dataset = training.dataset
@@ -252,10 +251,10 @@ class Adapting:
 
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
         """Activates the new version; unless another one became active meanwhile, which is returned and stays."""
-        store = self._place.store
+        adapter = self._place.adapter
         if self._keep_anyway:
-            return store.activate(saved), None
-        saved, active = store.activate_after(saved, self._was_active)
+            return adapter.activate(saved.version), None
+        saved, active = adapter.activate_after(saved.version, self._was_active)
         return saved, None if saved.active else active
 
     def _save_best_state(self, stop: BaseException) -> TrainingStopped:
@@ -264,7 +263,7 @@ class Adapting:
         error_type, reason = (
             (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         )
-        progress = training.progress[-1] if training.progress else Progress()
+        progress = training.progress[-1] if training.progress else TrainingProgress()
         try:
             if training.result is None and (
                 not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)
@@ -327,7 +326,7 @@ def train_again(
         )
     preparation = Preparation(call, remaining.reading, remaining.history)
     adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway, preparation=preparation, compares=False)
-    return place.store.open(place.name, adapting.run().version)
+    return place.adapter.open(adapting.run().version)
 
 
 def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from sebp_edge.adapters.documents import read_history
-from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.history import read_history
+from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event, Sink
@@ -79,13 +80,13 @@ class Assessor:
         self._by_active: Replies | None = None
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
-    def examine_active(self, store: AdapterStore, name: str) -> ActiveVersion | None:
+    def examine_active(self, adapter: Adapter) -> ActiveVersion | None:
         """Returns the active version with its losses on the run's test documents that it has not been trained on."""
-        version = store.active_version(name)
+        version = adapter.active()
         if version is None:
             return None
         try:
-            return self._examine(store, store.open(name))
+            return self._examine(adapter.open())
         except AdapterError:
             return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
 
@@ -116,7 +117,7 @@ class Assessor:
             copies=tuple(self._copies()),
         )
 
-    def _examine(self, store: AdapterStore, saved: SavedAdapter) -> ActiveVersion:
+    def _examine(self, saved: SavedAdapter) -> ActiveVersion:
         """Returns a version as `examine_active` does.
 
         Raises:
@@ -125,7 +126,7 @@ class Assessor:
         version, history = saved.version, read_history(saved.path)
         if saved.record.fingerprint != self._run.base.fingerprint:
             return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
-        states = store.judged_states(saved)
+        states = saved.judged_states()
         self._continue_before(states[0])
         if self._quiz:
             return ActiveVersion(version, None)

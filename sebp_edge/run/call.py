@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch
 
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import MachineError, OptionError, StorageError
 from sebp_edge.events import Event, Notice, Sink
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
@@ -94,12 +96,12 @@ class Call:
 
     def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""
-        folder, record = self.store.find(adapter, version)
+        found = self.store.find(adapter, version)
         self.load()
-        self.in_use.load_adapter(folder, record, self.sink)
+        self.in_use.load_adapter(found.path, found.record, self.sink)
         if self.store.folder.is_dir():
-            self.remember_model(record)
-        return record
+            self.remember_model(found.record)
+        return found.record
 
     def remember_model(self, record: AdapterRecord) -> None:
         """Remembers where the base model of an adapter is, if it was given as a folder or a file."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
-from sebp_edge.adapters.documents import latest_history
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
@@ -15,12 +14,13 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
+from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import LeftOut, own_text
 from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.split_history import FOLD_ROLES, SPLITS, TRAIN
+from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
 from sebp_edge.units import duration, gigabytes, plural
 
 NUM_EXAMPLES = 2
@@ -116,7 +116,7 @@ class Inspection:
     def of(cls, call: Call, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
         store, reference, recipe = call.store, call.reference, call.recipe
-        earlier = latest_history(store, name)
+        earlier = latest_history(store.adapter(name))
         reading = call.read(texts)
         active = compare_with_active(store, name, reference, recipe, call.seed, reading)
         preparation = Preparation(call, reading, earlier)

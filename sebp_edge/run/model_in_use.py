@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
 from sebp_edge.events import ModelLoaded, Notice, Sink
 from sebp_edge.machine import devices

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sebp_edge.adapters.names import check_name
-from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
@@ -64,7 +65,7 @@ def other_texts(store: AdapterStore, name: str, num_learnt: int, num_known: int,
     number = len(reading.documents)
     if _FEW * num_learnt >= min(number, num_known):
         return ""
-    before = [path for where in store.wheres(name).values() for path in where.paths]
+    before = [path for where in store.adapter(name).wheres().values() for path in where.paths]
     if _are_related(before, (Path(folder.path) for folder in reading.folders)):
         return ""
     documents = f"{num_known:,} document{'s' * (num_known != 1)}"

@@ -12,10 +12,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sebp_edge.adapters.documents import Entry, write_history
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.history import Entry, write_history
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import JUDGED, SavedAdapter, save_to
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import SebpEdgeError, StorageError
@@ -106,6 +109,11 @@ class Place:
     name: str
     out: Path | None = None
 
+    @property
+    def adapter(self) -> Adapter:
+        """The adapter in the store, whether it exists or not."""
+        return self.store.adapter(self.name)
+
     def check_writable(self) -> None:
         """See `AdapterStore.check_writable`."""
         self.store.check_writable(self.name, self.out)
@@ -117,7 +125,7 @@ class Place:
     @property
     def active_version(self) -> int | None:
         """The version that is active now; None if there is none, or outside the store."""
-        return None if self.out is not None else self.store.active_version(self.name)
+        return None if self.out is not None else self.adapter.active()
 
     def save(self, version: NewVersion, record: AdapterRecord, prefix: str = "") -> SavedAdapter:
         """Saves a version without activating it.
@@ -131,13 +139,13 @@ class Place:
         try:
             if self.out is None:
                 return self._save_in_store(version, record)
-            return self.store.save_to(version, record, self.out)
+            return save_to(version, record, self.out)
         except SebpEdgeError as error:
             message = " ".join(filter(None, [prefix, str(error), self._save_elsewhere(version, record)]))
             raise StorageError(message) from error
 
     def _save_in_store(self, version: NewVersion, record: AdapterRecord) -> SavedAdapter:
-        return self.store.save(version, record, self.name, activate=False, where=version.where)
+        return self.adapter.save(version, record, activate=False, where=version.where)
 
     def _save_elsewhere(self, version: NewVersion, record: AdapterRecord) -> str:
         """Saves into the store if `out` failed, else into the system's temporary folder; says where, in a sentence."""
@@ -146,7 +154,7 @@ class Place:
                 return f"Instead, {describe_location(self._save_in_store(version, record))}."
         with suppress(SebpEdgeError):
             folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(self.name)}-{secrets.token_hex(4)}"
-            self.store.save_to(version, record, folder)
+            save_to(version, record, folder)
             return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
         return "The adapter could not be saved anywhere."
 
@@ -168,7 +176,7 @@ def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
     """Returns the command that activates a version, or the call if the command line does not find it."""
     if has_commands(store, saved):
         return shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
-    return f"store.activate(store.open({saved.name!r}, {saved.version}))"
+    return f"store.adapter({saved.name!r}).activate({saved.version})"
 
 
 def make_record(run: TrainingRun, general: GeneralLoss | None, texts: VersionTexts) -> AdapterRecord:

@@ -1,9 +1,12 @@
 """The version that an adaptation learns on from, and how the adaptation begins."""
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from sebp_edge.adapters.documents import Entry, read_history, read_manifest
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.documents import DocumentList
+from sebp_edge.adapters.history import Entry, history_of
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, BaseModelMismatch
@@ -47,18 +50,16 @@ class Start:
             return comparison.obstacle
         try:
             saved = comparison.saved
-            states, history = store.judged_states(saved), read_history(saved.path)
-            manifest = read_manifest(saved.path)
+            states, listed = saved.judged_states(), DocumentList.read(saved.path)
             for folder in {*states, saved.path}:
                 read_factors(folder)
         except AdapterError:
             return _DAMAGED
-        if history is None:
+        if listed is None:
             return _DAMAGED
-        known = manifest.documents
-        entries = {int(one.hash, 16): Entry(tokens=one.tokens or 0, name=one.name) for one in known}
-        where = store.wheres(saved.name).get(saved.version, Where())
-        return cls(comparison, history, entries, states, where)
+        entries = {document.key: Entry(tokens=document.tokens or 0, name=document.name) for document in listed.own}
+        where = store.adapter(saved.name).wheres().get(saved.version, Where())
+        return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
         """Returns a recipe with the version's own values for those that are left to the memory budget."""
@@ -165,3 +166,19 @@ class Beginning:
     def folders(self) -> list[Path]:
         """The folders of the states that the trainings begin in, the last training's last; empty without a version."""
         return [*self.start.states, self.start.comparison.saved.path] if self.start else []
+
+
+def latest_history(adapter: Adapter) -> SplitHistory:
+    """Reads the history from which the next version of an adapter draws its splits; without one, draws a new salt.
+
+    It is the active version's, so that a rejected version takes no test documents from later ones; else the latest.
+
+    Raises:
+        AdapterError: its list of documents is damaged.
+    """
+    if adapter.exists():
+        active = adapter.active()
+        for version in sorted(adapter.versions(), key=lambda version: (version == active, version), reverse=True):
+            if (listed := adapter.document_list(version)) is not None:
+                return history_of(listed)
+    return SplitHistory(salt=secrets.token_bytes(16))

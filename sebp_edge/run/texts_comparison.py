@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
 from sebp_edge.adapters.known_texts import KnownTexts
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
@@ -83,14 +85,15 @@ def compare_with_active(
         AdapterError: the name is not valid.
         StorageError: the store cannot be read.
     """
-    version = store.active_version(name)
+    adapter = store.adapter(name)
+    version = adapter.active()
     if version is None:
         return None
     saved, known, other_model, differing = None, None, "", []
     try:
-        saved = store.open(name, version)
+        saved = adapter.open(version)
         known = KnownTexts.read(saved.path)
-        states = store.judged_states(saved)
+        states = saved.judged_states()
     except AdapterError:
         obstacle = "has damaged files, or was made by a newer sebp-edge"
     else:

@@ -96,9 +96,10 @@ def find_unchanged(
     active = compare_with_active(store, name, reference, recipe, seed, reading)
     if active is None or fresh or not active.is_unchanged(sync=sync):
         return active, None
-    saved, before = active.saved, store.wheres(name).get(active.version, Where())
+    adapter = store.adapter(name)
+    before = adapter.wheres().get(active.version, Where())
     earlier = before.earlier_than(reading.folders) if active.num_missing else ()
     now = replace(before, texts=(reading.folders, *earlier))
     if reading.folders and now != before:
-        store.remember_where(saved, now)
+        adapter.remember_where(active.version, now)
     return active, UnchangedResult.of(active)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sebp_edge.adapters.documents import Entry
+from sebp_edge.adapters.history import Entry
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.where import Where
 from sebp_edge.models.catalog import ModelReference

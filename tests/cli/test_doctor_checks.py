@@ -90,5 +90,5 @@ def test_a_folder_without_access_or_space_is_a_problem(tmp_path, monkeypatch):
 
 
 def test_one_adapter_is_no_plural(own_data_folder):
-    AdapterStore().save(FakeAdaptation(), AdapterRecord(**RECORD), "one", activate=True)
+    AdapterStore().adapter("one").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"

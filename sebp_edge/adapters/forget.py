@@ -10,13 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-from sebp_edge.adapters.documents import KnownDocument, Manifest, read_history, read_manifest
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.documents import DocumentList, KnownDocument
 from sebp_edge.adapters.erasure import Receipt, complete, erase
-from sebp_edge.adapters.names import check_name
+from sebp_edge.adapters.history import history_of
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.files import expand_user
@@ -60,7 +62,7 @@ class Forgetting:
         near_duplicates: documents that are near-duplicates of them, hold parts of them, or are parts of them.
         with_near_duplicates: whether these are forgotten too.
         versions: the versions that are removed.
-        unlisted: those among them of which it is not known what they know.
+        unlisted: those of them whose documents are unknown.
         lost: other documents that were learnt after the active version, by versions that are removed; the next
             adaptation learns them again.
         remaining: what a new version is trained on; None if the active version does not know the documents.
@@ -79,8 +81,7 @@ class Forgetting:
 
 
 def forget(
-    store: AdapterStore,
-    name: str,
+    adapter: Adapter,
     documents: Sequence[str | Path],
     texts: list | None,
     read: Callable[[list], Reading],
@@ -107,10 +108,9 @@ def forget(
         TextsError: other documents have changed or cannot be read, or none would remain.
         StorageError: something could not be removed; the same call completes it.
     """
-    name = check_name(name)
-    completed = complete(store, name)
+    completed = complete(adapter)
     try:
-        found = find_forgetting(store, name, documents, texts, read, with_near_duplicates=with_near_duplicates)
+        found = find_forgetting(adapter, documents, texts, read, with_near_duplicates=with_near_duplicates)
     except UnknownDocument:
         if completed is None:
             raise
@@ -118,15 +118,15 @@ def forget(
     if on_found is not None:
         on_found(found)
     new = None if found.remaining is None else train(found.remaining)
-    hidden = set(_versions_that_know(store, found)) - set(found.versions)
+    hidden = {version.number for version in _read_versions(adapter) if version.knows(found.keys)} - set(found.versions)
     if hidden:
         raise AdapterError(
-            f"Nothing was removed: version {max(hidden)} of the adapter {name!r} was saved meanwhile, and knows what "
-            "is to be forgotten; run this again."
+            f"Nothing was removed: version {max(hidden)} of the adapter {adapter.name!r} was saved meanwhile, and "
+            "knows what is to be forgotten; run this again."
         )
     near = () if with_near_duplicates else found.near_duplicates
     receipt = Receipt(
-        name=name,
+        name=adapter.name,
         documents=tuple(document.hash for document in found.documents)
         + tuple(document.hash for document in found.near_duplicates if with_near_duplicates),
         near_duplicates=tuple(document.hash for document in near),
@@ -135,7 +135,7 @@ def forget(
         replaced_by=new.version if new else None,
         exact=_exactness(found.remaining, new, is_exact=is_exact),
     )
-    return erase(store, receipt, found.keys)
+    return erase(adapter, receipt, found.keys)
 
 
 class UnknownDocument(AdapterError):
@@ -143,8 +143,7 @@ class UnknownDocument(AdapterError):
 
 
 def find_forgetting(
-    store: AdapterStore,
-    name: str,
+    adapter: Adapter,
     documents: Sequence[str | Path],
     texts: list | None,
     read: Callable[[list], Reading],
@@ -152,15 +151,15 @@ def find_forgetting(
     with_near_duplicates: bool,
 ) -> Forgetting:
     """Finds what has to go, and what to train on; see `forget`."""
-    versions = list(_read_versions(store, name))
-    base = _base(versions, store.active_version(name))
-    where = store.wheres(name).get(base.number, Where())
+    versions = list(_read_versions(adapter))
+    base = _base(versions, adapter.active())
+    where = adapter.wheres().get(base.number, Where())
     reading = _read_where_learnt(where, read) if texts is None else read(texts)
     given = where.paths if texts is None else [item for item in texts if isinstance(item, Path | Folder)]
     folders = [_folder_of(item) for item in given]
     found = defaultdict(set)
     for document in documents:
-        for salt, hash in _find(str(document), versions, base, folders, name):
+        for salt, hash in _find(str(document), versions, base, folders, adapter.name):
             found[salt].add(hash)
     numbered = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(numbered, base.salt)
@@ -169,7 +168,7 @@ def find_forgetting(
         found[base.salt] |= near
     # A text that is there is found in versions from other stores, too.
     own = {number: numbered[number] for number, one in fingerprints.items() if one.key in found[base.salt]}
-    for salt in {version.salt for version in versions if version.is_listed} - {base.salt}:
+    for salt in {version.salt for version in versions if version.listed} - {base.salt}:
         found[salt] |= {one.key for one in take_fingerprints(own, salt).values()}
     keys = {salt: hashes for salt, hashes in found.items() if hashes}
     if base.salt not in keys:
@@ -177,15 +176,13 @@ def find_forgetting(
             f"Only versions from another store are known to have these documents, and version {base.number} can be "
             "searched for them only by their texts; give these with the others."
         )
-    listed = {
-        int(one.hash, 16): one for version in [*versions, base] if version.salt == base.salt for one in version.own
-    }
-    everywhere = {int(one.hash, 16): one for version in versions for one in version.own} | listed
+    listed = {one.key: one for version in [*versions, base] if version.salt == base.salt for one in version.own}
+    everywhere = {one.key: one for version in versions for one in version.own} | listed
     chosen = {hash for hashes in keys.values() for hash in hashes if hash in everywhere} - near
-    unlisted = tuple(version.number for version in versions if not version.is_listed or version.salt not in keys)
+    unlisted = tuple(version.number for version in versions if not version.listed or version.salt not in keys)
     known = {version.number for version in versions if version.knows(keys)}
     return Forgetting(
-        name=name,
+        name=adapter.name,
         documents=_sorted(everywhere[hash] for hash in chosen),
         near_duplicates=_sorted(listed[hash] for hash in near),
         with_near_duplicates=with_near_duplicates,
@@ -204,41 +201,36 @@ def find_forgetting(
 
 @dataclass(frozen=True)
 class _Version:
-    """A version, with what its list of documents says; nothing if that cannot be read."""
+    """A version, with its list of documents; without, if that cannot be read."""
 
     number: int
     folder: Path
-    history: SplitHistory
-    own: tuple[KnownDocument, ...]
-    is_listed: bool
+    listed: DocumentList | None
 
     @property
     def salt(self) -> bytes:
-        return self.history.salt
+        return self.listed.salt if self.listed else b""
+
+    @cached_property
+    def own(self) -> tuple[KnownDocument, ...]:
+        return self.listed.own if self.listed else ()
 
     def knows(self, keys: Mapping[bytes, set[int]]) -> bool:
         hashes = keys.get(self.salt, set())
-        return any(int(document.hash, 16) in hashes for document in self.own)
+        return any(document.key in hashes for document in self.own)
 
 
-def _read_versions(store: AdapterStore, name: str) -> Iterator[_Version]:
-    for number in store.versions(name):
-        folder = store.version_folder(name, number)
-        try:
-            history, manifest = read_history(folder, store.salt()), read_manifest(folder, store.salt())
-        except AdapterError:
-            history = manifest = None
-        own = (manifest or Manifest((), b"")).documents
-        yield _Version(number, folder, history or SplitHistory(), own, manifest is not None)
-
-
-def _versions_that_know(store: AdapterStore, found: Forgetting) -> list[int]:
-    return [version.number for version in _read_versions(store, found.name) if version.knows(found.keys)]
+def _read_versions(adapter: Adapter) -> Iterator[_Version]:
+    for number in adapter.versions():
+        folder, listed = adapter.version_folder(number), None
+        with suppress(AdapterError):
+            listed = adapter.document_list(number)
+        yield _Version(number, folder, listed)
 
 
 def _base(versions: list[_Version], active: int | None) -> _Version:
     """Returns the version that is made again: the active one, else the newest whose documents are known."""
-    candidates = [version for version in versions if version.is_listed and active in (None, version.number)]
+    candidates = [version for version in versions if version.listed and active in (None, version.number)]
     if candidates:
         return candidates[-1]
     raise AdapterError(
@@ -256,9 +248,7 @@ def _find(
     """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
 
     def listed(is_meant: Callable[[_Version, KnownDocument], bool]) -> list[tuple[bytes, int]]:
-        return [
-            (version.salt, int(one.hash, 16)) for version in versions for one in version.own if is_meant(version, one)
-        ]
+        return [(version.salt, one.key) for version in versions for one in version.own if is_meant(version, one)]
 
     def is_called(name: str, document: KnownDocument) -> bool:
         return document.name is not None and (document.name == name or document.name.startswith(f"{name}, record "))
@@ -275,7 +265,7 @@ def _find(
             version.salt: {one.key for one in take_fingerprints(dict(enumerate(texts)), version.salt).values()}
             for version in versions
         }
-        if listed(lambda version, document: int(document.hash, 16) in hashes[version.salt]):
+        if listed(lambda version, document: document.key in hashes[version.salt]):
             found = [(salt, hash) for salt, own in hashes.items() for hash in own]
     if found:
         return found
@@ -309,8 +299,8 @@ def _relatives(
     known = {
         document.key: document
         for version in versions
-        if version.salt == salt
-        for document in version.history.documents
+        if version.listed and version.salt == salt
+        for document in history_of(version.listed).documents
         if document.role is not None
     }
     forgotten = [document for key, document in known.items() if key in hashes]
@@ -323,13 +313,13 @@ def _relatives(
 
 def _lost(versions: list[_Version], base: _Version, removed: set[int], hashes: set[int]) -> tuple[KnownDocument, ...]:
     """Returns the other documents that removed versions have learnt after the version that is made again."""
-    kept = hashes | {int(one.hash, 16) for one in base.own}
+    kept = hashes | {one.key for one in base.own}
     lost = {
         one.hash: one
         for version in versions
         if version.number in removed and version.number > base.number and version.salt == base.salt
         for one in version.own
-        if int(one.hash, 16) not in kept and not one.absent
+        if one.key not in kept and not one.absent
     }
     return _sorted(lost.values())
 
@@ -386,7 +376,7 @@ def _remaining(
         TextsError: other documents have changed or cannot be read, or none would remain.
     """
     given = {one.key for one in fingerprints.values()}
-    others = {int(document.hash, 16): document for document in base.own}
+    others = {document.key: document for document in base.own}
     others = {hash: document for hash, document in others.items() if hash not in hashes}
     gone = {hash for hash, document in others.items() if document.absent and hash not in given}
     others = {hash: document for hash, document in others.items() if hash not in gone}
@@ -414,7 +404,7 @@ def _remaining(
             num_equal=num_equal,
             folders=_still_needed(reading, kept, read),
         ),
-        history=base.history.without(hashes | gone),
+        history=history_of(base.listed).without(hashes | gone),
         num_new=len(given - others.keys() - hashes),
         num_gone=len(gone),
     )
@@ -426,6 +416,8 @@ def _missing(missing: Sequence[KnownDocument], base: _Version, num_others: int, 
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     verb = "is" if len(missing) == 1 else "are"
     found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {verb} not"
+    if num_others == 1:
+        found = f"the only other document of version {base.number} is not"
     learn = "or first learn the texts as they are now with `sebp-edge adapt`."
     if where is None:
         return f"{found} among these texts as they were then ({named}{more}). Give all texts and restore these, {learn}"

@@ -11,8 +11,9 @@ import pytest
 from random_texts import words
 from store_faults import OTHERS, WRITES, Weights, at_event, record, run_child, state_of
 
-from sebp_edge.adapters.documents import Entry, read_history, write_history
-from sebp_edge.adapters.forgetting import forget
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.forget import forget
+from sebp_edge.adapters.history import Entry, read_history, write_history
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
@@ -61,11 +62,11 @@ def learn(store, texts, *, activate=True, where=None):
     """Saves a version of these texts, whose history continues the one before; `where` are its groups of texts."""
     history = SplitHistory(salt=b"salt")
     if "mine" in store.names():
-        history = read_history(store.version_folder("mine", store.versions("mine")[-1]))
+        history = read_history(store.adapter("mine").version_folder(store.adapter("mine").versions()[-1]))
     reading = read_texts(texts)
     where = Where(texts=where or (reading.folders,))
     version = Version(reading, history)
-    return store.save(version, record(**RECORD), "mine", activate=activate, where=where).version
+    return store.adapter("mine").save(version, record(**RECORD), activate=activate, where=where).version
 
 
 def call(store, documents, texts, *, activate=True, near=False, on_found=None):
@@ -74,12 +75,11 @@ def call(store, documents, texts, *, activate=True, near=False, on_found=None):
     def train(remaining):
         new = Version(remaining.reading, remaining.history)
         where = Where(texts=(remaining.reading.folders,))
-        saved = store.save(new, remaining.record, "mine", activate=False, where=where)
-        return store.activate(saved) if activate else saved
+        saved = store.adapter("mine").save(new, remaining.record, activate=False, where=where)
+        return store.adapter(saved.name).activate(saved.version) if activate else saved
 
     return forget(
-        store,
-        "mine",
+        store.adapter("mine"),
         documents,
         texts if isinstance(texts, list | None) else [texts],
         read_texts,
@@ -91,14 +91,14 @@ def call(store, documents, texts, *, activate=True, near=False, on_found=None):
 
 
 def known(store, version):
-    return [document.label for document in store.documents("mine", version)]
+    return [document.label for document in store.adapter("mine").documents(version)]
 
 
 def remembered(store, text):
     """The versions whose lists have this text, as their own document or as an earlier one."""
     found = []
-    for version in store.versions("mine"):
-        history = read_history(store.version_folder("mine", version))
+    for version in store.adapter("mine").versions():
+        history = read_history(store.adapter("mine").version_folder(version))
         (fingerprint,) = take_fingerprints({0: text}, history.salt).values()
         found += [version] if fingerprint.key in {document.key for document in history.documents} else []
     return found
@@ -110,7 +110,7 @@ def test_every_version_that_knew_the_document_is_replaced_by_one_of_the_others(s
     learn(store, notes)
     seen = []
     receipt = call(store, ["3.md"], notes, on_found=seen.append)
-    assert store.versions("mine") == [3]
+    assert store.adapter("mine").versions() == [3]
     assert known(store, 3) == [f"{number}.md" for number in range(8) if number != 3]
     assert remembered(store, text) == []
     assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1, 2), 3, 3)
@@ -126,9 +126,9 @@ def test_every_version_that_knew_the_document_is_replaced_by_one_of_the_others(s
 
 def test_the_others_keep_their_splits(store, notes):
     learn(store, notes)
-    before = {document.label: document.split for document in store.documents("mine", 1)}
+    before = {document.label: document.split for document in store.adapter("mine").documents(1)}
     call(store, ["3.md"], notes)
-    after = {document.label: document.split for document in store.documents("mine", 2)}
+    after = {document.label: document.split for document in store.adapter("mine").documents(2)}
     assert after == {name: split for name, split in before.items() if name != "3.md"}
 
 
@@ -140,7 +140,7 @@ def test_a_document_is_found_by_path_name_hash_or_content(store, notes, tmp_path
         "path": notes / "3.md",
         "relative path": "notes/3.md",
         "name": "3.md",
-        "hash": store.documents("mine", 1)[3].hash,
+        "hash": store.adapter("mine").documents(1)[3].hash,
         "deleted file": notes / "3.md",
         "moved file": tmp_path / "elsewhere.txt",
     }[wanted]
@@ -159,7 +159,7 @@ def test_a_file_of_the_same_name_elsewhere_is_not_meant(store, notes, tmp_path):
         call(store, [tmp_path / "other" / "3.md"], notes)
     with pytest.raises(AdapterError, match=r"knows a document '3\.m'; did you mean '3\.md'"):
         call(store, ["3.m"], notes)
-    assert store.versions("mine") == [1]
+    assert store.adapter("mine").versions() == [1]
 
 
 def test_a_file_of_records_means_all_of_them_and_a_text_without_a_name_is_a_number(store, notes):
@@ -178,7 +178,7 @@ def test_an_earlier_text_of_the_same_name_is_forgotten_too(store, notes):
     (notes / "3.md").write_text(words(100, 1000))
     learn(store, notes)
     call(store, ["3.md"], notes)
-    assert store.versions("mine") == [3]
+    assert store.adapter("mine").versions() == [3]
     assert remembered(store, first) == remembered(store, words(100, 1000)) == []
 
 
@@ -188,14 +188,14 @@ def test_a_version_that_never_knew_it_stays_and_only_its_list_changes(store, not
     (notes / "3.md").unlink()
     learn(store, notes)
     assert remembered(store, text) == [1, 2]
-    weights = (store.version_folder("mine", 2) / "adapter_model.safetensors").read_bytes()
+    weights = (store.adapter("mine").version_folder(2) / "adapter_model.safetensors").read_bytes()
     before = known(store, 2)
     seen = []
     receipt = call(store, ["3.md"], notes, on_found=seen.append)
     assert seen[0].remaining is None
     assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1,), None, 2)
-    assert store.versions("mine") == [2]
-    assert (store.version_folder("mine", 2) / "adapter_model.safetensors").read_bytes() == weights
+    assert store.adapter("mine").versions() == [2]
+    assert (store.adapter("mine").version_folder(2) / "adapter_model.safetensors").read_bytes() == weights
     assert known(store, 2) == before
     assert remembered(store, text) == []
 
@@ -225,7 +225,13 @@ def test_changed_or_missing_others_are_refused_with_their_names(store, notes):
         TextsError, match=r"of the 7 other documents of version 1, 2 are not .* \(1\.md, 2\.md\)\. Give"
     ):
         call(store, ["3.md"], notes)
-    assert store.versions("mine") == [1]
+    assert store.adapter("mine").versions() == [1]
+
+
+def test_the_only_other_text_is_named_in_the_singular(store, notes):
+    learn(store, [notes / "0.md", notes / "1.md"])
+    with pytest.raises(TextsError, match="Nothing was forgotten: the only other document of version 1 is not among"):
+        call(store, ["0.md"], [notes / "0.md"])
 
 
 def test_forgetting_everything_is_refused(store, notes):
@@ -244,9 +250,9 @@ def test_documents_that_came_since_are_left_out(store, notes):
 
 
 def test_a_version_of_which_nothing_is_known_goes_too(store, notes):
-    store.save(Weights(), record(), "mine", activate=False)
+    store.adapter("mine").save(Weights(), record(), activate=False)
     learn_after = Version(read_texts(notes), SplitHistory(salt=b"salt"))
-    store.save(learn_after, record(**RECORD), "mine", activate=True)
+    store.adapter("mine").save(learn_after, record(**RECORD), activate=True)
     seen = []
     receipt = call(store, ["3.md"], notes, on_found=seen.append)
     assert seen[0].unlisted == (1,)
@@ -254,7 +260,7 @@ def test_a_version_of_which_nothing_is_known_goes_too(store, notes):
 
 
 def test_if_nothing_is_known_of_the_active_version_it_is_refused(store, notes):
-    store.save(Weights(), record(), "mine", activate=True)
+    store.adapter("mine").save(Weights(), record(), activate=True)
     with pytest.raises(AdapterError, match="It is not known which documents this adapter was made from"):
         call(store, ["3.md"], notes)
 
@@ -262,12 +268,14 @@ def test_if_nothing_is_known_of_the_active_version_it_is_refused(store, notes):
 def test_a_version_of_another_store_is_searched_by_the_text(store, notes, tmp_path):
     """Its hashes have another salt, and without names only the text tells."""
     learn(store, notes)
-    store.export_archive("mine", tmp_path / "moved")
+    store.adapter("mine").export_archive(tmp_path / "moved")
     other = AdapterStore(tmp_path / "other")
-    other.save(Version(read_texts(notes), SplitHistory(salt=b"another")), record(**RECORD), "mine", activate=True)
+    other.adapter("mine").save(
+        Version(read_texts(notes), SplitHistory(salt=b"another")), record(**RECORD), activate=True
+    )
     other.import_archive(tmp_path / "moved")
     receipt = call(other, ["3.md"], notes)
-    assert (receipt.versions_removed, other.versions("mine")) == ((1, 2), [3])
+    assert (receipt.versions_removed, other.adapter("mine").versions()) == ((1, 2), [3])
 
 
 def test_a_new_version_that_is_not_kept_stays_inactive_and_the_old_ones_go(store, notes):
@@ -275,21 +283,21 @@ def test_a_new_version_that_is_not_kept_stays_inactive_and_the_old_ones_go(store
     learn(store, notes)
     receipt = call(store, ["3.md"], notes, activate=False)
     assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1, 2), 3, None)
-    assert store.versions("mine") == [3]
+    assert store.adapter("mine").versions() == [3]
 
 
 def test_what_was_learnt_meanwhile_by_another_process_stops_the_removal(store, notes):
     learn(store, notes)
     with pytest.raises(AdapterError, match="Nothing was removed: version 2 of the adapter 'mine' was saved meanwhile"):
         call(store, ["3.md"], notes, on_found=lambda found: learn(store, notes))
-    assert 1 in store.versions("mine")
+    assert 1 in store.adapter("mine").versions()
 
 
 def test_an_error_of_the_app_changes_nothing(store, notes):
     learn(store, notes)
     with pytest.raises(KeyError):
         call(store, ["3.md"], notes, on_found=lambda found: {}["no"])
-    assert store.versions("mine") == [1]
+    assert store.adapter("mine").versions() == [1]
 
 
 def test_what_later_versions_have_learnt_and_the_active_one_has_not_is_said(store, notes):
@@ -298,7 +306,7 @@ def test_what_later_versions_have_learnt_and_the_active_one_has_not_is_said(stor
     (notes / "5.md").write_text(words(100, 501))
     (notes / "6.md").unlink()
     learn(store, notes)
-    store.rollback("mine")
+    store.adapter("mine").rollback()
     (notes / "5.md").write_text(words(100, 5))
     (notes / "6.md").write_text(words(100, 6))
     seen = []
@@ -318,7 +326,7 @@ def test_what_earlier_versions_knew_is_not_said_to_be_learnt_again(store, notes)
 
 
 def paths(store, version):
-    return [[folder.path for folder in group] for group in store.wheres("mine")[version].texts]
+    return [[folder.path for folder in group] for group in store.adapter("mine").wheres()[version].texts]
 
 
 def test_texts_are_read_where_each_version_was_made(store, notes, tmp_path):
@@ -367,12 +375,13 @@ def test_a_place_that_has_other_texts_now_is_named(store, notes):
     notes.rmdir()
     with pytest.raises(TextsError, match=rf"expected in '{notes}', which is not there any more; give their new place"):
         call(store, ["3.md"], None)
-    assert store.versions("mine") == [1]
+    assert store.adapter("mine").versions() == [1]
 
 
 # --------------------------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_instant_loses_no_adapter_and_the_same_call_completes_it(store, notes, tmp_path):
     text = (notes / "3.md").read_text()
     learn(store, notes)
@@ -395,7 +404,7 @@ def test_a_kill_at_any_instant_loses_no_adapter_and_the_same_call_completes_it(s
 
         code = run_child(child)
         state_of(store)  # asserts that every version is whole
-        assert store.active_version("mine") is not None
+        assert store.adapter("mine").active() is not None
         receipts = list((store.folder / "mine").glob("forgotten-*.json"))
         if receipts:
             assert remembered(store, text) == []
@@ -409,8 +418,8 @@ def test_a_kill_at_any_instant_loses_no_adapter_and_the_same_call_completes_it(s
         (receipt,) = (store.folder / "mine").glob("forgotten-*.json")
         assert json.loads(receipt.read_text())["documents"]
         assert remembered(store, text) == []
-        assert 3 in store.versions("mine")
-        assert store.open("mine").version > 3
+        assert 3 in store.adapter("mine").versions()
+        assert store.adapter("mine").open().version > 3
         state_of(store)
         assert not (store.folder / "mine" / ".forgetting").exists()
     assert kills > 60 // STEP
@@ -423,7 +432,7 @@ def test_a_removal_that_was_interrupted_does_not_remove_what_was_learnt_since(st
         raise OSError(28, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AdapterStore, "erase", interrupted)
+        patch.setattr(Adapter, "erase", interrupted)
         with pytest.raises(OSError, match="full"):
             call(store, ["3.md"], notes)
     learnt_again = learn(store, notes)
