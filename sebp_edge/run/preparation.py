@@ -8,8 +8,9 @@ from sebp_edge.events import MemoryPlanned, Notice, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.plan import Plan, make_plan
+from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
