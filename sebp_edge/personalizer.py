@@ -34,9 +34,10 @@ from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
@@ -82,9 +83,10 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, every method but `stop` and `plan` raises BusyError.
-    `stop()` ends the running call from another thread; that call raises Interrupted. To stop a call that may not have
-    started yet, pass an event to it and set it: `adapt(texts, stop_when=event)`. A stopped call cannot be resumed.
+    Only one call at a time may use the model: during a call, `adapt`, `forget`, `analyze`, `lr_range`, `generate`,
+    `export` and `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises
+    Interrupted. To stop a call that may not have started yet, pass an event to it and set it: `adapt(texts,
+    stop_when=event)`.
 
     A training runs on one device, in one process: `adapt` raises a MachineError if torchrun or accelerate has started
     several. On several GPUs, researchers train with `sparsify` in a loop of their own.

@@ -14,6 +14,7 @@ from sebp_edge.research.analysis.gradients import RowGradients
 from sebp_edge.research.analysis.heat_maps import HeatMap, map_examples, map_projections
 from sebp_edge.research.analysis.objectives import Objective
 from sebp_edge.research.rules import row_rules
+from sebp_edge.units import percent
 
 ENERGY_SHARE = 0.99
 
@@ -122,13 +123,14 @@ class GradientSparsity:
     def summary(self) -> tuple[str, str, str]:
         """Three paragraphs: what exact sparsity saves, and what dropping small rows or small elements would lose."""
         return (
-            f"{self.zero_share:.1%} of the rows are exactly zero. SEBP does {self.computed_share:.1%} of the work of a "
-            f"dense backward pass in the linear layers, {1 / self.computed_share:.1f} times less, and loses nothing.",
-            f"{self.top_rows_share:.1%} of the non-zero rows hold {ENERGY_SHARE:.0%} of the squared norm. Dropping the "
-            f"rows below the knee would lose {self.energy_below_knee:.1%} of it (means over layers).",
+            f"{percent(self.zero_share)} of the rows are exactly zero. SEBP does "
+            f"{percent(self.computed_share)} of the work of a dense backward pass in the linear layers, "
+            f"{1 / self.computed_share:.1f} times less, and loses nothing.",
+            f"{percent(self.top_rows_share)} of the non-zero rows hold {percent(ENERGY_SHARE, 0)} of the squared norm. "
+            f"Dropping the rows below the knee would lose {percent(self.energy_below_knee)} of it (means over layers).",
             f"The paper's own procedure, on elements, gives epsilon = {self.elements.epsilon:.2e}: it makes the share "
-            f"of zeros {self.elements.below:.1%} instead of {self.elements.zero:.1%}, and the elements below it hold "
-            f"{self.elements.energy_below:.1%} of the squared norm.",
+            f"of zeros {percent(self.elements.below)} instead of {percent(self.elements.zero)}, and the elements "
+            f"below it hold {percent(self.elements.energy_below)} of the squared norm.",
         )
 
     def grouped(self) -> dict[str, list[GroupShares]]:

@@ -12,13 +12,14 @@ from sebp_edge.pages import chart
 from sebp_edge.pages.render import mark, render
 from sebp_edge.research.analysis import paper
 from sebp_edge.research.analysis.gradient_sparsity import LayerRows
+from sebp_edge.units import percent
 
 MARK = mark("analyze")
 
 
 def render_page(analysis) -> str:
     """Returns the HTML page of an `Analysis`; every inserted value is escaped."""
-    filters = {"percent": "{:.1%}".format, "power": chart.power_of_10, "share": _share}
+    filters = {"percent": percent, "power": chart.power_of_10, "share": _share}
     return render(
         Path(__file__).with_name("report.html"),
         filters,

@@ -11,7 +11,7 @@ from sebp_edge.pages import chart
 from sebp_edge.pages.render import render
 from sebp_edge.research.bench.compare import Measurement
 from sebp_edge.research.bench.result import BenchResult
-from sebp_edge.units import gigabytes
+from sebp_edge.units import gigabytes, percent
 
 KINDS = {"forward": "forward", "backward": "backward", "update": "update", "whole": "one graph replay"}
 
@@ -36,7 +36,7 @@ def draw(result: BenchResult) -> str:
     memory = [(one.variant.name, *_memory(one)) for one in result.measurements] if has_peaks else []
     return render(
         Path(__file__).with_name("plot.svg"),
-        {},
+        {"percent": percent},
         figures=chart,
         result=result,
         kinds={kind: words for kind, words in KINDS.items() if kind in shown},
