@@ -34,9 +34,10 @@ from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve

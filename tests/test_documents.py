@@ -44,6 +44,18 @@ def test_no_document_is_missed():
 
 
 @pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_has_at_most_300_lines(document):
+    lines = len(document.read_text(encoding="utf-8").splitlines())
+    assert lines <= (500 if document == ROOT / "kernels" / "bench" / "README.md" else 300)
+
+
+def test_the_first_page_links_every_page_of_the_guide():
+    first = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([^)\s#]+)", without_code(first))}
+    assert {*(ROOT / "sebp_edge").rglob("*.md"), *(ROOT / "kernels").glob("*.md")} <= linked
+
+
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_tables_are_what_the_results_say_and_figures_have_a_source(document):
     text = document.read_text(encoding="utf-8")
     sources = documents.all_sources().get(document.relative_to(ROOT).as_posix(), {})

@@ -62,7 +62,7 @@ class Forgetting:
         near_duplicates: documents that are near-duplicates of them, hold parts of them, or are parts of them.
         with_near_duplicates: whether these are forgotten too.
         versions: the versions that are removed.
-        unlisted: those among them of which it is not known what they know.
+        unlisted: those of them whose documents are unknown.
         lost: other documents that were learnt after the active version, by versions that are removed; the next
             adaptation learns them again.
         remaining: what a new version is trained on; None if the active version does not know the documents.
@@ -416,6 +416,8 @@ def _missing(missing: Sequence[KnownDocument], base: _Version, num_others: int, 
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     verb = "is" if len(missing) == 1 else "are"
     found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {verb} not"
+    if num_others == 1:
+        found = f"the only other document of version {base.number} is not"
     learn = "or first learn the texts as they are now with `sebp-edge adapt`."
     if where is None:
         return f"{found} among these texts as they were then ({named}{more}). Give all texts and restore these, {learn}"

@@ -8,7 +8,7 @@ import typer
 
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Request, parse_path, takes_request
-from sebp_edge.units import plural
+from sebp_edge.units import percent, plural
 
 HTML = "sebp-edge-analysis.html"
 
@@ -62,13 +62,13 @@ def show_analysis(analysis) -> None:
         out.print(dropped)
         for layers, projections in sparsity.grouped().items():
             shares = [fmean(getattr(one, share) for one in projections) for share in ("zero", "below_knee", "top_rows")]
-            rows.append([sparsity.loss, layers, *map("{:.1%}".format, shares)])
-    print_table(["loss on", "layers", "zero rows", "below the knee", "rows with 99%"], rows)
+            rows.append([sparsity.loss, layers, *map(percent, shares)])
+    print_table(["loss on", "layers", "zero rows", "below the knee", "rows with 99 %"], rows)
     if analysis.has_new_head:
         out.print(f"The model has no classification head; a new one was drawn with seed {analysis.seed}.")
     analyzed, total = analysis.analyzed, analysis.texts
     out.print(
         f"Analyzed {analyzed.examples} of {plural(total.examples, 'example')}, {analyzed.tokens:,} of "
-        f"{plural(total.tokens, 'token')}; padded to {analysis.context_length} tokens, {analyzed.padding_share:.1%} of "
-        "the rows are padding."
+        f"{plural(total.tokens, 'token')}; padded to {analysis.context_length} tokens, "
+        f"{percent(analyzed.padding_share)} of the rows are padding."
     )

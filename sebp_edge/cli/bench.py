@@ -9,6 +9,7 @@ from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, pri
 from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
 from sebp_edge.errors import OptionError
 from sebp_edge.files import check_output_file
+from sebp_edge.units import percent
 
 
 def bench(
@@ -95,7 +96,8 @@ def show_bench(result) -> None:
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
         f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights} weights) "
-        f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, {result.padding_share:.0%} padding"
+        f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, "
+        f"{percent(result.padding_share, 0)} padding"
     )
     rows = result.rows()
     has_peaks = any(row["peak_bytes"] for row in rows)

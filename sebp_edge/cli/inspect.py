@@ -6,7 +6,7 @@ import typer
 
 from sebp_edge.cli.console import out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
-from sebp_edge.units import plural
+from sebp_edge.units import percent, plural
 
 # Lines of a list, and characters of a rendered run; JSON has all.
 MAX_LINES, MAX_RUN = 8, 400
@@ -57,7 +57,7 @@ def show_inspection(found) -> None:
     _show_list("look like templates, but would be read", found.templates)
     _show_list("look like drawings, but would be read", found.drawings)
     if found.boilerplate_share >= MIN_BOILERPLATE:
-        out.print(f"boilerplate: {found.boilerplate_share:.0%} of the tokens are in lines of many documents")
+        out.print(f"boilerplate: {percent(found.boilerplate_share, 0)} of the tokens are in lines of many documents")
     rates = [f"{each.document} ({each.tokens_per_character:.2f})" for each in found.badly_read]
     usual = f"{found.tokens_per_character:.2f}"
     _show_list(f"read badly by this tokenizer, tokens per character (usually {usual})", rates)

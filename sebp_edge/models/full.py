@@ -1,24 +1,25 @@
 """Full fine-tuning: trains every weight of the base model and saves the whole model."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import BaseModelMismatch, ModelError
 from sebp_edge.models.compressed import COMPRESSED, CompressedFile
 from sebp_edge.models.loading import BaseModel, without_progress_bars
 from sebp_edge.models.training_hook import TrainingHook
-from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
+from sebp_edge.models.weights import WeightsFile, raising_adapter_error
+
+FORMATS = {"model.safetensors": WeightsFile, COMPRESSED: CompressedFile}
 
 
 class FullWeights:
     """All weights of the base model, with a copy of the original ones on the CPU."""
 
-    MARKERS = ("model.safetensors", COMPRESSED)
+    MARKERS = tuple(FORMATS)
     merge_for = None
     training_hook = TrainingHook
 
@@ -47,11 +48,13 @@ class FullWeights:
         """
         expected = dict(saved_tensors(base.model))
         with raising_adapter_error(folder):
-            found = _read(folder, {name: tensor.shape for name, tensor in expected.items()})
-        if found is None:
-            raise BaseModelMismatch(
-                f"The weights in {folder.name!r} belong to a base model other than {base.reference.name!r}."
-            )
+            saved = open_weights(folder)
+            if saved.shapes != {name: tensor.shape for name, tensor in expected.items()}:
+                raise BaseModelMismatch(
+                    f"The weights in {folder.name!r} belong to a base model other than {base.reference.name!r}."
+                )
+            saved.refuse_non_finite()
+            found = {name: saved.read(name) for name in expected}
         weights = cls(base)
         for name, tensor in expected.items():
             tensor.copy_(found[name])
@@ -99,20 +102,14 @@ class FullWeights:
         self.model.requires_grad_(False)
 
 
-def _read(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor] | None:
-    """Returns a saved model's tensors by name; None if their names or shapes are others."""
-    file = next(name for name in FullWeights.MARKERS if (folder / name).is_file())
-    if file == COMPRESSED:
-        compressed = CompressedFile(folder / file)
-        if compressed.shapes != shapes:
-            return None
-        refuse_non_finite(((name, compressed.stored(name)) for name in shapes), folder, file)
-        return {name: compressed.read(name) for name in shapes}
-    found = read_weights(folder / file)
-    if {name: tensor.shape for name, tensor in found.items()} != shapes:
-        return None
-    refuse_non_finite(found.items(), folder, file)
-    return found
+def open_weights(folder: Path) -> WeightsFile:
+    """Opens a saved model, compressed or not.
+
+    Raises:
+        OSError, SafetensorError, ValueError, OptionError: its file is missing or damaged.
+    """
+    name = next((name for name in FORMATS if (folder / name).is_file()), next(iter(FORMATS)))
+    return FORMATS[name](folder / name)
 
 
 def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,4 @@
-"""The protocol of rules that drop rows of dL/dY which carry gradient, as `sparsify(rows=...)` takes them.
-
-`sebp_edge.research` has some: TopN, Threshold, Energy.
-"""
+"""The protocol of rules for `sparsify(rows=...)` that drop rows of dL/dY which carry gradient."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -11,8 +11,9 @@ from sebp_edge.errors import OptionError
 from sebp_edge.events import LearningOn, MemoryPlanned, Notice, Sink, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
+from sebp_edge.memory.plan import Plan, make_plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence

@@ -26,7 +26,7 @@ from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.comparison import interval
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import TOLERANCE, GateResult
-from sebp_edge.training.loop import Progress
+from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import TrainingRun
 
 # A curve with more steps has means of several, so that the report of a long training stays small.
@@ -97,7 +97,7 @@ def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
     return TestLoss(rest.mean, lowest, highest, len(rest.tokens), sum(rest.tokens.values()))
 
 
-def _curve(progress: Progress) -> Curve:
+def _curve(progress: TrainingProgress) -> Curve:
     size = max(1, -(-len(progress.losses) // MAX_POINTS))
     means = [round(fmean(some), 4) for some in _parts(progress.losses, size)]
     return Curve(

@@ -60,8 +60,8 @@ class AdaptResult:
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
-        quiz: what the quiz about the documents showed, which decides in the place of the losses; those are of its
-            answers then. None if the recipe asks no questions.
+        quiz: what the quiz about the documents showed; None if the recipe asks no questions. If not None, the quiz
+            decides, and the losses are those of its answers.
         answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
             leave them out.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.

@@ -43,7 +43,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class TextBeginning:
     """The beginning of a document.
 
     Attributes:
@@ -59,7 +59,7 @@ class Beginning:
 
 def find_beginnings(
     documents: Sequence[Document], numbers: Iterable[int], base: BaseModel, *, chat_template: bool
-) -> list[Beginning]:
+) -> list[TextBeginning]:
     """Returns the beginnings of the first three of these documents that the model can continue.
 
     Args:
@@ -72,13 +72,13 @@ def find_beginnings(
         prompt = _encode(beginning, base)
         if prompt is not None:
             text = beginning if isinstance(beginning, str) else beginning[-1]["content"]
-            found.append(Beginning(documents[number].source, text, prompt))
+            found.append(TextBeginning(documents[number].source, text, prompt))
         if len(found) == NUM_SAMPLES:
             break
     return found
 
 
-def continue_each(base: BaseModel, beginnings: list[Beginning], check: Callable[[], None]) -> list[str]:
+def continue_each(base: BaseModel, beginnings: list[TextBeginning], check: Callable[[], None]) -> list[str]:
     """Continues each beginning with at most 40 likely tokens, the same each time, by the model in its present state.
 
     With an adaptation attached, that is the adapted model; within `adaptation.disabled()`, it is the base model.

@@ -27,7 +27,7 @@ from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.training.loop import Progress
+from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import TrainingRun
 
 
@@ -146,7 +146,7 @@ def save_best_state(
     error_type, reason = (
         (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
     )
-    progress = run.progress[-1] if run.progress else Progress()
+    progress = run.progress[-1] if run.progress else TrainingProgress()
     if run.result is None and (not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)):
         return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
     # It has not learnt all texts, so that no training can learn on from it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from sebp_edge.texts.near_duplicates import Relations, Shingler, compare
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.remembered import FOLD_ROLES, TEST, TRAIN, Remembered, Shingles
 
 
@@ -27,9 +27,7 @@ class Fingerprint:
     shingles: Shingles
 
 
-def take_fingerprints(
-    texts: Mapping[int, str], salt: bytes, progress: Progress | None = None
-) -> dict[int, Fingerprint]:
+def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress = SILENT) -> dict[int, Fingerprint]:
     """Returns the documents' fingerprints by number, in an order that depends on the texts only.
 
     Args:
@@ -37,7 +35,7 @@ def take_fingerprints(
         salt: up to 64 secret bytes, the same for all versions of an adapter.
         progress: of the preparation.
     """
-    shingler, progress = Shingler(salt), progress or Progress()
+    shingler = Shingler(salt)
     progress.begin("comparing", sum(map(len, texts.values())))
     found = {
         number: Fingerprint(*_digests(text, salt), shingler.shingles(text, progress.advance))

@@ -114,10 +114,6 @@ class Learner:
         self._guard.check()
         return losses.cpu(), sequences
 
-    def begin_training(self, num_steps: int) -> None:
-        """Begins a training of at most `num_steps` steps with the current weights."""
-        self.hook.begin(num_steps)
-
     def begin_step(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
         self._learning_rate = learning_rate

@@ -21,7 +21,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Progress of a training, updated as it runs.
 
     Attributes:
@@ -74,9 +74,9 @@ class Trainer:
     recipe: Recipe
     on_event: Sink
     phase: str
-    progress: Progress = field(default_factory=Progress)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
 
-    def train(self, schedule: Schedule) -> Progress:
+    def train(self, schedule: Schedule) -> TrainingProgress:
         """Runs the steps of a schedule that the learner is prepared for.
 
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
@@ -92,8 +92,8 @@ class Trainer:
         rates = learning_rates(recipe, schedule.num_steps)
         epochs = schedule.epochs[: schedule.last_epoch]
         progress.total_steps = sum(map(len, epochs))
-        self.learner.begin_training(schedule.num_steps)
         hook, last_unsettled_epoch = self.learner.hook, 0
+        hook.begin(schedule.num_steps)
         try:
             if schedule.learns_on:
                 progress.best_state = snapshot(self.learner.adaptation)

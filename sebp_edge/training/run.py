@@ -26,11 +26,11 @@ from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.loop import Progress, Trainer
+from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.restraint import restrain
 from sebp_edge.training.scoring import score
-from sebp_edge.units import duration
+from sebp_edge.units import duration, percent
 
 # A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180
@@ -78,7 +78,7 @@ class TrainingRun:
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
         self._folders, self._attach = starts, attach
         self.adaptation: Adaptation | None = None
-        self.progress: list[Progress] = []
+        self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.began = time.perf_counter()
@@ -93,8 +93,8 @@ class TrainingRun:
 
         With folds, each document is tested in a training that has not seen it, and the last training always follows.
         With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
-        states. If the loss on the validation documents, which it has seen, is not lower than before, a single judged
-        state is used instead; so it is after a stop, or if the loss becomes NaN or infinite.
+        states. It is used if the loss on the validation documents, which it has seen, is lower than before.
+        Otherwise, after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
@@ -194,11 +194,11 @@ class TrainingRun:
         refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
         return Group(probe, learner.limit, is_evaluated=True)
 
-    def _restrain(self, learner: RecoveringLearner, best: Progress, general: Group, base_loss: float) -> None:
+    def _restrain(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
         scale = restrain(learner, best, general, base_loss)
         if scale < 1:
-            because = f"since the loss on general text rose by more than {MAX_RISE:.1%}"
-            self._on_event(Notice(f"The adapter was scaled to {scale:.0%}, {because}."))
+            because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
+            self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
     def _refit(
         self, learner: RecoveringLearner, schedule: Schedule, start: list[Tensor], result: GateResult
@@ -231,7 +231,7 @@ class TrainingRun:
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         recipe = self.recipe.learning_on() if schedule.learns_on else self.recipe
-        trainer = Trainer(learner, recipe, self._on_event, phase, Progress(phase))
+        trainer = Trainer(learner, recipe, self._on_event, phase, TrainingProgress(phase))
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])

@@ -228,6 +228,12 @@ def test_changed_or_missing_others_are_refused_with_their_names(store, notes):
     assert store.adapter("mine").versions() == [1]
 
 
+def test_the_only_other_text_is_named_in_the_singular(store, notes):
+    learn(store, [notes / "0.md", notes / "1.md"])
+    with pytest.raises(TextsError, match="Nothing was forgotten: the only other document of version 1 is not among"):
+        call(store, ["0.md"], [notes / "0.md"])
+
+
 def test_forgetting_everything_is_refused(store, notes):
     learn(store, notes)
     with pytest.raises(TextsError, match=r"No other document would remain .* remove the adapter"):
@@ -375,6 +381,7 @@ def test_a_place_that_has_other_texts_now_is_named(store, notes):
 # --------------------------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_instant_loses_no_adapter_and_the_same_call_completes_it(store, notes, tmp_path):
     text = (notes / "3.md").read_text()
     learn(store, notes)

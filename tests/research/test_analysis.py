@@ -14,8 +14,9 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
 from sebp_edge.research.analysis import paper
-from sebp_edge.research.analysis.analysis import GradientSparsity, LayerRows, analyze
+from sebp_edge.research.analysis.analysis import analyze
 from sebp_edge.research.analysis.elements import threshold_elements
+from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, LayerRows
 from sebp_edge.research.analysis.gradients import linear_layers, row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.histogram import LogHistogram

@@ -20,6 +20,7 @@ from sebp_edge.research.analysis import paper
 from sebp_edge.research.analysis.analysis import Analysis, analyze
 from sebp_edge.research.analysis.heat_maps import HeatMap
 from sebp_edge.research.analysis.report import MARK
+from sebp_edge.units import percent
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
 
@@ -147,8 +148,8 @@ def contrast(one, other):
 def test_it_has_the_figures_of_the_analysis(analysis, html):
     words = [words for _, words in Page(html).words]
     every, trained = analysis.losses
-    assert f"{analysis.analyzed.padding_share:.1%}" in words
-    assert f"{trained.computed_share:.1%}" in words
+    assert percent(analysis.analyzed.padding_share) in words
+    assert percent(trained.computed_share) in words
     for sentence in (*every.summary, *trained.summary):
         assert sentence in words
     for layer in every.layers:

@@ -13,7 +13,7 @@ from sebp_edge import sparsify
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import row_norms, select_rows, sparse_linear
 from sebp_edge.research.rules import row_rules
-from sebp_edge.research.rules.selection import Energy, Selection, Threshold, TopN, _LayerSelector
+from sebp_edge.research.rules.selection import AppliedRule, Energy, Threshold, TopN, _LayerSelector
 
 SIZES = [1, 7, 130]
 
@@ -294,7 +294,7 @@ def test_rows_beyond_the_capacity_are_reported_as_dropped():
 
 def test_the_report_covers_all_passes_of_each_group_of_layers():
     layers = torch.nn.ModuleDict({"one": torch.nn.Linear(1, 2), "other": torch.nn.Linear(1, 1)})
-    selection = Selection(layers, TopN(2))
+    selection = AppliedRule(layers, TopN(2))
     assert selection.dropped() == []
     together, alone = selection.selector(layers.values()), selection.selector([layers["other"]])
     assert selection.selector(list(layers.values())) is together

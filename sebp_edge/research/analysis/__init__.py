@@ -2,11 +2,12 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-analysis      counts the rows of dL/dY that are zero or small
-objectives    the losses whose gradients are analyzed
-gradients     computes the gradients, a layer at a time
-elements      the paper's threshold on elements
-heat_maps     norms by layer and position
-report        writes an analysis as a page, with the paper's tables
-paper         the paper's tables as printed
+analysis             analyzes some examples of a dataset
+gradient_sparsity    counts the rows of dL/dY that are zero or small
+objectives           the losses whose gradients are analyzed
+gradients            computes the gradients, a layer at a time
+elements             the paper's threshold on elements
+heat_maps            norms by layer and position
+report               writes an analysis as a page, with the paper's tables
+paper                the paper's tables as printed
 """

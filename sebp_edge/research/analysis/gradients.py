@@ -106,7 +106,7 @@ def row_gradients(model: nn.Module, objective: Objective, on_example: Callable[[
     """
     layers, batches = linear_layers(model), objective.batches
     device, size = next(model.parameters()).device, (len(batches), batches[0].input_ids.shape[1])
-    records = {layer: _Record(info, size, device) for layer, info in layers.items()}
+    records = {layer: _GradientRecord(info, size, device) for layer, info in layers.items()}
     with torch.enable_grad(), _without_weight_gradients(model):
         for number, batch in enumerate(batches):
             handles = [
@@ -125,7 +125,7 @@ def row_gradients(model: nn.Module, objective: Objective, on_example: Callable[[
     return found
 
 
-class _Record:
+class _GradientRecord:
     """Records dL/dY of one linear layer on its device."""
 
     def __init__(self, info: LayerInfo, size: tuple[int, int], device: torch.device):

@@ -7,21 +7,19 @@ lays out the figures.
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from sebp_edge.pages import chart
 from sebp_edge.pages.render import mark, render
 from sebp_edge.research.analysis import paper
-
-if TYPE_CHECKING:
-    from sebp_edge.research.analysis.analysis import Analysis, LayerRows
+from sebp_edge.research.analysis.gradient_sparsity import LayerRows
+from sebp_edge.units import percent
 
 MARK = mark("analyze")
 
 
-def render_page(analysis: "Analysis") -> str:
-    """The HTML page; every inserted value is escaped."""
-    filters = {"percent": "{:.1%}".format, "power": chart.power_of_10, "share": _share}
+def render_page(analysis) -> str:
+    """Returns the HTML page of an `Analysis`; every inserted value is escaped."""
+    filters = {"percent": percent, "power": chart.power_of_10, "share": _share}
     return render(
         Path(__file__).with_name("report.html"),
         filters,
@@ -38,7 +36,7 @@ def _share(value: float) -> str:
     return f"{value:.3f}" if 0 < value < 0.01 else f"{value:.2f}"
 
 
-def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str, list[tuple]]]:
+def _paper_rows(table: paper.PaperTable, analysis) -> list[tuple[str, list[tuple]]]:
     """The rows of one of the paper's tables, by group: (name, two values of these texts, the paper's values)."""
     lengths, layers = analysis.analyzed, analysis.losses[0].layers
     padding = [
@@ -59,7 +57,7 @@ def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str
     ]
 
 
-def _by_statistic(layers: tuple["LayerRows", ...], names: tuple[str, ...], printed: paper.Rows) -> list[tuple]:
+def _by_statistic(layers: tuple[LayerRows, ...], names: tuple[str, ...], printed: paper.Rows) -> list[tuple]:
     grouped = [layer for layer in layers if layer.projection in names]
     zero = _statistics([layer.zero / layer.rows for layer in grouped])
     with_epsilon = _statistics([layer.below_epsilon for layer in grouped])

@@ -14,6 +14,7 @@ from sebp_edge.errors import OptionError
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
+from sebp_edge.units import percent
 
 # Tokens of a paragraph of real notes: the median and the 90th percentile.
 MEDIAN_LENGTH, NINETIETH_LENGTH = 30, 90
@@ -63,8 +64,8 @@ def padded_length(examples: list[Example], share: float) -> int:
     if context_length < max(lengths):
         least = 1 - sum(lengths) / len(lengths) / max(lengths)
         raise OptionError(
-            f"A batch of texts of {min(lengths)} to {max(lengths)} tokens has at least {math.ceil(100 * least)}% "
-            f"padding; ask for that or more instead of {share:.0%}."
+            f"A batch of texts of {min(lengths)} to {max(lengths)} tokens has at least {math.ceil(100 * least)} % "
+            f"padding; ask for that or more instead of {percent(share, 0)}."
         )
     return context_length
 

@@ -84,7 +84,7 @@ def _layers_2_4(model: nn.Module) -> dict[str, nn.Linear]:
     if not found:
         raise SparsityError(
             "The model has no 2:4 linear layers, which sparse kernels need; train all weights with the pattern 2:4 "
-            'first ("Pruning" in recipes/README.md).'
+            'first ("N:M sparsity" in sebp_edge/research/README.md).'
         )
     return found
 

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Rule(RowRule):
-    def begin(self, model: nn.Module) -> "Selection":
-        return Selection(model, self)
+    def begin(self, model: nn.Module) -> "AppliedRule":
+        return AppliedRule(model, self)
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ class Energy(_Rule):
         )
 
 
-class Selection:
+class AppliedRule:
     """A rule at work in one sparsified model, with a state for each layer."""
 
     def __init__(self, model: nn.Module, rule: TopN | Threshold | Energy):
-        self._rule, self._draw = rule, _Draw(rule)
+        self._rule, self._draw = rule, _RowDraw(rule)
         self._names = {layer: name for name, layer in model.named_modules()}
         self._selectors: dict[tuple[nn.Module, ...], _LayerSelector] = {}
         logger.info("Gradients are approximations, with %s; `dropped()` reports what each layer drops.", rule)
@@ -184,7 +184,7 @@ class _LayerSelector:
         self._lost = self._lost + row_rules.lost_share(energy_N, times_N > 0)
 
 
-class _Draw:
+class _RowDraw:
     """Draws rows with its own random generator on each device."""
 
     def __init__(self, rule: TopN | Threshold | Energy):
@@ -204,7 +204,7 @@ class _LayerTopN:
 
     epsilon = None
 
-    def __init__(self, rule: TopN, draw: _Draw):
+    def __init__(self, rule: TopN, draw: _RowDraw):
         self._rule, self._draw = rule, draw
 
     def __call__(self, energy_N: Tensor) -> ActiveRows:
@@ -218,7 +218,7 @@ class _LayerTopN:
 class _LayerThreshold:
     """`Threshold` in one layer; derives epsilon from the first passes if it is not given."""
 
-    def __init__(self, rule: Threshold, draw: _Draw):
+    def __init__(self, rule: Threshold, draw: _RowDraw):
         self._rule, self._draw = rule, draw
         self.epsilon: Tensor | float | None = rule.epsilon
         self._histogram: row_rules.NormHistogram | None = None
@@ -245,7 +245,7 @@ class _LayerEnergy:
 
     epsilon = None
 
-    def __init__(self, rule: Energy, draw: _Draw):
+    def __init__(self, rule: Energy, draw: _RowDraw):
         self._rule = rule
         self._average: Tensor | None = None
 
