@@ -158,7 +158,7 @@ def test_the_plot_is_a_self_contained_svg_for_light_and_dark_pages():
         "6.5 GB",
         "out of memory",
         "refused",
-        "91% padding",
+        "91 % padding",
         "Peak GPU memory of torch's allocator",
     ):
         assert expected in words

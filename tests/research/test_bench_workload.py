@@ -57,7 +57,7 @@ def test_less_padding_than_the_longest_text_leaves_is_refused():
     examples = make_examples([10, 10, 40])
     assert padded_length(examples, 0.5) == 40
     with pytest.raises(
-        OptionError, match=r"of 10 to 40 tokens has at least 50% padding; ask for that or more instead of 48%\."
+        OptionError, match=r"of 10 to 40 tokens has at least 50 % padding; ask for that or more instead of 48 %\."
     ):
         padded_length(examples, 0.48)
 
