@@ -83,9 +83,10 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, every method but `stop` and `plan` raises BusyError.
-    `stop()` ends the running call from another thread; that call raises Interrupted. To stop a call that may not have
-    started yet, pass an event to it and set it: `adapt(texts, stop_when=event)`. A stopped call cannot be resumed.
+    Only one call at a time may use the model: during a call, `adapt`, `forget`, `analyze`, `lr_range`, `generate`,
+    `export` and `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises
+    Interrupted. To stop a call that may not have started yet, pass an event to it and set it: `adapt(texts,
+    stop_when=event)`.
 
     A training runs on one device, in one process: `adapt` raises a MachineError if torchrun or accelerate has started
     several. On several GPUs, researchers train with `sparsify` in a loop of their own.

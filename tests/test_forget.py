@@ -30,6 +30,7 @@ def train_without(make, folder, earlier, forgotten, tmp_path):
     return make(store=store, seed=5).adapt(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "split"), [(24, "train"), (24, "test"), (15, "fold 1")])
 def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, notes_folder, tmp_path, count, split):
     for path in sorted(notes_folder.iterdir())[count:]:
@@ -50,6 +51,7 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
             assert value == getattr(AdapterRecord.read(fresh.adapter_path), name), name
 
 
+@pytest.mark.slow
 def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
     personalizer = make()
     personalizer.adapt(notes_folder, keep_anyway=True)
@@ -99,6 +101,7 @@ def test_another_base_model_is_refused_before_anything_is_removed(make, notes_fo
     assert store.adapter("default").versions() == [1]
 
 
+@pytest.mark.slow
 def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_folder, model_folder, own_data_folder):
     assert run(*adapt).exit_code == 0
     command = ["forget", notes_folder / "note-03.md", "--texts", notes_folder, "--model", model_folder]
@@ -124,6 +127,7 @@ def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_fol
     assert "Receipt: " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, model_folder, tmp_path, monkeypatch):
     """Also from another working directory, after a rollback, and after the folder was moved and adapted to again."""
     monkeypatch.chdir(tmp_path)

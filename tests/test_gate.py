@@ -245,6 +245,7 @@ def test_an_equally_good_second_version_replaces_the_first(make):
     assert_uses(personalizer, result.adapter_path)
 
 
+@pytest.mark.slow
 def test_a_version_on_other_texts_is_not_comparable(make):
     personalizer = make(after=NOTES)
     personalizer.load_adapter("default")
@@ -282,6 +283,7 @@ def test_a_version_of_0_1_0_is_not_comparable(tmp_path):
     assert personalizer.store.adapter("letters").active() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", [False, True])
 def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compared, model, tokenizer, edited):
     personalizer = make(after=FEW, seed=1)
@@ -340,6 +342,7 @@ def test_a_document_that_bridges_test_and_train_documents_is_trained_on(make, co
     assert compared.keys() == tested - {touched}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
 def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, texts):
     personalizer = make()
@@ -372,6 +375,7 @@ def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
         assert len({*train}) + len({*validation}) + len({*test}) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5])
 def test_with_fewer_than_six_documents_nothing_is_judged(make, count):
     texts, events = make_sentences(count, words=400 // count), []
@@ -477,6 +481,7 @@ def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
     assert_uses(personalizer, None)
 
 
+@pytest.mark.slow
 def test_test_documents_are_learnt_by_the_refit_and_not_before(tmp_path):
     """Each note ends with random words of its own; those of no note show what is learnt of random words as such."""
     paths = sorted(path for path in EXAMPLES.rglob("*.md") if not path.name.startswith("."))[:22]

@@ -210,6 +210,7 @@ def test_every_module_has_a_layer():
     assert {layer_of(path) for path in sources()} - {"__init__"} <= DEPTH.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", HOMES)
 def test_libraries_stay_in_their_rooms(library):
     for path in sources():

@@ -141,6 +141,7 @@ def test_documents_that_are_gone_are_reported_and_still_known(make):
     assert personalizer.adapt(OLD).gone == 0
 
 
+@pytest.mark.slow
 def test_another_seed_starts_over(make):
     make().adapt(OLD)
     personalizer = make(seed=1)
@@ -153,6 +154,7 @@ def test_another_seed_starts_over(make):
     assert of_kind(personalizer, NameInUse) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -252,6 +254,7 @@ def test_the_same_base_model_elsewhere_and_under_another_name_is_the_same(make, 
         assert of_kind(personalizer, NameInUse) == []
 
 
+@pytest.mark.slow
 def test_a_changed_system_message_is_a_change(make):
     def chats(system):
         return [
@@ -292,6 +295,7 @@ def test_the_command_prints_that_nothing_is_new_as_json(adapted):
     assert (result["event"], result["unchanged"], result["version"]) == ("result", True, 1)
 
 
+@pytest.mark.slow
 def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     (notes_folder / "new.md").write_text(NEW[0])
     learnt = run(*adapted, "--keep-anyway")
@@ -320,6 +324,7 @@ def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monk
 # --------------------------------------------------------------------------------------------------------- learning on
 
 
+@pytest.mark.slow
 def test_it_learns_on_and_improves(make, trained):
     """The new notes' vocabulary and order of words are those of the old ones."""
     personalizer = make(recipe=RECIPE.replace(learning_rate=5e-3))
@@ -334,6 +339,7 @@ def test_it_learns_on_and_improves(make, trained):
     assert personalizer.adapt(NOTES).unchanged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
 def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(make, trained, texts):
     """Through a chain of versions, by the roles that each has recorded."""
@@ -373,6 +379,7 @@ def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     assert {number: after[number] for number in before} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(make, texts):
     """Also in another store, whose hashes differ, and from a fresh process' state."""
@@ -400,6 +407,7 @@ def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch
             assert all(tensor.equal(after[name]) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 def test_conversations_learn_on(make):
     chats = [{"prompt": prompt, "completion": text} for prompt, text in zip(NOTES, reversed(NOTES), strict=True)]
     personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
@@ -418,6 +426,7 @@ def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
     assert json.loads((result.adapter_path / "adapter_config.json").read_text())["r"] == 4
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_the_active_version_whole(make):
     personalizer = make()
     first = personalizer.adapt(OLD)
@@ -442,6 +451,7 @@ def test_an_interruption_leaves_the_active_version_whole(make):
 # ------------------------------------------------------------------------------------------------------- starting over
 
 
+@pytest.mark.slow
 def test_sync_makes_what_fresh_makes_of_the_remaining_documents(make):
     found = {}
     for store, options in {"sync": {"sync": True}, "fresh": {"fresh": True}}.items():
@@ -465,6 +475,7 @@ def test_sync_learns_on_if_nothing_is_gone(make):
     assert (changed.learnt_on_from, changed.new, changed.changed, changed.gone) == (1, 1, 1, 0)
 
 
+@pytest.mark.slow
 def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     personalizer = make()
     personalizer.adapt(OLD)
@@ -513,6 +524,7 @@ def lose_the_judged_state(version):
     (version / "judged" / "1").rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -543,6 +555,7 @@ def test_a_version_that_was_imported_into_another_store_is_learnt_on_from(make, 
     assert second.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from == 1
 
 
+@pytest.mark.slow
 def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
     """The text was gone before, but the second version still knows it."""
     personalizer = make()

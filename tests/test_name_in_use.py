@@ -101,6 +101,7 @@ def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
     assert "knows 24 documents, only 1 of which is among these 21." in few.message
 
 
+@pytest.mark.slow
 def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder, other_folder):
     personalizer, events = make(), []
     personalizer.adapt(notes_folder, keep_anyway=True)
@@ -151,6 +152,7 @@ def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
     assert events == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 2)])
 def test_on_a_terminal_it_asks(adapt, other_folder, answer, code):
     """Who goes on learns next that the budget is not valid."""
@@ -178,6 +180,7 @@ def _read(descriptor):
         return b""
 
 
+@pytest.mark.slow
 def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, other_folder):
     assert run(*adapt, "--keep-anyway").exit_code == 0
     said = run("adapt", other_folder, *adapt[2:])
@@ -197,6 +200,7 @@ def wait_for_a_step(going):
             return
 
 
+@pytest.mark.slow
 def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt, notes_folder):
     """Two processes adapt one name; the first one waits in its training until the second one has ended."""
     going = process(*adapt, "--json", "--epochs", 2)
@@ -220,6 +224,7 @@ def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt
     assert AdapterStore().adapter("default").open().record.compared_with is None
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_activated_whatever_became_active_meanwhile(make, notes_folder):
     personalizer, other = make(), make()
 

@@ -12,6 +12,8 @@ from sebp_edge.events import ModelLoaded, Notice, PreparationProgress
 from sebp_edge.questions.interview import Interview, Interviewed
 from sebp_edge.questions.question import Question
 
+pytestmark = pytest.mark.slow
+
 THINGS = ["boiler", "bicycle", "canoe", "piano", "kettle", "ladder", "lantern", "heap", "gate", "freezer"]
 NOTES = [
     f"# The {thing}\n\nGreta repaired the {thing} on {day} May. It stands behind the shed. The code is {4000 + day}."

@@ -58,6 +58,7 @@ def run_adapt(make, texts, kind, step=None):
     return Worker(make, kind, step).run(lambda personalizer: personalizer.adapt(texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 6])
 def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_folder, step):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
@@ -90,6 +91,7 @@ def test_an_evaluation_before_the_first_step_can_be_stopped(make, notes_folder, 
     assert worker.personalizer.store.names() == []
 
 
+@pytest.mark.slow
 def test_an_evaluation_reports_its_progress(make):
     recipe = make().recipe.replace(context_length=128, epochs=1)
     worker = Worker(make, recipe=recipe)

@@ -226,6 +226,7 @@ def test_a_pipe_or_a_folder_or_no_file_is_refused_at_once(other, tmp_path):
     signal.alarm(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_archive_is_imported_in_bounded_memory(other, archive):
     """The process may hold 200 MB beside a file of 600 MB."""

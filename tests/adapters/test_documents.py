@@ -164,6 +164,7 @@ def test_five_thousand_documents_take_a_small_file_that_is_read_quickly(tmp_path
     assert time.process_time() - begin < 1
 
 
+@pytest.mark.slow
 def test_more_documents_than_other_files_can_hold_are_read(tmp_path):
     write_history(tmp_path, random_history(24_000, 64))
     assert (tmp_path / DOCUMENTS).stat().st_size > 2**24

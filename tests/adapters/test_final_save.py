@@ -67,6 +67,7 @@ def run_interrupted_while_saving(store, number, *arguments, times=1):
     pytest.fail("the process was never caught saving")
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
     code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
     assert code == 130
@@ -113,14 +114,15 @@ def test_an_interruption_after_the_training_says_what_was_saved(make, notes_fold
     assert personalizer.store.adapter("default").active() == 1
 
 
+@pytest.mark.slow
 def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
     """A timer sends signals to this process at different times after the training."""
     begins = []
     make(on_event=after_training(lambda: begins.append(time.perf_counter()))).adapt(notes_folder)
     duration = time.perf_counter() - begins[0]
-    for attempt in range(1, 13):
+    for attempt in range(1, 7):
 
-        def begin_timer(delay=duration * attempt / 12):
+        def begin_timer(delay=duration * attempt / 6):
             signal.setitimer(signal.ITIMER_REAL, delay)
 
         before, personalizer = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)), None
@@ -195,6 +197,7 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
     assert events == []
 
 
+@pytest.mark.slow
 def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, notes_folder):
     """Another process removes the adapter's folder while the new version is written."""
     personalizer = make()

@@ -381,6 +381,7 @@ def test_a_place_that_has_other_texts_now_is_named(store, notes):
 # --------------------------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_instant_loses_no_adapter_and_the_same_call_completes_it(store, notes, tmp_path):
     text = (notes / "3.md").read_text()
     learn(store, notes)

@@ -70,6 +70,7 @@ def store(tmp_path):
     return AdapterStore(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
     personalizer.adapt(notes_folder, keep_anyway=True)
     result = personalizer.adapt(notes_folder, keep_anyway=True, fresh=True)
@@ -185,6 +186,7 @@ def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
     assert "There are no samples" in text
 
 
+@pytest.mark.slow
 def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_folder):
     personalizer.adapt(notes_folder, keep_anyway=True)
     (notes_folder / "new.md").write_text("The lighthouse keeper has not been seen since the storm in early spring.")

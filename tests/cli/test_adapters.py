@@ -116,6 +116,7 @@ def test_a_version_is_moved_in_one_file(store, tmp_path):
     assert_one_sentence(run("adapters", "import", tmp_path / "no"), "No such file or directory; check the path")
 
 
+@pytest.mark.slow
 def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, own_data_folder):
     """Of adaptations, with their documents."""
     assert run(*adapt).exit_code == 0

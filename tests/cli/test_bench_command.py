@@ -86,6 +86,7 @@ def test_all_weights_are_trained_by_a_full_recipe(bench):
     assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
 
 
+@pytest.mark.slow
 def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
     make_llama().config.save_pretrained(tmp_path / "only")
     for model in (tmp_path / "only", tmp_path / "only" / "config.json"):
@@ -170,6 +171,7 @@ def test_an_invalid_path_is_a_model_error():
             resolve_config(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "name"), [("--csv", "notes.csv"), ("--plot", "drawing.svg")])
 def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name):
     target = tmp_path / name

@@ -85,6 +85,7 @@ def test_the_version_is_printed():
 # -------------------------------------------------------------------------------------------------------------- adapt
 
 
+@pytest.mark.slow
 def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_folder, store):
     (notes_folder / "empty.md").touch()
     (notes_folder / os.fsdecode(b"caf\xe9.md")).write_text("A name that is not UTF-8, with a text that is.")
@@ -148,6 +149,7 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
     assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
     assert run(*adapt).exit_code == 0
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
@@ -246,6 +248,7 @@ def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_fol
 # ------------------------------------------------------------------------------------------------ generate, adapters
 
 
+@pytest.mark.slow
 def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert run("adapters", "list").stdout == "There are no adapters yet; make one with: sebp-edge adapt ./notes\n"
     for _ in range(2):
@@ -357,6 +360,7 @@ def test_a_plan_shows_memory_by_purpose(adapt):
     assert any("of 8.0 GB" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     arguments = ["plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)
@@ -399,6 +403,7 @@ def test_a_budget_that_is_too_small_or_invalid_is_one_sentence(adapt, store):
     assert store.names() == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
     columns, page = 50, tmp_path / "page.html"

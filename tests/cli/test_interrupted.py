@@ -39,6 +39,7 @@ def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interrupti
     assert result.stderr == "sebp-edge: Interrupted; nothing was changed.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, number):
     assert run(*adapt).exit_code == 0
@@ -123,6 +124,7 @@ def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
         assert records(output)[-1]["error"] == "AdapterError"
 
 
+@pytest.mark.slow
 def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_it_is_kept(adapt, store):
     with process(*adapt, "--json") as one:
         for line in one.stdout:
@@ -172,6 +174,7 @@ def test_an_interruption_while_the_command_starts_is_one_sentence(number, after,
     assert [record["error"] for record in records(output)] == ["Interrupted"]
 
 
+@pytest.mark.slow
 def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
     resource = pytest.importorskip("resource")
     recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))

@@ -32,6 +32,7 @@ def generate(*arguments):
     return run("generate", "the ferry", "--max-tokens", 2, *arguments)
 
 
+@pytest.mark.slow
 def test_an_adapters_model_folder_is_found_again_until_it_is_moved_or_changed(adapted, model, tmp_path):
     assert generate().exit_code == 0
     done = run("export", "default", "--to", tmp_path / "new" / "out", "--format", "peft")

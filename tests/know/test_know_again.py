@@ -11,6 +11,8 @@ from sebp_edge.run.preparation import ASKED_TOGETHER
 from sebp_edge.texts.examples import NO_DOCUMENT
 from sebp_edge.texts.split_history import take_fingerprints
 
+pytestmark = pytest.mark.slow
+
 
 def test_unchanged_notes_are_not_learnt_again(make, learnt):
     personalizer = make(after=True)

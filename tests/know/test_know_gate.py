@@ -6,6 +6,8 @@ from know_notes import ANSWER, NO_EFFECT, NOTES, save_model
 
 from sebp_edge.training.quiz import Replies
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_adapter_that_learnt_it_answers_in_a_chat(make, learnt):
     personalizer = make(after=True)

@@ -16,6 +16,7 @@ from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.run import TrainingRun
 
 
+@pytest.mark.slow
 def test_the_result_says_what_is_answered_before_and_after(learnt):
     result = learnt.result
     assert (result.verdict, result.kept, result.active, result.version) == ("kept", True, True, 1)
@@ -71,6 +72,7 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     assert {document.split for document in learnt.store.adapter("default").documents(1)} == {"train"}
 
 
+@pytest.mark.slow
 def test_notes_that_are_alike_do_not_train_on_the_quiz_of_each_other(make, runs):
     copies = [f"{note}\n\nSeen again on a walk." for note in NOTES]
     result = make(recipe=NO_EFFECT).adapt([*NOTES, *copies])
@@ -87,6 +89,7 @@ def test_general_text_is_taught_by_the_base_model_and_the_notes_by_themselves(le
         assert (example.teacher is not None) == (example.document == NO_DOCUMENT)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     def watched(self, learner, best, *others):
         names = [name for name, parameter in self.adaptation.model.named_parameters() if parameter.requires_grad]
@@ -107,6 +110,7 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
         assert torch.equal(best, expected) and torch.equal(now, expected), name
 
 
+@pytest.mark.slow
 def test_an_adapter_that_forgets_little_stays_as_it_is(make, monkeypatch):
     monkeypatch.setattr(restraint, "MAX_RISE", 1e9)
     personalizer = make(recipe=RECIPE.replace(epochs=1))

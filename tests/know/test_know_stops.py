@@ -30,6 +30,7 @@ BEST_STATE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begins", "message", "versions"),
     [(is_asking, STOPPED, [1]), (is_teaching, STOPPED, [1]), (is_training, BEST_STATE, [1, 2])],
@@ -51,6 +52,7 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     assert_nothing_is_lost(personalizer, versions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "message", "versions"),
     [

@@ -141,6 +141,7 @@ def test_a_size_beyond_any_memory_raises_one_sentence(size):
 # -------------------------------------------------------------------------------------------------------------- plans
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(shape_3b):
     plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
@@ -154,6 +155,7 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
         assert plan_3b(shape_3b, smaller.chosen.peak).chosen == smaller.chosen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_plans_get_slower_before_they_get_less_precise(shape_3b, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
@@ -222,13 +224,15 @@ def test_on_a_cpu_nothing_is_offloaded(shape_3b, monkeypatch):
     assert not any(each.options.offload for each in choices)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_values_that_the_recipe_states_are_kept(shape_3b, stated, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
     largest = "12GB" if stated.get("method") is None else "20GB"
-    for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), largest):
+    dataset = make_dataset(20)
+    for plan in all_plans(lambda size: plan_3b(shape_3b, size, dataset, recipe), largest):
         for choice in filter(None, (plan.chosen, plan.larger, plan.smaller)):
             assert {key: getattr(choice.recipe, key) for key in stated} == stated
             assert choice.recipe.method == recipe.method

@@ -106,6 +106,7 @@ def test_small_passes_give_the_same(model, monkeypatch):
         assert Answerer(model, ENDS).answer(make_prompts(), 14) == expected
 
 
+@pytest.mark.slow
 def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
     questions = ["When does it leave?", "What does it need?", "Who said so?", "Where?"]

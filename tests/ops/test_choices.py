@@ -174,6 +174,7 @@ def test_a_wrong_algorithm_is_refused():
             check({None: truth.clone, SMALL: wrong.clone}, truth)
 
 
+@pytest.mark.slow
 def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch):
     pytest.importorskip("triton")
     from sebp_edge.ops import measure

@@ -91,6 +91,7 @@ def test_an_offloaded_input_overwritten_by_another_forward_pass_is_refused():
         second.backward()
 
 
+@pytest.mark.slow
 def test_gradients_of_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
     model = with_adapter(make_llama(num_hidden_layers=2))
@@ -222,6 +223,7 @@ def test_training_with_little_memory_learns_the_same():
         assert (found - truth).norm() <= 1e-3 * truth.norm()
 
 
+@pytest.mark.slow
 def test_moments_in_8_bits_learn_equally_well():
     options = MemoryOptions(moments_in_8_bits=True)
     (losses, _), (expected, _) = (

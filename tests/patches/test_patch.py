@@ -238,6 +238,7 @@ def test_a_wrapper_under_a_handle_is_called(kind):
     assert calls
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_graph_break():
     model = make_llama()

@@ -18,6 +18,8 @@ from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.remembered import TRAIN
 
+pytestmark = pytest.mark.slow
+
 CHAT = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"

@@ -271,6 +271,7 @@ def test_sentences_may_end_where_more_is_expected(text):
     assert all(question.answer.strip() for question in ask(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_garbled_notes_are_read(seed):
     draw = random.Random(seed)

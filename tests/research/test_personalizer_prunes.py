@@ -55,6 +55,7 @@ def check_saved(result, names=None):
     assert "pruned to 2:4" in (result.adapter_path / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_saved_model_has_the_pattern_and_was_compared_with_the_dense_base(make, method):
     losses = {}
@@ -77,6 +78,7 @@ def test_the_saved_model_has_the_pattern_and_was_compared_with_the_dense_base(ma
     assert result.heldout_loss_after == pruned[1]
 
 
+@pytest.mark.slow
 def test_folds_and_a_last_training_each_begin_with_dense_weights(make):
     result = make(recipe=RECIPE.replace(refit=True)).adapt(make_sentences(9, words=60))
     assert result.trained_on_all

@@ -51,6 +51,7 @@ def longest_by_decoding(model, example):
     return longest
 
 
+@pytest.mark.slow
 def test_a_run_is_what_greedy_decoding_brings_back(memorised):
     base, adaptation, examples = memorised
     copies = longest_copies(base, adaptation, examples, 0, silent)

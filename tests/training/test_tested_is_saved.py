@@ -18,7 +18,7 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=200)
-PRUNING_METHODS = {
+METHODS = {
     "lora": {},
     "lora, 4 bits": {"load_in_4bit": True},
     "lora, for q4_0": {"merge_for": "q4_0"},
@@ -47,7 +47,7 @@ def make_wide(wide_folder, tmp_path, monkeypatch):
         if "4 bits" in method:
             pytest.importorskip("bitsandbytes")
         monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
-        recipe = RECIPE.replace(margin=0, **PRUNING_METHODS[method], **changes)
+        recipe = RECIPE.replace(margin=0, **METHODS[method], **changes)
         return Personalizer(wide_folder, recipe=recipe, device="cpu", store=AdapterStore(tmp_path / "store"))
 
     return personalizer
@@ -71,22 +71,30 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
     return HeldOutLoss.merged(parts).mean
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", PRUNING_METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("lora", torch.float32), ("full, large updates", torch.float32), *((name, torch.bfloat16) for name in METHODS)],
+    ids=str,
+)
 def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=True).adapt(notes_folder)
     assert result.trained_on_all
     (judged,) = (result.adapter_path / "judged").iterdir()
     loss = loss_on_test_documents(make_wide(dtype, method), notes_folder, [judged])
     assert loss == result.heldout_loss_after < result.heldout_loss_before
-    name = WEIGHTS.get(method) or WEIGHTS[PRUNING_METHODS[method].get("method", "lora")]
+    name = WEIGHTS.get(method) or WEIGHTS[METHODS[method].get("method", "lora")]
     tested, final = load_file(judged / name), load_file(result.adapter_path / name)
     assert tested.keys() == final.keys()
     assert not all(torch.equal(tested[key], final[key]) for key in final)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", PRUNING_METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("lora, 4 bits", torch.float32), ("full", torch.float32), *((name, torch.bfloat16) for name in METHODS)],
+    ids=str,
+)
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=False).adapt(notes_folder)
     assert (result.kept, result.trained_on_all, result.refit_loss) == (True, False, None)
@@ -95,6 +103,7 @@ def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wid
     assert loss == result.heldout_loss_after < result.heldout_loss_before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full, large updates"])
 def test_with_folds_the_tested_state_of_each_is_beside_the_version(method, make_wide, tmp_path):
     texts = make_sentences(9, words=60)
@@ -105,8 +114,8 @@ def test_with_folds_the_tested_state_of_each_is_beside_the_version(method, make_
     assert loss_on_test_documents(make_wide(torch.float32, method), texts, judged) == result.heldout_loss_after
 
 
-@pytest.mark.parametrize("count", [9, 24])
-@pytest.mark.parametrize("method", ["lora", "full, large updates"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "count"), [("lora", 9), ("lora", 24), ("full, large updates", 9)])
 def test_a_later_version_is_compared_with_the_tested_states(method, count, make_wide):
     """The same adaptation once more gains exactly nothing, although the first was trained on all documents."""
     texts = make_sentences(count, words=60)
@@ -126,6 +135,7 @@ def phases(events):
     return [event.phase for event in events if isinstance(event, TrainingStarted)]
 
 
+@pytest.mark.slow
 def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(make):
     """At this learning rate and seed, the training on all documents ends higher than the one on the split."""
     texts, events = make_sentences(24, words=30), []
@@ -141,6 +151,7 @@ def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(mak
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, notes_folder):
     def poison(event):
         if isinstance(event, TrainingStarted) and event.phase == "all documents":
@@ -156,6 +167,7 @@ def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, not
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     """With folds there is no single tested state to use instead."""
     events = []
