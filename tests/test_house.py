@@ -82,7 +82,7 @@ PUBLIC = {
         TensorWritten TextsRead TrainingStarted silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
+        ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
         ScratchBuffer Selector adamw_ detect fake_quantise_ gated gated_lora_linear gather_rows keep_rows
         linear_cross_entropy lora_linear nonzero_rows precise_sums prune_ rms_norm row_norms runs_flash_attention
         runs_kernels scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise
