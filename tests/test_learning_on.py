@@ -548,9 +548,8 @@ def test_a_version_that_was_imported_into_another_store_is_learnt_on_from(make, 
     first.adapt(OLD)
     first.store.adapter("default").export_archive(tmp_path / "one.tar")
     second = make("second")
-    second.store.adapter(second.store.import_archive(tmp_path / "one.tar").name).activate(
-        second.store.import_archive(tmp_path / "one.tar").version
-    )
+    imported = second.store.import_archive(tmp_path / "one.tar")
+    second.store.adapter(imported.name).activate(imported.version)
     assert second.adapt(OLD).unchanged
     assert second.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from == 1
 
@@ -575,9 +574,8 @@ def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path
     personalizer = make()
     personalizer.adapt(OLD)
     personalizer.store.adapter("default").export_archive(tmp_path / "one.tar")
-    personalizer.store.adapter(personalizer.store.import_archive(tmp_path / "one.tar", "copy").name).activate(
-        personalizer.store.import_archive(tmp_path / "one.tar", "copy").version
-    )
+    imported = personalizer.store.import_archive(tmp_path / "one.tar", "copy")
+    personalizer.store.adapter("copy").activate(imported.version)
     assert personalizer.adapt(OLD, name="copy").unchanged
     assert personalizer.adapt([*OLD, NEW[0]], name="copy", keep_anyway=True).learnt_on_from == 1
 

@@ -321,7 +321,7 @@ def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_ve
     personalizer = make(on_event=sink)
     message = (
         r"^Interrupted\. The state that was tested is saved as version 1 of .* 'default'; it is not active\. To "
-        r"activate it: store\.activate\(store\.open\('default', 1\)\)$"
+        r"activate it: store\.adapter\('default'\)\.activate\(1\)$"
     )
     with pytest.raises(Interrupted, match=message):
         personalizer.adapt(notes_folder)
@@ -366,7 +366,7 @@ def test_an_interruption_of_out_leaves_no_unsalted_hashes_in_the_store(make, not
     with pytest.raises(Interrupted, match="saved as version 1 of the adapter 'default'"):
         personalizer.adapt(notes_folder, out=tmp_path / "out")
     assert not (personalizer.store.adapter("default").open(1).path / "documents.json").exists()
-    assert latest_history(personalizer.store, "default").documents == ()
+    assert latest_history(personalizer.store.adapter("default")).documents == ()
 
 
 def after_training(last_phase, do):

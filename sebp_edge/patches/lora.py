@@ -17,7 +17,7 @@ from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.models.sharding import is_sharded
 from sebp_edge.ops import (
-    Gate,
+    GatedInputs,
     LoraGroup,
     LoraProjection,
     QuantisedWeight,
@@ -35,7 +35,7 @@ from sebp_edge.patches.state import has_hooks
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
-SourceOf = Callable[[Tensor], Recompute | Gate | None]
+SourceOf = Callable[[Tensor], Recompute | GatedInputs | None]
 
 
 class FusedLora(Patch):
@@ -201,7 +201,7 @@ class _LayerGroup:
 
     def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         source = self._source_of(x)
-        if isinstance(source, Gate):
+        if isinstance(source, GatedInputs):
             return (gated_lora_linear(x, source, self.stacked),)
         return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 

@@ -5,10 +5,14 @@ import json
 import re
 import sys
 import tarfile
-from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
 
+# Files whose content is not compared, with the reason.
+NOT_COMPARED = {
+    "documents.json": "its layout may change; what it says is compared as `adapters show` lists the documents",
+    "archive.json": "sizes and checksums of an archive's files, which have times in them",
+}
 # Keys whose values depend on time.
 TIMES = {"seconds", "seconds_left", "training_seconds", "tokens_per_second", "created"}
 # Keys whose values depend on what this process, or other programs, use of the memory.
@@ -70,23 +74,23 @@ class Recorder:
             shown = json.loads(run_command(["adapters", "show", name, "--version", version, "--json"])[1])
             self._note("documents", f"{name} {version}", self._stable(shown["manifest"]))
 
-    def files(self, not_compared: dict[str, str]) -> None:
+    def files(self) -> None:
         """Records each file of the folder: its name, its permissions, and its content unless it may differ."""
         for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder).as_posix()
-            if path.is_dir() or any(fnmatch(path.name, pattern) for pattern in not_compared):
-                continue
-            kind = "adapter" if path.suffix in (".safetensors", ".gguf") else "files"
-            self._note(kind, name, [oct(path.stat().st_mode), self._content(path.name, path.read_bytes())])
+            if path.is_file():
+                kind = "adapter" if path.suffix in (".safetensors", ".gguf") else "files"
+                content = self._content(path.name, path.read_bytes())
+                self._note(kind, path.relative_to(self.folder).as_posix(), [oct(path.stat().st_mode), content])
 
     def _content(self, name: str, content: bytes):
         """Returns what is compared of a file."""
+        if Path(name).name in NOT_COMPARED:
+            return "not compared"
         if name.endswith(".json"):
             return self._stable(json.loads(content))
         if name.endswith(".tar"):
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
                 members = [(one.name, one.mode, archive.extractfile(one).read()) for one in archive if one.isfile()]
-            # Its list of checksums is of files that have times in them.
             return [(inner, mode, self._content(inner, data)) for inner, mode, data in members]
         if name.endswith((".safetensors", ".gguf")):
             return sha256(content).hexdigest()

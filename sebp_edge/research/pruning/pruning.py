@@ -28,11 +28,6 @@ class Pruning(TrainingHook):
         self._sparsity, self._phases, self.num_done = sparsity, None, 0
 
     @property
-    def phases(self) -> Phases:
-        """The phases of the training that `begin` began."""
-        return self._phases
-
-    @property
     def stage(self) -> Stage:
         """What the model computes with now."""
         return self.weights.stage
