@@ -79,7 +79,7 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
         limit_rows(trainer.learner, max_rows)
         groups = trainer.learner.limit.cut(examples)
         for group in groups:
-            (trainer.learner.inner.row_losses(group.examples)[0].sum() / 100).backward()
+            (trainer.learner.row_losses(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
