@@ -137,6 +137,7 @@ def test_learning_rates_warm_up_and_decay_to_nearly_zero():
     assert rates[0] == pytest.approx(RECIPE.learning_rate / 2)
     assert max(rates) == pytest.approx(RECIPE.learning_rate)
     assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert (rates[2], rates[11]) == pytest.approx((RECIPE.learning_rate, RECIPE.learning_rate / 2))
     assert rates[-1] == pytest.approx(0, abs=0.01 * RECIPE.learning_rate)
 
 
