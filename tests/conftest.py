@@ -237,6 +237,12 @@ def kernels(monkeypatch):
 
 
 @pytest.fixture
+def plain_pytorch(monkeypatch):
+    """Runs the reference of our kernels, on a GPU too."""
+    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: False)
+
+
+@pytest.fixture
 def no_host_sync(monkeypatch):
     """A context manager within which reading an element on the host fails, since on a GPU it would synchronize."""
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from builders import make_llama
+from builders import QUICK_TEMPLATE, make_llama, make_tokenizer
 from know_notes import GENERAL, make_quick
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -26,10 +26,10 @@ RECIPE = Recipe.load("know").replace(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, tokenizer):
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "long-context"
     make_llama(max_position_embeddings=1024).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_tokenizer(QUICK_TEMPLATE).save_pretrained(folder)
     return folder
 
 

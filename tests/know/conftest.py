@@ -3,13 +3,13 @@
 import shutil
 
 import pytest
-from builders import make_tokenizer
+from builders import QUICK_TEMPLATE, make_tokenizer
 from know_notes import GENERAL, NOTES, Learnt, make_quick, new_personalizer, save_model, watch_runs
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("models") / "micro", make_tokenizer())
+    return save_model(tmp_path_factory.mktemp("models") / "micro", make_tokenizer(QUICK_TEMPLATE))
 
 
 @pytest.fixture(scope="session")
