@@ -1,6 +1,7 @@
 """The house: imports go down, every folder ships, the public names are the promised ones."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import importlib.util
@@ -172,6 +173,7 @@ def module_of(path: Path) -> str:
     return ".".join(["sebp_edge"] * is_op + list(parts)).removesuffix(".__init__")
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Full names of all that a file imports, relative imports resolved."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
