@@ -32,13 +32,13 @@ from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import LinearShape
 from sebp_edge.ops import attention
-from sebp_edge.patches import norms_and_mlps
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches import norms_and_mlps
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.training import loop, run
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
@@ -214,7 +214,7 @@ def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, c
 
 def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks):
     # The micro-batch has about 1,200 rows.
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.patches.mlp_chunks.CHUNK_ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
@@ -239,7 +239,7 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_bloc
 def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     family, chunked_blocks, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.patches.mlp_chunks.CHUNK_ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
     monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**19)
     # The head is large, and MLPs are wide.

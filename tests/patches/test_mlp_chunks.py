@@ -8,9 +8,9 @@ from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import LoraGroup
-from sebp_edge.patches import norms_and_mlps
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches import norms_and_mlps
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 
 @pytest.fixture
