@@ -44,11 +44,11 @@ from fake_machine import FakeMachine
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.insight import samples
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
+from sebp_edge.run import samples
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
@@ -149,8 +149,8 @@ def shared_renderers():
 def short_assessment(probe_folder, monkeypatch):
     """Shortens what is assessed of adaptations in this process, which would take most of a tiny one's time."""
     monkeypatch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
-    monkeypatch.setattr("sebp_edge.insight.copying.MAX_TOKENS", 200)
-    monkeypatch.setattr("sebp_edge.insight.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+    monkeypatch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
+    monkeypatch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
 
 
 @pytest.fixture
@@ -192,9 +192,7 @@ def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for",
-        lambda parameters, recipe, options, pruning: UpdateInBackward(
-            parameters, recipe, pruning and [pruning.weights.dense(parameter) for parameter in parameters]
-        ),
+        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
     )
 
 
@@ -282,7 +280,7 @@ def base(model_folder):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.variants"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants"):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 

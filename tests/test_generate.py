@@ -8,7 +8,7 @@ from builders import make_sentences
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import Personalizer
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
 from sebp_edge.models.sampling import Sampling
@@ -146,7 +146,7 @@ def test_an_old_record_follows_its_recipes_chat_template(make, notes_folder, cha
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_nonfinite_logits_are_attributed_to_the_adapter_or_the_model(make, make_adapted, temperature):
     personalizer = make_adapted()
-    path = personalizer.store.open("default").path / "adapter_model.safetensors"
+    path = personalizer.store.adapter("default").open().path / "adapter_model.safetensors"
     # Loading requires finite weights; these are so large that the logits are not finite.
     save_file({name: 0 * weight + 1e30 for name, weight in load_file(path).items()}, path)
     broken = make()

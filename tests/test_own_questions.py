@@ -129,7 +129,7 @@ def test_forget_and_remove_delete_the_questions(make, able):
     assert folder.stat().st_mode & 0o077 == 0
     personalizer.forget("1", NOTES, keep_anyway=True)
     assert len(list(folder.iterdir())) == len(NOTES) - 1
-    AdapterStore(personalizer.store.folder.parent).remove("default")
+    AdapterStore(personalizer.store.folder.parent).adapter("default").remove()
     assert not folder.exists()
 
 

@@ -67,7 +67,7 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
     assert "version 1 of the adapter 'default'; it is not active" in str(worker.error)
     assert (worker.error.name, worker.error.version) == ("default", 1)
     assert [type(event) for event in worker.events[-2:]] == [StepDone, AdapterSaved]
-    assert worker.personalizer.store.active_version("default") is None
+    assert worker.personalizer.store.adapter("default").active() is None
     # The next call is not stopped, and may run in the app's own thread.
     assert worker.personalizer.adapt(notes_folder).kept
 
@@ -178,7 +178,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
     worker = Worker(make, AdapterSaved, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert worker.error is None
-    assert worker.personalizer.store.active_version("default") == 1
+    assert worker.personalizer.store.adapter("default").active() == 1
     idle = make()
     idle.stop()
     assert idle.generate("the ferry", max_new_tokens=2)
@@ -187,7 +187,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
 
 
 def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
-    import sebp_edge.preparation as module
+    import sebp_edge.run.call as module
 
     worker, read_texts = Worker(make), module.read_texts
 

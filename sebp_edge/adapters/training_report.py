@@ -4,16 +4,15 @@ report.json has counts and figures only. samples.json has words and names of the
 asked to keep samples. Versions that were saved before have neither file.
 """
 
-import dataclasses
 import json
 import math
-import types
-import typing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import read_json
+from sebp_edge.files import NewerFormat, parse_dataclass, read_json
+from sebp_edge.questions.answers import Answered
+from sebp_edge.texts.documents import LeftOut
 
 REPORT, SAMPLES = "report.json", "samples.json"
 _FORMAT = 1
@@ -140,6 +139,11 @@ class RowCounts:
     loss: int
     padding_in_forward: bool | None
 
+    @property
+    def padding_share(self) -> float:
+        """The share of padding if all examples are padded to the context length."""
+        return 1 - self.tokens / max(1, self.padded)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -218,8 +222,16 @@ class TrainingReport:
 
 
 @dataclass(frozen=True)
-class KeptSample:
-    """How a test document continues: by the base model, the version before (None if there was none), and this one."""
+class Sample:
+    """How a test document continues.
+
+    Attributes:
+        document: the source of the document.
+        beginning: the first words of a text, a prompt, or the message that is answered.
+        base: the base model's continuation.
+        before: that of the version that was active before; None if there was none.
+        after: that of the new version.
+    """
 
     document: str
     beginning: str
@@ -229,26 +241,8 @@ class KeptSample:
 
 
 @dataclass(frozen=True)
-class KeptAnswer:
-    """A question of the quiz, the answer in the note, and what this version replies."""
-
-    question: str
-    answer: str
-    reply: str
-    right: bool
-
-
-@dataclass(frozen=True)
-class NamedReason:
-    """What was left out, and why."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class KeptSamples:
-    """The words and names that the user asked to keep.
+    """Words and names of the user's, which are saved only if the user asked to keep them.
 
     Attributes:
         left_out: what was left out, by name.
@@ -256,10 +250,10 @@ class KeptSamples:
         answers: those of the quiz; empty without a quiz.
     """
 
-    samples: tuple[KeptSample, ...]
-    left_out: tuple[NamedReason, ...]
+    samples: tuple[Sample, ...]
+    left_out: tuple[LeftOut, ...]
     copies: tuple[str, ...]
-    answers: tuple[KeptAnswer, ...] = ()
+    answers: tuple[Answered, ...] = ()
     format: int = _FORMAT
 
 
@@ -295,16 +289,15 @@ def read_samples(folder: Path) -> KeptSamples | None:
 
 def _read(path: Path, kind: type):
     try:
-        values = read_json(path)
-        if type(version := values.get("format")) is int and version > _FORMAT:
-            raise AdapterError(
-                f"{str(path)!r} was written by a newer sebp-edge, in format {version}; this one reads format "
-                f"{_FORMAT}. Upgrade sebp-edge."
-            )
-        return _checked(kind, values)
+        return parse_dataclass(read_json(path), kind)
+    except NewerFormat as newer:
+        raise AdapterError(
+            f"{str(path)!r} was written by a newer sebp-edge, in format {newer}; this one reads format {_FORMAT}. "
+            "Upgrade sebp-edge."
+        ) from newer
     except FileNotFoundError:
         return None
-    except (OSError, LookupError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
         raise AdapterError(
             f"{str(path)!r} cannot be read{reason}; restore the file, or delete it to do without it."
@@ -318,27 +311,3 @@ def _finite(value):
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _checked(kind, value):
-    """Returns a value of JSON as one of this type; raises a LookupError, TypeError or ValueError if it is none."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _checked(arguments[0], value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_checked(arguments[0], each) for each in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _checked(arguments[1], each) for key, each in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        # A report that was saved before a value was added to reports has its default.
-        fields = [
-            field for field in dataclasses.fields(kind) if field.name in value or field.default is dataclasses.MISSING
-        ]
-        return kind(**{field.name: _checked(field.type, value[field.name]) for field in fields})
-    if kind is float and type(value) in (int, float) and abs(value) < 1e30:
-        return float(value)
-    if kind is int and type(value) is int and 0 <= value < 2**63:
-        return value
-    if kind in (bool, str) and type(value) is kind:
-        return value
-    raise ValueError(kind)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from sebp_edge.errors import Interrupted
+from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.interruptions import SIGNALS
 
 
@@ -24,23 +24,10 @@ def main() -> None:
         # File names may contain bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
 
-    from sebp_edge.cli.commands import app
-    from sebp_edge.cli.console import reporting_failed_outputs
+    from sebp_edge.cli import commands, console
 
-    with reporting_failed_outputs():
-        app()
-
-
-def exit_interrupted(signum: int, frame) -> None:
-    """Handles a signal before the command has begun: exits at once, since imports may swallow a KeyboardInterrupt."""
-    message = "Interrupted; nothing was changed."
-    line = f'{{"event": "error", "error": "Interrupted", "message": "{message}"}}\n' if "--json" in sys.argv else ""
-    for descriptor, text in ((1, line), (2, f"sebp-edge: {message}\n")):
-        try:
-            os.write(descriptor, text.encode())
-        except OSError:
-            continue  # the stream is closed
-    os._exit(Interrupted.exit_code)
+    with console.reporting_failed_outputs():
+        commands.app()
 
 
 def _open_missing_streams() -> None:

@@ -15,9 +15,10 @@ from typing import TextIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from sebp_edge.cli import exit_interrupted
+from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import JsonLines
 from sebp_edge.files import cache_folder
@@ -183,8 +184,6 @@ def _print_error(message: str) -> None:
 
 
 def _escaped(text: str) -> str:
-    from rich.markup import escape
-
     return escape(text)
 
 

@@ -13,6 +13,8 @@ from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.cli.options import Device, Json, parse_path
 from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.models.catalog import DEFAULT_MODEL
+from sebp_edge.recipe import Recipe
 
 # A prompt such as a Markdown list or front matter; options have no space before "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
@@ -78,19 +80,17 @@ def generate(
         request = _prompt_or_messages(prompt, system, messages)
         with quick_imports():
             from sebp_edge.adapters.store import AdapterStore
-            from sebp_edge.models.catalog import DEFAULT_MODEL
             from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
 
         if adapter is not None and (name is not None or version is not None):
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
         store = AdapterStore()
         chosen = adapter or name or ("default" if version is not None else None)
-        if chosen is None and model is None and store.active_version("default") is not None:
+        if chosen is None and model is None and store.adapter("default").active() is not None:
             chosen = "default"
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
-        record = store.find(chosen, version)[1] if chosen else None
+        record = store.find(chosen, version).record if chosen else None
         base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
         precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}

@@ -1,23 +1,15 @@
 """`sebp-edge plan PATH...`: predicts the memory and time of an adaptation without loading the model."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import (
-    Context,
-    Device,
-    Epochs,
-    Exclude,
-    Include,
-    Json,
-    ModelName,
-    Paths,
-    RecipeName,
-    Seed,
-    select,
-)
+from sebp_edge.cli.console import out, print_json, print_table, quick_imports
+from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.errors import OptionError
+from sebp_edge.units import duration, gigabytes, sizes_apart
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -32,21 +24,13 @@ DESCRIPTIONS = {
 }
 
 
+@takes_request()
 def plan(
-    paths: Paths,
-    include: Include = None,
-    exclude: Exclude = None,
-    model: ModelName = "tiny",
-    recipe: RecipeName = "notes",
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")] = None,
+    request: Request,
+    memory: FreeMemory = None,
     gpu: Annotated[
         str | None, typer.Option(help="Plan for another machine's GPU with this much memory, such as 8GB.")
     ] = None,
-    epochs: Epochs = None,
-    context: Context = None,
-    seed: Seed = 0,
-    device: Device = None,
-    as_json: Json = False,
 ) -> None:
     """Plan an adaptation to the texts in PATH: memory by purpose, and the estimated time.
 
@@ -54,31 +38,20 @@ def plan(
 
     Exit code 1 if nothing fits.
     """
-    with one_sentence_errors(as_json=as_json):
-        with quick_imports():
-            from sebp_edge.errors import OptionError
-            from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
+    with quick_imports():
+        from sebp_edge.personalizer import Personalizer
 
-        if gpu is not None and device is not None:
-            raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
-        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
-        personalizer = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed)
-        result = personalizer.plan(select(paths, include, exclude), gpu=gpu)
-        if as_json:
-            print_json({"event": "plan", **result.to_dict()})
-        else:
-            show_plan(result)
+    if gpu is not None and request.settings["device"] is not None:
+        raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
+    result = Personalizer(**request.settings, memory_budget=memory).plan(request.texts, gpu=gpu)
+    if request.as_json:
+        print_json({"event": "plan", **result.to_dict()})
+    else:
+        show_plan(result)
 
 
 def show_plan(result) -> None:
     """Prints the memory by purpose, the total, and the neighbouring plans."""
-    from dataclasses import asdict
-
-    from rich.markup import escape
-
-    from sebp_edge.units import gigabytes, sizes_apart
-
     chosen = result.chosen
     parts = [[name, gigabytes(size), DESCRIPTIONS[name]] for name, size in asdict(chosen.footprint).items() if size]
     print_table(["memory", "size", "for"], parts)
@@ -105,6 +78,4 @@ def show_plan(result) -> None:
 
 def duration_suffix(seconds: float | None) -> str:
     """Returns the duration as the end of a sentence; empty if it is unknown."""
-    from sebp_edge.units import duration
-
     return "" if seconds is None else f", about {duration(seconds)}"

@@ -2,10 +2,21 @@
 
 import re
 import unicodedata
+from dataclasses import dataclass
 
 # A reply that goes on may name anything; only its beginning counts.
 MAX_WORDS = 40
 _WORD = re.compile(r"\w+", re.UNICODE)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question of the quiz, its answer, and the reply of the trained model; all are the user's text."""
+
+    question: str
+    answer: str
+    reply: str
+    right: bool
 
 
 def is_right(reply: str, answer: str) -> bool:
@@ -13,10 +24,11 @@ def is_right(reply: str, answer: str) -> bool:
 
     Letters' case and punctuation do not matter. Only the first 40 words of the reply count.
     """
-    given, expected = _words(reply)[:MAX_WORDS], _words(answer)
+    given, expected = plain_words(reply)[:MAX_WORDS], plain_words(answer)
     size = len(expected)
     return size > 0 and any(given[begin : begin + size] == expected for begin in range(len(given) - size + 1))
 
 
-def _words(text: str) -> list[str]:
+def plain_words(text: str) -> list[str]:
+    """Returns the words of a text, without case and punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

@@ -27,7 +27,7 @@ from sebp_edge.texts.formats import FORMATS, read_file, text_size
 from sebp_edge.texts.formats.records import Read, read_records
 from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.vaults import Vault
 from sebp_edge.units import gigabytes
 
@@ -58,7 +58,7 @@ class Reading:
     folders: tuple[Folder, ...] = ()
 
 
-def read_texts(texts, memory: int | None = None, progress: Progress | None = None) -> Reading:
+def read_texts(texts, memory: int | None = None, progress: Progress = SILENT) -> Reading:
     """Reads a user's texts.
 
     Args:
@@ -82,7 +82,6 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     sources = _with_different_names(list(_sources(texts, reading)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
-    progress = progress or Progress()
     progress.begin("reading", size)
     seen: dict[tuple[type, bytes], str] = {}
     for source in sources:
@@ -193,7 +192,7 @@ def _nothing_readable(left_out: list[LeftOut]) -> str:
 # ---------------------------------------------------------------------------------------------- where texts come from
 
 
-class _Source(NamedTuple):
+class _TextSource(NamedTuple):
     """A file, a string or a record.
 
     Attributes:
@@ -211,7 +210,7 @@ class _Source(NamedTuple):
     folder: Path | None = None
 
 
-def _sources(texts, reading: Reading) -> Iterator[_Source]:
+def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
     """Yields the sources in `texts` without reading them; adds the folders, and what is left out, to the reading."""
     if isinstance(texts, str) and (path := _existing_path(texts)):
         kind = "folder" if path.is_dir() else "file"
@@ -244,16 +243,16 @@ def _kind(value) -> str:
     return type(value).__name__
 
 
-def _source_of(name: str, content: Content) -> _Source:
-    return _Source(name, num_bytes(content), lambda: [content])
+def _source_of(name: str, content: Content) -> _TextSource:
+    return _TextSource(name, num_bytes(content), lambda: [content])
 
 
-def _record_source(number: int, record: dict) -> _Source:
+def _record_source(number: int, record: dict) -> _TextSource:
     name = record.get("name")
     name = printable(name.strip())[:_MAX_NAME] if isinstance(name, str) else ""
     found: list[Read] = list(read_records([record]))
     size = sum(num_bytes(content) for content in found if not isinstance(content, Unreadable | NotRead))
-    return _Source(name or f"record {number}", size, partial(iter, found), is_named=bool(name))
+    return _TextSource(name or f"record {number}", size, partial(iter, found), is_named=bool(name))
 
 
 def _existing_path(text: str) -> Path | None:
@@ -265,12 +264,12 @@ def _existing_path(text: str) -> Path | None:
         return None  # The name is too long, the folder cannot be opened, or the path is not valid.
 
 
-def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source]:
+def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSource]:
     path = expand_user(Path(folder.path))
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
-        yield _Source(file.name, text_size(file.path), load, is_named=True, folder=root)
+        yield _TextSource(file.name, text_size(file.path), load, is_named=True, folder=root)
 
 
 def _read_found(path: Path, vault: Vault | None) -> Iterator[Content | Unreadable | NotRead]:
@@ -281,7 +280,7 @@ def _read_found(path: Path, vault: Vault | None) -> Iterator[Content | Unreadabl
         yield content
 
 
-def _with_different_names(sources: list[_Source]) -> list[_Source]:
+def _with_different_names(sources: list[_TextSource]) -> list[_TextSource]:
     """Puts the last parts of the given folders before files' names, as many as it takes to tell the files apart."""
     names = [source.name for source in sources]
     for depth in count(1):

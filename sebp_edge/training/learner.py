@@ -5,7 +5,8 @@ runs eagerly, after a notice. In all other cases everything runs eagerly. Result
 """
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -16,10 +17,9 @@ from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
-from sebp_edge.pruning.pruning import Pruning
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
-from sebp_edge.texts.batches import Collator, num_others, pack
+from sebp_edge.texts.batches import Collator, num_soft_targets, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
@@ -52,7 +52,7 @@ class Learner:
         adaptation: the adaptation whose parameters are trained.
         row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if micro-batches run eagerly.
-        pruning: prunes layers to N:M at each step; None if the recipe does not ask for it.
+        hook: what the adaptation does around the steps.
         can_accumulate: whether a step may have several micro-batches.
     """
 
@@ -69,32 +69,38 @@ class Learner:
         self.adaptation, self._on_event, self._guard = adaptation, on_event, guard
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
-        self.pruning = Pruning(adaptation.model, recipe.sparsity) if recipe.sparsity else None
+        self.hook = adaptation.training_hook()
         self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(self.parameters, recipe, options, self.pruning)
+            self._update = _update_for(self.parameters, recipe, options, self.hook.updated(self.parameters))
             self.can_accumulate = self._update.can_accumulate
-            if device.type == "cuda" and self.row_losses.hoisted is not None:
+            if device.type == "cuda" and self.is_hoisted:
                 self.begin_graphs()
                 # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
-                self._run_captured(lambda: self._update.capture(GraphPool(device, on_event)))
+                with self._capturing():
+                    self._update.capture(GraphPool(device, on_event))
         except BaseException:
             self.remove()
             raise
+
+    @property
+    def is_hoisted(self) -> bool:
+        """Whether only active rows are computed."""
+        return self.row_losses.hoisted is not None
 
     def begin_graphs(self) -> None:
         """Starts to capture micro-batches, and replaces earlier graphs."""
         graphs = GraphPool(self.device, self._on_event)
         self.graphs = MicroBatchGraphs(graphs, self.row_losses.hoisted, {GRADIENTS: self._update}, self._loss)
 
-    def prepare(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
+    def plan_graphs(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
         """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
             trained = list(trained)
             needed, held_out = ([Bucket.holding(*each.sizes) for each in group] for group in (trained, evaluated))
-            self.graphs.prepare(needed, held_out, {num_others(each.examples) for each in trained})
+            self.graphs.prepare(needed, held_out, {num_soft_targets(each.examples) for each in trained})
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
@@ -104,21 +110,15 @@ class Learner:
         return sizes.tokens, sizes.loss_rows
 
     @torch.no_grad()
-    def losses(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def losses_of(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host."""
         if self.graphs is not None:
             tokens = pack(micro_batch.examples)
-            losses = self._run_captured(lambda: self.graphs.losses(tokens))
-            if losses is not None:
-                return losses, tokens.sequences
+            with self._capturing():
+                return self.graphs.losses(tokens), tokens.sequences
         losses, sequences = self.row_losses(micro_batch.examples)
         self._guard.check()
         return losses.cpu(), sequences
-
-    def begin_training(self, num_steps: int) -> None:
-        """Begins a training of at most `num_steps` steps with the current weights."""
-        if self.pruning is not None:
-            self.pruning.begin(num_steps)
 
     def begin_step(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
@@ -126,23 +126,21 @@ class Learner:
         self._update.begin(learning_rate)
         self._loss.zero_()
 
-    def accumulate(self, micro_batch: MicroBatch, loss_tokens: int, *, is_dry_run: bool = False) -> None:
+    def accumulate(self, micro_batch: MicroBatch, loss_tokens: int) -> None:
         """Adds a micro-batch's gradients and loss to the step's.
 
         Args:
             loss_tokens: the divisor of the sum of losses.
-            is_dry_run: whether to capture the micro-batch's graph instead of replaying it.
         """
         if self.graphs is not None:
-            tokens, graphs = pack(micro_batch.examples), self.graphs
-            self._run_captured(lambda: graphs.capture(tokens) if is_dry_run else graphs.accumulate(tokens, loss_tokens))
-        # Graphs may have been dropped just now, if the capture failed.
-        if self.graphs is None:
-            losses, _ = self.row_losses(micro_batch.examples)
-            self._guard.check()
-            loss = losses.sum() / loss_tokens
-            loss.backward()
-            self._loss += loss.detach()
+            with self._capturing():
+                self.graphs.accumulate(pack(micro_batch.examples), loss_tokens)
+                return
+        losses, _ = self.row_losses(micro_batch.examples)
+        self._guard.check()
+        loss = losses.sum() / loss_tokens
+        loss.backward()
+        self._loss += loss.detach()
 
     def discard_step(self) -> None:
         """Discards the step's gradients and loss so far."""
@@ -152,15 +150,18 @@ class Learner:
     def finish_step(self) -> Outcome:
         """Updates the parameters; returns the step's outcome."""
         outcome = Outcome(self._loss.clone(), self._update.finish())
-        if self.pruning is not None:
-            self.pruning.step(dict.fromkeys(self.pruning.weights, self._learning_rate))
+        self.hook.after_step(self._learning_rate)
         return outcome
 
     def dry_run(self, micro_batch: MicroBatch) -> None:
-        """Runs a micro-batch and an update that change nothing, bit for bit."""
+        """Runs a micro-batch, or captures its graph, and an update; neither changes anything, bit for bit."""
         try:
             with self._update.dry_run():
-                self.accumulate(micro_batch, loss_tokens=1, is_dry_run=True)
+                if self.graphs is not None:
+                    with self._capturing():
+                        self.graphs.capture(pack(micro_batch.examples))
+                        return
+                self.accumulate(micro_batch, loss_tokens=1)
         finally:
             self._loss.zero_()
 
@@ -169,24 +170,28 @@ class Learner:
         restore(self.adaptation, state)
         self._update.reset()
 
+    def drop_graphs(self) -> None:
+        """Drops the graphs of micro-batches, which run eagerly from then on."""
+        self.graphs = None
+
     def release(self) -> None:
         """Frees graphs, gradients and moments; ends the updates."""
-        self.graphs = None
+        self.drop_graphs()
         self._update.release()
 
     def remove(self) -> None:
         """Restores the model's original code."""
         self.row_losses.__exit__()
 
-    def _run_captured(self, function: Callable):
-        """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None."""
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """Context that ends early if something cannot be captured; drops the graphs and sends a notice then."""
         try:
-            return function()
+            yield
         except CannotCapture as error:
-            self.graphs = None
+            self.drop_graphs()
             _clear_frames(error)
             self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
-            return None
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -197,11 +202,10 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def _update_for(
-    parameters: list[Tensor], recipe: Recipe, options: MemoryOptions, pruning: Pruning | None
+    parameters: list[Tensor], recipe: Recipe, options: MemoryOptions, weights: list[Tensor] | None
 ) -> Update | UpdateInBackward:
     """Returns updates within the backward pass for full fine-tuning in bf16, else updates after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
-    weights = pruning and [pruning.weights.dense(parameter) for parameter in parameters]
     if recipe.method == "full" and in_bf16:
         return UpdateInBackward(parameters, recipe, weights)
     return Update(parameters, recipe, options, weights)

@@ -15,9 +15,9 @@ from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from sebp_edge.insight.bench.correctness import Reference
-from sebp_edge.insight.bench.variants import trained
 from sebp_edge.ops import Moments
+from sebp_edge.research.bench.correctness import Reference
+from sebp_edge.research.bench.variants import trained
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.training import captured_gradients
 from speed import peers

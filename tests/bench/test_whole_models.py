@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from models import WrongGradients, make_batch, make_model
-from sebp_edge.insight.bench.timer import running
-from sebp_edge.insight.bench.variants import DENSE
+from sebp_edge.research.bench.timer import running
+from sebp_edge.research.bench.variants import DENSE
 from speed import whole_models
 from speed.graph_time import sums_before_waits
 from speed.whole_models import BENCHMARKS, Replayed

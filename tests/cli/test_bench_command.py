@@ -13,10 +13,10 @@ from sebp_edge.cli import bench as command
 from sebp_edge.cli import console
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import ModelError
-from sebp_edge.insight.bench.variants import VARIANTS, Variant
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_config
 from sebp_edge.models.loading import model_from_config
+from sebp_edge.research.bench.variants import VARIANTS, Variant
 
 NAMES = [variant.name for variant in VARIANTS]
 
@@ -106,7 +106,7 @@ def test_padding_is_as_requested(model_folder):
 def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     dense = VARIANTS[0]
     broken = Variant("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
-    monkeypatch.setattr("sebp_edge.insight.bench.compare.compare.__defaults__", ((dense, broken),))
+    monkeypatch.setattr("sebp_edge.research.bench.compare.compare.__defaults__", ((dense, broken),))
     result = bench()
     rows = result.stdout.splitlines()
     assert re.fullmatch(r"broken\t-\t-\trefused\t-\t-\t\d\.\de-\d\d", rows[2])

@@ -59,7 +59,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(a
         "it is not active. To activate it: sebp-edge adapters activate default 2\n"
     )
     assert records(output)[-1]["error"] == "Interrupted"
-    assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1, 2], 1)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert run("generate", "the ferry", "--version", 2, "--name", "default", "--model", adapt[3]).exit_code == 0
 
@@ -73,7 +73,7 @@ def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adap
         one.stdout.close()
         assert one.wait(timeout=60) == 130
         assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
 
 
 def closed_pipe():
@@ -133,7 +133,7 @@ def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_i
                 break
         assert one.wait(timeout=60) in (0, 130)
         errors = one.stderr.read()
-    assert store.active_version("default") == 1
+    assert store.adapter("default").active() == 1
     assert errors == "" if one.returncode == 0 else "is saved and active" in errors
 
 
@@ -189,4 +189,4 @@ def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adap
             assert one.wait(timeout=60) == 130
             assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
     assert (tmp_path / "log").stat().st_size == limit
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)

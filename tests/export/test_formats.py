@@ -213,7 +213,7 @@ def test_a_file_that_llama_cpp_cannot_load_is_not_exported(tmp_path):
 def make_full(folder: Path, model: Path, adapter: Path, *, pattern=None):
     """Writes a fully fine-tuned model beside the record of an adapter."""
     from sebp_edge.models.compressed import write_compressed
-    from sebp_edge.sparsity import Pattern
+    from sebp_edge.recipe import Pattern
 
     folder.mkdir()
     weights = {name: weight * 1.05 for name, weight in load_file(model / "model.safetensors").items()}

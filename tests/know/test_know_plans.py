@@ -7,7 +7,7 @@ import pytest
 from know_notes import GERMAN, NOTES, OTHER, RECIPE, WITHOUT_FACTS, notices, trained_examples
 
 from sebp_edge import Recipe
-from sebp_edge.preparation import ASKED_TOGETHER
+from sebp_edge.run.preparation import ASKED_TOGETHER
 
 
 @pytest.mark.slow

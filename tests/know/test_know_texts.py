@@ -17,8 +17,8 @@ from know_notes import (
 )
 
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.insight import replies as asking
 from sebp_edge.questions.examples import REPLY_TOKENS
+from sebp_edge.run import replies as asking
 from sebp_edge.texts.splits import MIN_TOKENS
 
 
@@ -69,7 +69,7 @@ def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs
     personalizer = make(model=save_model(tmp_path / "plain", tokenizer))
     result = personalizer.adapt(NOTES)
     assert result.quiz.questions == 6 and result.quiz.right_after >= 5
-    assert not personalizer.store.open("default").record.chat
+    assert not personalizer.store.adapter("default").open().record.chat
     (quizzed, *_), asked = runs[0].dataset.asked.quiz, runs[0].dataset.asked.trained
     assert tokenizer.decode(quizzed.alone) == f"<|bos|>Question: {quizzed.question}\nAnswer:"
     note = NOTES[quizzed.document]

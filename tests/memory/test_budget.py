@@ -14,11 +14,12 @@ from transformers import LlamaConfig
 
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.memory import plan as memory_plan
-from sebp_edge.memory import target
-from sebp_edge.memory.footprint import num_states_kept
+from sebp_edge.memory import choosing, target
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST
-from sebp_edge.memory.plan import MemoryBudget, make_plan
+from sebp_edge.memory.prediction import num_states_kept
+from sebp_edge.memory.seconds import SECONDS_PER_LAYER
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
@@ -68,7 +69,7 @@ def plan_of(shape, dataset, recipe, target, budget):
 
 def candidates(shape, dataset, target):
     schedules = make_schedules(dataset, RECIPE, seed=0)
-    return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
+    return choosing._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
@@ -341,7 +342,7 @@ def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     recipe = RECIPE.replace(batch_tokens=200)
     plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
-    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
+    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * SECONDS_PER_LAYER, rel=0.25)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -146,7 +146,7 @@ def test_a_damaged_record_is_refused_and_other_adapters_stay_listed():
     for number in range(60):
         shutil.rmtree(store.folder, ignore_errors=True)
         for name in ("one", "other"):
-            store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)
+            store.adapter(name).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
         file = draw.choice(["1/sebp_edge.json", "1/sebp_edge.json", "active"])
         how = damage(store.folder / "one" / file, draw)
         for command in (["list"], ["show", "one"], ["remove", "one", "--yes"]):
@@ -274,7 +274,7 @@ def test_an_unreadable_adapter_is_reported_and_the_others_are_listed(tmp_path):
     """Runs in a process without root's permission to read every file."""
     store = AdapterStore()
     for name in ("closed", "open"):
-        store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)
+        store.adapter(name).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     code = """
 import ctypes, os, sys
 if os.geteuid() == 0:

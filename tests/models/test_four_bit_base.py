@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.cli.adapt import NOT_KEPT
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import Interrupted, ModelError
@@ -183,11 +183,11 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
         loaded.append(load_base_model(*arguments).in_4bit)
         return load_base_model(*arguments)
 
-    monkeypatch.setattr("sebp_edge.model_in_use.load_base_model", spy)
+    monkeypatch.setattr("sebp_edge.run.model_in_use.load_base_model", spy)
     learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]
     with_mine = ["generate", "the ferry", "--model", str(folder), "--max-tokens", "3", "--name", "mine"]
     without = [*with_mine[:-2], "--json"]
-    AdapterStore().save(attach(load(folder), IN_4_BITS, 0), record_of(load(folder)), "mine", activate=True)
+    AdapterStore().adapter("mine").save(attach(load(folder), IN_4_BITS, 0), record_of(load(folder)), activate=True)
     for arguments in (learn, with_mine, [*with_mine, "--no-4bit"], without, [*without, "--4bit"]):
         assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_KEPT)
     assert loaded == [True, True, False, False, True]

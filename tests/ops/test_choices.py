@@ -126,9 +126,9 @@ def test_all_candidates_fit_a_hopper():
 
 
 def times(gather, dx, dweight):
-    from sebp_edge.ops.measure import Times
+    from sebp_edge.ops.measure import LayerTimes
 
-    return Times(
+    return LayerTimes(
         gather, dict(zip([None, SMALL, LARGE], dx, strict=True)), dict(zip([None, SMALL], dweight, strict=True))
     )
 

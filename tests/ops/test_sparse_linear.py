@@ -208,7 +208,7 @@ def test_the_registration_of_the_compiled_op_is_correct():
     x, weight, _, ids, dout = random_case(24, 8, 6, 9)
     rows = ActiveRows.from_ids(ids, 24)
     for needed in ([True, True, True], [False, True, False], [True, False, True]):
-        arguments = (dout, weight, x[ids], *rows, needed, False)
+        arguments = (dout, weight, x[ids], *rows, needed)
         library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)
 
 

@@ -13,8 +13,9 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import LoraGroup
-from sebp_edge.patches.checkpoints import _HostMemory
+from sebp_edge.patches.checkpoints import _HostInput
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
@@ -70,7 +71,7 @@ def test_offloading_supports_successive_batches_of_any_size():
 
 
 def test_an_offloaded_input_keeps_its_dtype():
-    host = _HostMemory()
+    host = _HostInput()
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
         hidden = torch.randn(2, 3).to(dtype)
         host.put(hidden)
@@ -187,6 +188,8 @@ def test_checkpointing_the_last_block_is_refused_and_leaves_the_model_unchanged(
 
 
 class LoraAdaptation:
+    training_hook = TrainingHook
+
     def __init__(self, model):
         self.model = model
 

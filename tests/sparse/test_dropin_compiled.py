@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from sebp_edge import sparsify
-from sebp_edge.rows.selection import Threshold
+from sebp_edge.research.rules.selection import Threshold
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,10 +105,8 @@ def test_a_compiled_model_can_be_sparsified_and_restored():
     for given in (model, compiled):
         with sparsify(given) as sparsified:
             selected = []
-            selector = sparsified._selection.selector
-            sparsified._selection.selector = lambda layers, own=selector, all=selected: (
-                all.append(layers) or own(layers)
-            )
+            selector = sparsified._selector
+            sparsified._selector = lambda layers, own=selector, all=selected: all.append(layers) or own(layers)
             assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-5)
         assert len(selected) >= 8
         assert not any("forward" in vars(module) for module in model.modules())

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.models.adaptation import load
-from sebp_edge.sparsity import Sparsity
+from sebp_edge.recipe import PruningRecipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -25,7 +25,7 @@ METHODS = {
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
-    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": Sparsity(pattern="2:4", decay=0.3)},
+    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": PruningRecipe(pattern="2:4", decay=0.3)},
 }
 WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "full, pruned": "compressed.safetensors"}
 
@@ -177,7 +177,10 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     assert result.gain_at_least >= result.margin
     assert (result.verdict, result.kept, result.active) == ("refit failed", False, False)
     assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
-    assert (personalizer.store.versions("default"), personalizer.store.active_version("default")) == ([1], None)
+    assert (personalizer.store.adapter("default").versions(), personalizer.store.adapter("default").active()) == (
+        [1],
+        None,
+    )
     assert personalizer.in_use.adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.refit_loss)

@@ -10,6 +10,7 @@ from model_families import MODELS
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.models.adaptation import snapshot
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
@@ -36,6 +37,8 @@ RECIPE = Recipe(
 
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
+
+    training_hook = TrainingHook
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()
@@ -134,12 +137,12 @@ def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
-        update = learner.inner._update
+        update = learner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.inner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
+        update.take_gradients(0.0 * learner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
         after = [value for moments in update._moments for value in moments]
         assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
@@ -161,7 +164,7 @@ def test_a_warm_up_changes_nothing():
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner.inner._update) is kind
+        assert type(learner._update) is kind
 
 
 def test_a_bf16_model_learns_as_well_as_in_fp32():

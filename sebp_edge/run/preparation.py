@@ -1,0 +1,225 @@
+"""Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+
+from sebp_edge.events import MemoryPlanned, Notice, TextsRead
+from sebp_edge.machine import devices
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.memory.choosing import make_plan
+from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.memory.target import Target
+from sebp_edge.models.architecture import longest_sequence
+from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
+from sebp_edge.questions.examples import add_questions
+from sebp_edge.questions.interview import Interviewed
+from sebp_edge.questions.interviews import summary, to_train
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.call import Call
+from sebp_edge.run.start import Beginning, Start
+from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.learnable import refuse_endless_answers, refuse_unlearnable
+from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.schedule import Schedule, make_schedules
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.training.teacher import with_teacher
+
+ASKED_TOGETHER = "answers questions, and those about all documents are learnt together"
+SAVED_INACTIVE = (
+    "The adapter will be saved, but not activated unless keep_anyway is set; `sebp-edge adapters activate` activates "
+    "it afterwards."
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A dataset, and how the training on it begins."""
+
+    dataset: Dataset
+    beginning: Beginning
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A plan, with what it is for."""
+
+    prepared: Prepared
+    schedules: list[Schedule]
+    plan: Plan
+
+
+class Preparation:
+    """Prepares the texts of one call for a training.
+
+    Args:
+        earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
+
+    Attributes:
+        reading: the texts.
+        recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
+        interviewed: what the model itself wrote about the documents, by their numbers.
+    """
+
+    def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
+        self._call, self.reading, self.recipe = call, reading, call.recipe
+        self._drawing = Drawing(call.seed, earlier or SplitHistory())
+        self._active: TextsComparison | None = None
+        self._start: Start | str = ""
+        self._sync = False
+        self.interviewed: Mapping[int, Interviewed] = {}
+
+    def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
+        """Lets the training begin at the active version, if it can.
+
+        Args:
+            sync: whether documents that are gone are to be forgotten.
+        """
+        self._active, self._sync = active, sync
+        if active is None:
+            return
+        self._start = Start.at(active, self._call.store)
+        if isinstance(self._start, Start):
+            self.recipe = self._start.fill_in(self.recipe)
+            if self.recipe.questions:
+                self._start = ASKED_TOGETHER
+
+    def read_dataset(self) -> Prepared:
+        """Returns the dataset for a model that is not loaded, without questions."""
+        reference = self._call.reference
+        return self._prepare(local_tokenizer(reference), read_shape(reference).longest)
+
+    def ask(self, prepared: Prepared) -> Prepared:
+        """Returns a dataset of `read_dataset` with questions, if the recipe asks any.
+
+        Raises:
+            TextsError: there are too few questions.
+        """
+        return self._ask(prepared, local_tokenizer(self._call.reference))
+
+    def plan(self, prepared: Prepared | None = None, *, gpu: int | None = None) -> PlannedTraining:
+        """Plans a training within the budget, or else within the free memory; loads no model.
+
+        Args:
+            prepared: the dataset with its questions, if it is made already.
+            gpu: memory of an absent GPU to plan for, in bytes.
+        """
+        call = self._call
+        shape = read_shape(call.reference)
+        prepared = prepared or self.ask(self.read_dataset())
+        self._refuse_unlearnable(prepared.dataset, local_tokenizer(call.reference))
+        schedules = self.schedule(prepared)
+        if gpu is None:
+            target, budget = self._target_and_budget()
+        else:
+            target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
+        plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
+        return PlannedTraining(prepared, schedules, plan)
+
+    def plan_within_budget(self) -> PlannedTraining | None:
+        """Plans a training, and says what it will do; returns None without a memory budget."""
+        if self._call.budget is None:
+            return None
+        planned = self.plan()
+        self._announce(planned.plan)
+        return planned
+
+    def chosen(self, planned: PlannedTraining | None) -> tuple[Recipe, MemoryOptions]:
+        """Returns the recipe and the options to train with."""
+        if planned is None:
+            return self.recipe.with_defaults(), FASTEST
+        return planned.plan.chosen.recipe, planned.plan.chosen.options
+
+    def _announce(self, plan: Plan) -> None:
+        """Emits the MemoryPlanned event of the plan that is carried out, and the budget as a notice."""
+        notify = self._call.notify
+        if plan.requested_budget is not None:
+            budget = MemoryBudget(plan.budget, plan.requested_budget)
+            notify(Notice(f"The memory budget is {budget}; the training stays within that."))
+        chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
+        method, max_rows = chosen.recipe.method, chosen.options.max_rows
+        notify(MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint))
+
+    def encode(self, base: BaseModel, planned: PlannedTraining | None = None) -> Prepared:
+        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
+
+        Raises:
+            ModelError: the tokenizer produces tokens that the model does not know.
+        """
+        if planned is not None and has_own_tokenizer(self._call.reference):
+            prepared = planned.prepared
+        else:
+            prepared = self._ask(self._prepare(base.tokenizer, longest_sequence(base.model)), base.tokenizer)
+        data = prepared.dataset
+        self._refuse_unlearnable(data, base.tokenizer)
+        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.trained))
+        self._notify_concerns(data)
+        left_out = tuple(asdict(item) for item in data.left_out)
+        counts = (data.num_documents, len(data.examples), data.num_tokens)
+        self._call.notify(TextsRead(*counts, data.padding_share, left_out))
+        return prepared
+
+    def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
+        """Returns the dataset in which the base model, as it is now, is the teacher on general text."""
+        call, data = self._call, prepared.dataset
+        collator = Collator(data.context_length, base.pad_token_id)
+        general = with_teacher(
+            base.model, data.asked.general, collator, base.device, call.notify, call.signal.check, options=options
+        )
+        return replace(prepared, dataset=replace(data, asked=replace(data.asked, general=general)))
+
+    def schedule(self, prepared: Prepared, planned: PlannedTraining | None = None) -> list[Schedule]:
+        """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
+
+        Raises:
+            TextsError: there is too little text.
+        """
+        if planned is not None and prepared is planned.prepared:
+            return planned.schedules
+        return make_schedules(prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons)
+
+    def _prepare(self, tokenizer, longest: int | None) -> Prepared:
+        dataset = make_dataset(self.reading, tokenizer, self.recipe, longest, self._drawing, self._call.progress)
+        seed = self._call.seed
+        return Prepared(dataset, Beginning.of(self._active, self._start, dataset, self.recipe, seed, sync=self._sync))
+
+    def _ask(self, prepared: Prepared, tokenizer) -> Prepared:
+        if not (self.recipe.questions and prepared.dataset.examples):
+            return prepared
+        call, others = self._call, to_train(self.interviewed, self._call.seed)
+        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress, others)
+        return replace(prepared, dataset=data)
+
+    def _refuse_unlearnable(self, dataset: Dataset, tokenizer) -> None:
+        refuse_unlearnable(
+            dataset.examples,
+            self.reading.documents,
+            tokenizer,
+            chat_template=self.recipe.chat_template,
+            left_out=dataset.left_out,
+        )
+        if dataset.asked is not None:
+            refuse_endless_answers(dataset.asked.trained, tokenizer)
+
+    def _notify_concerns(self, dataset: Dataset) -> None:
+        """Says before the training why the gate will judge nothing, if so."""
+        notify = self._call.notify
+        if dataset.unjudged_because:
+            notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
+        if dataset.asked is not None:
+            notify(Notice(dataset.asked.summary))
+            if self.interviewed:
+                notify(Notice(summary(self.interviewed, self._call.seed)))
+
+    def _target_and_budget(self) -> tuple[Target, MemoryBudget]:
+        """Returns this machine and its current budget, without the loaded weights, which the plan includes."""
+        call = self._call
+        memory = memory_of(call.device)
+        free = devices.free_memory(call.device) + memory.used
+        budget = MemoryBudget(free) if call.budget is None else call.budget.within(free)
+        return Target.this_machine(call.device, memory.planned_overhead(call.in_use.loaded_bytes)), budget
