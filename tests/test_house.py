@@ -45,7 +45,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_823
+MAX_LINES = 42_827
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_730,
     "adapters": 3_229,
@@ -61,7 +61,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 4_021,
     "research": 3_457,
     "rows": 759,
-    "run": 3_226,
+    "run": 3_230,
     "sparse": 1_519,
     "texts": 7_758,
     "training": 2_596,
