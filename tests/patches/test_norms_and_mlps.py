@@ -17,7 +17,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.activations import ACT2FN
 
-from sebp_edge.ops import Gate
+from sebp_edge.ops import GatedInputs
 from sebp_edge.ops.backend import runs_kernels
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.lora import FusedLora
@@ -225,7 +225,7 @@ def test_removing_restores_bitwise_equal_results(family):
 
 def only_gates(source_of):
     """Makes a `source_of` that returns the sources of gates only, so that outputs of norms are kept."""
-    return lambda x: source if isinstance(source := source_of(x), Gate) else None
+    return lambda x: source if isinstance(source := source_of(x), GatedInputs) else None
 
 
 def kept_and_gradients(model, batch, recomputes_norms, monkeypatch):
