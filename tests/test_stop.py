@@ -203,8 +203,11 @@ def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
 
 
 def test_a_stop_is_raised_only_once_so_that_the_rest_can_be_saved():
-    signal = StopSignal()
+    signal, raised = StopSignal(), 0
     signal.set()
-    with pytest.raises(StopRequested):
-        signal.check()
-    signal.check()
+    for _ in range(3):
+        try:
+            signal.check()
+        except StopRequested:
+            raised += 1
+    assert raised == 1
