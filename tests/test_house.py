@@ -45,24 +45,20 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_852
+MAX_LINES = 42_838
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_337,
     "adapters": 3_229,
-    "basics": 404,
+    "basics": 735,
     "cli": 2_522,
     "export": 2_246,
-    "models.gguf": 1_203,
     "machine": 666,
     "memory": 1_436,
-    "models": 3_900,
-    "basics.pages": 331,
-    "sparse.patches": 2_224,
+    "models": 5_103,
     "questions": 4_021,
     "research": 3_457,
-    "sparse.rows": 759,
     "run": 3_230,
-    "sparse": 1_519,
+    "sparse": 4_502,
     "texts": 7_758,
     "training": 2_596,
 }
