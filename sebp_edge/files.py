@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 import types
@@ -17,6 +18,7 @@ import platformdirs
 from safetensors import SafetensorError
 
 from sebp_edge.errors import OptionError, StorageError
+from sebp_edge.units import sizes_apart
 
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
@@ -206,6 +208,17 @@ def make_private(folder: Path) -> None:
     with suppress(OSError):
         if os.name != "nt" and folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
+
+
+def check_free_space(what: str, size: int, folder: Path) -> None:
+    """Raises a StorageError if a folder's disk has less than `size` bytes left for `what` is to be written."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        needed, left = sizes_apart(size, free)
+        raise StorageError(
+            f"{what} needs {needed}, but only {left} are free in {str(folder)!r}; free space or choose another "
+            "location."
+        )
 
 
 def flush(path: Path) -> None:

@@ -27,9 +27,8 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_salt
 from sebp_edge.adapters.saved import QUESTIONS, SavedAdapter
-from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
-from sebp_edge.files import expand_user, make_private, storage_errors
-from sebp_edge.units import sizes_apart
+from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError
+from sebp_edge.files import check_free_space, expand_user, make_private, storage_errors
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21
@@ -112,7 +111,9 @@ class AdapterStore:
         Raises:
             StorageError: there is not enough space.
         """
-        _check_free_space(size + _MAX_OTHER_BYTES, self._parent(out))
+        parent = self._parent(out)
+        with storage_errors("Cannot save to", parent):
+            check_free_space("The adapter", size + _MAX_OTHER_BYTES, parent)
 
     def import_archive(self, file: str | Path, name: str | None = None) -> SavedAdapter:
         """Adds the version in a file of `Adapter.export_archive` as a new version, which is not active; returns it.
@@ -129,7 +130,7 @@ class AdapterStore:
             adapter = self.adapter(contents.name if name is None else name)
             with storage_errors("Cannot save to", adapter.folder):
                 make_private(self.folder)
-                _check_free_space(contents.size, self.folder)
+                check_free_space("The adapter", contents.size, self.folder)
                 with temporary_folder(self.folder) as temporary:
                     contents.unpack(opened, temporary)
                     record = archive.read_record(temporary, file)
@@ -223,14 +224,3 @@ class AdapterStore:
     def _parent(self, out: Path | None) -> Path:
         """Returns the folder that a new adapter is saved in."""
         return out.absolute().parent if out else self.folder
-
-
-def _check_free_space(size: int, parent: Path) -> None:
-    with storage_errors("Cannot save to", parent):
-        free = shutil.disk_usage(parent).free
-    if size > free:
-        needed, left = sizes_apart(size, free)
-        raise StorageError(
-            f"The adapter needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose "
-            "another location."
-        )

@@ -43,7 +43,9 @@ class ChatFormat:
     @property
     def template(self) -> str:
         """The format as a Go template of Ollama."""
-        system, user, assistant = map(_in_go, (self.system, self.user, self.assistant))
+        system, user, assistant = (
+            text.replace(_CONTENT, "{{ $m.Content }}") for text in (self.system, self.user, self.assistant)
+        )
         before, roles = "", [("user", user), ("assistant", assistant)]
         first = "(index $.Messages 0)"
         if self.joined_with:
@@ -70,10 +72,6 @@ class ChatFormat:
                 joined = self.system.replace(_CONTENT, messages[0]["content"])
             text += written.replace(_CONTENT, joined + message["content"])
         return text + self.begin
-
-
-def _in_go(text: str) -> str:
-    return text.replace(_CONTENT, "{{ $m.Content }}")
 
 
 def _marked(begin: str, end: str, model: str = "assistant", **options) -> ChatFormat:
@@ -129,32 +127,24 @@ _SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def modelfile(tokenizer, file: str, *, needs_chat: bool, raw: str = RAW) -> str:
-    """Returns the Modelfile of an exported GGUF file.
+    """Returns the Modelfile of an exported GGUF file in the same folder.
 
     Args:
-        file: the GGUF file's name, in the same folder.
         needs_chat: whether the adapter was trained on chats. Without them, the Modelfile has no chat form, in which the
             adapter was neither trained nor judged.
         raw: the template for an adapter that was not trained on chats.
-
-    Raises:
-        ExportError: the model's chat template has none of the known formats.
     """
-    lines = [f"FROM ./{file}"]
     if not needs_chat:
-        return "\n".join([*lines, f'TEMPLATE """{raw}"""']) + "\n"
+        return f'FROM ./{file}\nTEMPLATE """{raw}"""\n'
     found = _recognise(tokenizer) if tokenizer.chat_template else None
-    if found is not None:
-        chat_format, system = found
-        lines.append(f'TEMPLATE """{chat_format.template}"""')
-        lines += [f'SYSTEM """{system}"""'] if system else []
-        lines.append(f'PARAMETER stop "{chat_format.stop}"')
-    else:
+    if found is None:
         raise ExportError(
             f"This model's chat template has no known form ({', '.join(FORMATS)}); use --format gguf, which keeps the "
             "template for programs that read Jinja."
         )
-    return "\n".join(lines) + "\n"
+    chat_format, system = found
+    default = f'SYSTEM """{system}"""\n' if system else ""
+    return f'FROM ./{file}\nTEMPLATE """{chat_format.template}"""\n{default}PARAMETER stop "{chat_format.stop}"\n'
 
 
 def _recognise(tokenizer) -> tuple[ChatFormat, str] | None:
