@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, printable
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.units import gigabytes
@@ -40,17 +40,13 @@ def _readable_versions(store) -> Iterator:
             adapter = store.adapter(name)
             versions = adapter.versions()
         except SebpEdgeError as error:
-            _print_note(error)
+            print_note(error)
             continue
         for version in versions:
             try:
                 yield adapter.open(version)
             except SebpEdgeError as error:
-                _print_note(error)
-
-
-def _print_note(error: SebpEdgeError) -> None:
-    err.print(f"note: {error}", style="yellow", markup=False)
+                print_note(error)
 
 
 @app.command("list")
@@ -94,7 +90,8 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
             record = _to_dict(saved)
             documents = [] if version is None else adapter.documents(number)
             if as_json:
-                print_json(record | ({} if version is None else {"manifest": _to_dicts(documents)}))
+                manifest = {"manifest": [document.to_dict() for document in documents]}
+                print_json(record | (manifest if version is not None else {}))
                 continue
             print_table(["", ""], [[key, printable(str(value))] for key, value in record.items() if key != "recipe"])
             out.print()
@@ -279,16 +276,12 @@ def import_archive(
 
 
 def _print_documents(rows: list[tuple]) -> None:
-    def cells(what, document):
+    table = []
+    for what, document in rows:
         tokens = "" if document.tokens is None else str(document.tokens)
         split = f"{document.split}, gone" if document.absent else document.split
-        return [what, printable(document.label), tokens, split, document.hash]
-
-    print_table(["", "document", "tokens", "split", "hash"], [cells(*row) for row in rows])
-
-
-def _to_dicts(documents) -> list[dict]:
-    return [document.to_dict() for document in documents]
+        table.append([what, printable(document.label), tokens, split, document.hash])
+    print_table(["", "document", "tokens", "split", "hash"], table)
 
 
 def _print_active(name: str, version: int | None) -> None:

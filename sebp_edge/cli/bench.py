@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_note, print_table, quick_imports
 from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
 from sebp_edge.errors import OptionError
 from sebp_edge.files import check_output_file
-from sebp_edge.units import percent
+from sebp_edge.units import gigabytes, percent
 
 
 def bench(
@@ -41,7 +42,6 @@ def bench(
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
-            from sebp_edge.events import Notice
             from sebp_edge.research.bench.plot import write_plot
             from sebp_edge.research.bench.run import run_bench
             from sebp_edge.research.bench.workload import parse_share
@@ -50,10 +50,6 @@ def bench(
             raise OptionError("--padding sets the context length itself; leave out --context or --padding.")
         _check_targets(csv, plot)
         share = None if padding is None else parse_share(padding)
-
-        def print_notice(notice: Notice) -> None:
-            err.print(f"note: {notice.message}", style="yellow", markup=False)
-
         with err.status("") as status:
             result = run_bench(
                 model,
@@ -63,7 +59,7 @@ def bench(
                 padding=share,
                 batch_size=batch,
                 device=device,
-                on_event=print_notice,
+                on_event=lambda notice: print_note(notice.message),
                 on_progress=status.update,
             )
         if csv is not None:
@@ -91,8 +87,6 @@ def _check_targets(csv: Path | None, plot: Path | None) -> None:
 
 def show_bench(result) -> None:
     """Prints what was timed, a row per variant, why some variants have no times, and the recommendation."""
-    from rich.markup import escape
-
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
         f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights} weights) "
@@ -100,41 +94,29 @@ def show_bench(result) -> None:
         f"{percent(result.padding_share, 0)} padding"
     )
     rows = result.rows()
-    has_peaks = any(row["peak_bytes"] for row in rows)
-    columns = [
-        "variant",
-        "forward",
-        "backward",
-        "step",
-        "vs dense",
-        *(["peak"] if has_peaks else []),
-        "tokens/s",
-        "error",
-    ]
-    dense = rows[0]["step_ms"]
-    print_table(columns, [_cells(row, dense, has_peaks) for row in rows])
+    table = [["variant", "forward", "backward", "step", "vs dense", "peak", "tokens/s", "error"]]
+    table += [_cells(row, rows[0]["step_ms"]) for row in rows]
+    if not any(row["peak_bytes"] for row in rows):
+        table = [[*cells[:5], *cells[6:]] for cells in table]
+    print_table(table[0], table[1:])
     for row in rows:
         if row["reason"]:
             out.print(f"{row['variant']}, {row['status']}: {row['reason']}.", style="dim", markup=False)
     out.print(f"[bold]{escape(result.recommendation)}[/]")
 
 
-def _cells(row: dict, dense_ms: float | None, has_peaks: bool) -> list[str]:
-    from sebp_edge.units import gigabytes
-
+def _cells(row: dict, dense_ms: float | None) -> list[str]:
     step = row["step_ms"]
     error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
     if step is None:
-        return [row["variant"], "-", "-", row["status"], "-", *(["-"] if has_peaks else []), "-", error]
-    peak = [gigabytes(row["peak_bytes"])] if has_peaks else []
-    ratio = "-" if dense_ms is None else f"{step / dense_ms:.2f}"
+        return [row["variant"], "-", "-", row["status"], "-", "-", "-", error]
     return [
         row["variant"],
         _milliseconds(row["forward_ms"]),
         _milliseconds(row["backward_ms"]),
         _milliseconds(step),
-        ratio,
-        *peak,
+        "-" if dense_ms is None else f"{step / dense_ms:.2f}",
+        gigabytes(row["peak_bytes"] or 0),
         f"{row['tokens_per_second']:,.0f}",
         error,
     ]

@@ -15,6 +15,7 @@ from typing import TextIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sebp_edge.cli.early_signals import exit_interrupted
@@ -50,7 +51,10 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     """
     try:
         with _interruptible():
-            silence_libraries()
+            # Hides the libraries' warnings and progress bars; our own messages remain.
+            warnings.simplefilter("ignore")
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
             yield
     except SebpEdgeError as error:
         _fail(type(error).__name__, str(error), error.exit_code, as_json)
@@ -177,22 +181,14 @@ def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
 
 def _print_error(message: str) -> None:
     try:
-        err.print(f"[bold red]sebp-edge:[/] {_escaped(message)}")
+        err.print(f"[bold red]sebp-edge:[/] {escape(message)}")
     except OSError:
         discard_output(sys.stderr)
 
 
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def silence_libraries() -> None:
-    """Hides the libraries' warnings and progress bars; our own messages remain."""
-    warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+def print_note(message: object) -> None:
+    """Prints something that the user should know to the standard error."""
+    err.print(f"note: {message}", style="yellow", markup=False)
 
 
 def print_json(record: dict) -> None:
@@ -223,5 +219,5 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column(columns[-1], overflow="fold")
     for row in rows:
-        table.add_row(*map(_escaped, row))
+        table.add_row(*map(escape, row))
     out.print(table)

@@ -97,6 +97,10 @@ def generate(
         personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
         if not as_json and isinstance(request, str) and out.is_terminal:
             out.print(request, end="", style="bold", markup=False)
+
+        def print_chunk(chunk: str) -> None:
+            print_json({"event": "text", "text": chunk}) if as_json else typer.echo(chunk, nl=False)
+
         try:
             text = personalizer.generate(
                 request,
@@ -110,7 +114,7 @@ def generate(
                 stop=stop or (),
                 seed=seed,
                 sparse_kernels=sparse_kernels,
-                on_text=_print_event if as_json else lambda chunk: typer.echo(chunk, nl=False),
+                on_text=print_chunk,
             )
         except Interrupted:
             if not as_json:
@@ -120,10 +124,6 @@ def generate(
             print_json({"event": "result", "prompt": request, "text": text})
         else:
             typer.echo()
-
-
-def _print_event(chunk: str) -> None:
-    print_json({"event": "text", "text": chunk})
 
 
 def _prompt_or_messages(prompt: str | None, system: str | None, messages: str | None) -> str | list:

@@ -3,9 +3,11 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sebp_edge.cli.console import out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.cli.plan import show_plan
 from sebp_edge.units import percent, plural
 
 # Lines of a list, and characters of a rendered run; JSON has all.
@@ -39,10 +41,6 @@ def inspect(
 
 def show_inspection(found) -> None:
     """Prints an inspection."""
-    from rich.markup import escape
-
-    from sebp_edge.cli.plan import show_plan
-
     tokenizer = "" if found.own_tokenizer else ", counted with the bundled model's tokenizer"
     out.print(
         f"{plural(found.documents, 'document')}, {plural(found.characters, 'character')}: "
@@ -50,10 +48,8 @@ def show_inspection(found) -> None:
     )
     for group in found.left_out:
         _show_list(f"left out, {group.reason}", group.sources)
-    _show_list(
-        "near-duplicates, or with a long passage in common, groups",
-        [", ".join(group) for group in found.near_duplicates],
-    )
+    groups = [", ".join(group) for group in found.near_duplicates]
+    _show_list("near-duplicates, or with a long passage in common, groups", groups)
     _show_list("look like templates, but would be read", found.templates)
     _show_list("look like drawings, but would be read", found.drawings)
     if found.boilerplate_share >= MIN_BOILERPLATE:
@@ -76,8 +72,6 @@ def show_inspection(found) -> None:
 
 
 def _show_list(title: str, lines) -> None:
-    from rich.markup import escape
-
     if lines:
         out.print(f"{escape(title)}: {len(lines):,}")
         for line in lines[:MAX_LINES]:
@@ -88,8 +82,6 @@ def _show_list(title: str, lines) -> None:
 
 def _show_example(number: int, example) -> None:
     """Prints an example; runs are marked by words, and by colours on a terminal."""
-    from rich.markup import escape
-
     counts = f"{example.trained_tokens:,} of {example.tokens:,} tokens trained"
     out.print(f"\n[bold]example {number}[/] [dim]{escape(printable(example.document))}, {counts}[/]")
     for piece in example.pieces:

@@ -37,7 +37,7 @@ class LocalModel:
 
 def describe_model(name: str) -> LocalModel:
     """Describes a model on this machine; loads no weights."""
-    size, parameters, licence = 0, None, ""
+    size, parameters, licence, fits, problem = 0, None, "", True, None
     try:
         reference = resolve(name)
         path = local_folder(reference) or Path(reference.location)
@@ -52,10 +52,6 @@ def describe_model(name: str) -> LocalModel:
             parameters = model_from_config(reference).num_parameters()
         refuse_if_too_big(reference, Recipe.load("notes"), devices.pick_device())
     except SebpEdgeError as error:
-        problem = None if isinstance(error, MachineError) else str(error)
-        return LocalModel(name, size, _billions(parameters), licence, fits=False, problem=problem)
-    return LocalModel(name, size, _billions(parameters), licence, fits=True)
-
-
-def _billions(parameters: int | None) -> float | None:
-    return None if parameters is None else round(parameters / 1e9, 3)
+        fits, problem = False, None if isinstance(error, MachineError) else str(error)
+    billions = None if parameters is None else round(parameters / 1e9, 3)
+    return LocalModel(name, size, billions, licence, fits, problem)

@@ -1,11 +1,15 @@
 """`sebp-edge plan PATH...`: predicts the memory and time of an adaptation without loading the model."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.errors import OptionError
+from sebp_edge.units import duration, gigabytes, sizes_apart
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -35,7 +39,6 @@ def plan(
     Exit code 1 if nothing fits.
     """
     with quick_imports():
-        from sebp_edge.errors import OptionError
         from sebp_edge.personalizer import Personalizer
 
     if gpu is not None and request.settings["device"] is not None:
@@ -49,12 +52,6 @@ def plan(
 
 def show_plan(result) -> None:
     """Prints the memory by purpose, the total, and the neighbouring plans."""
-    from dataclasses import asdict
-
-    from rich.markup import escape
-
-    from sebp_edge.units import gigabytes, sizes_apart
-
     chosen = result.chosen
     parts = [[name, gigabytes(size), DESCRIPTIONS[name]] for name, size in asdict(chosen.footprint).items() if size]
     print_table(["memory", "size", "for"], parts)
@@ -63,7 +60,7 @@ def show_plan(result) -> None:
         budget = f"the {budget} that other programs leave"
     out.print(
         f"[bold]{escape(result.model)}[/] on {result.device}: {chosen.description}; at most "
-        f"[bold]{peak}[/] of {budget}{duration_suffix(chosen.seconds)}"
+        f"[bold]{peak}[/] of {budget}{_duration(chosen.seconds)}"
     )
     if result.gpu is not None:
         four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""
@@ -76,11 +73,8 @@ def show_plan(result) -> None:
     for word, other in (("larger", result.larger), ("smaller", result.smaller), ("also fits", result.full)):
         if other is not None:
             size, _ = sizes_apart(other.peak, chosen.peak)
-            out.print(f"  {word}: {other.description}; {size}{duration_suffix(other.seconds)}", style="dim")
+            out.print(f"  {word}: {other.description}; {size}{_duration(other.seconds)}", style="dim")
 
 
-def duration_suffix(seconds: float | None) -> str:
-    """Returns the duration as the end of a sentence; empty if it is unknown."""
-    from sebp_edge.units import duration
-
+def _duration(seconds: float | None) -> str:
     return "" if seconds is None else f", about {duration(seconds)}"
