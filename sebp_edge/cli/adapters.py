@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, printable
-from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.units import gigabytes
 
@@ -104,10 +104,7 @@ def report(
     name: Annotated[str, typer.Argument(help="Name of the adapter, or the folder of one.")],
     version: Annotated[int | None, typer.Option(help="This version; by default the active one.")] = None,
     to: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path, metavar="FILE", help="The page to write; by default NAME-VERSION.html, with --json none."
-        ),
+        Path | None, path_option("The page to write; by default NAME-VERSION.html, with --json none.")
     ] = None,
     with_samples: Annotated[
         bool, typer.Option("--with-samples", help="Include the samples that adapt --keep-samples has kept: your text.")
@@ -247,7 +244,7 @@ def gc(
 @app.command("export")
 def export_archive(
     name: Name,
-    to: Annotated[Path, typer.Option(parser=parse_path, metavar="FILE", help="The new file to write.")],
+    to: Annotated[Path, path_option("The new file to write.")],
     version: Version = None,
     names: Annotated[
         bool, typer.Option("--names", help="Include the names of the documents, and samples that were kept.")

@@ -7,10 +7,13 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_note, print_table, quick_imports
-from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
+from sebp_edge.cli.options import Device, Json, RecipeName, parse_path, path_option
 from sebp_edge.errors import OptionError
 from sebp_edge.files import check_output_file
 from sebp_edge.units import gigabytes, percent
+
+# Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
+TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
 
 
 def bench(
@@ -27,12 +30,8 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 4,
     device: Device = None,
     as_json: Json = False,
-    csv: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Also write the table to this CSV file.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Also write a plot to this SVG file.")
-    ] = None,
+    csv: Annotated[Path | None, path_option("Also write the table to this CSV file.")] = None,
+    plot: Annotated[Path | None, path_option("Also write a plot to this SVG file.")] = None,
 ) -> None:
     """Time a training step in each variant: dense padded, drop-in, dynamic padding, packed, hoisted, captured graph.
 
@@ -48,7 +47,12 @@ def bench(
 
         if padding is not None and context is not None:
             raise OptionError("--padding sets the context length itself; leave out --context or --padding.")
-        _check_targets(csv, plot)
+        # Checked before any timing.
+        if plot is not None and plot.suffix.lower() != ".svg":
+            raise OptionError(f"The plot is an SVG file, so its name {plot.name!r} must end in .svg.")
+        for path, mark in ((csv, TABLE_MARK), (plot, PLOT_MARK)):
+            if path is not None:
+                check_output_file(path, mark, "benchmark")
         share = None if padding is None else parse_share(padding)
         with err.status("") as status:
             result = run_bench(
@@ -70,19 +74,6 @@ def bench(
             print_json({"event": "bench", **result.to_dict()})
         else:
             show_bench(result)
-
-
-# Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
-TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
-
-
-def _check_targets(csv: Path | None, plot: Path | None) -> None:
-    """Checks before any timing that the files can be written, overwrite no others, and have the right suffix."""
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise OptionError(f"The plot is an SVG file, so its name {plot.name!r} must end in .svg.")
-    for path, mark in ((csv, TABLE_MARK), (plot, PLOT_MARK)):
-        if path is not None:
-            check_output_file(path, mark, "benchmark")
 
 
 def show_bench(result) -> None:

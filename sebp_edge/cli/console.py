@@ -149,7 +149,12 @@ def quick_imports() -> Iterator[None]:
     Objects created on import live until the exit, so checking them is wasted work. This changes the whole process, so
     it is only for the command line's own. A terminal shows a status line meanwhile.
     """
-    _give_torch_a_cache_folder()
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        # Else torch makes a folder on import whose name in the system's temporary folder others can predict.
+        folder = cache_folder() / "torch"
+        with contextlib.suppress(OSError):  # torch then uses the temporary folder
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     gc.disable()
     try:
         with err.status("starting", spinner="line"):
@@ -157,16 +162,6 @@ def quick_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _give_torch_a_cache_folder() -> None:
-    """Keeps torch from making a folder on import whose name in the system's temporary folder others can predict."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
-    folder = cache_folder() / "torch"
-    with contextlib.suppress(OSError):  # torch then uses the temporary folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
-from sebp_edge.cli.options import Device, Json, parse_path
+from sebp_edge.cli.options import Device, Json, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 
 # A prompt such as a Markdown list or front matter; options have no space before "=".
@@ -49,9 +49,7 @@ def generate(
         str | None, typer.Option(help="Name of the adapter; without --model, by default 'default' if it exists.")
     ] = None,
     version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
-    adapter: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Folder of an adapter outside the store.")
-    ] = None,
+    adapter: Annotated[Path | None, path_option("Folder of an adapter outside the store.", "FOLDER")] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in training.")

@@ -56,7 +56,7 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
         lists_left_out: whether to list what was left out of the texts, and why, and not only how much.
     """
     if as_json:
-        yield _InterruptOnFailedWrite(JsonLines(sys.stdout))
+        yield _interrupting(JsonLines(sys.stdout))
         return
     columns = (
         TextColumn("{task.description}"),
@@ -67,27 +67,27 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
     )
     progress = Progress(*columns, console=out, expand=True, transient=True) if out.is_terminal else nullcontext()
     with progress as bar:
-        yield _InterruptOnFailedWrite(ProgressPrinter(bar, lists_left_out=lists_left_out))
+        yield _interrupting(ProgressPrinter(bar, lists_left_out=lists_left_out))
 
 
-class _InterruptOnFailedWrite:
-    """A sink whose first failed write interrupts the run as Ctrl-C does, so that the best state is saved.
+def _interrupting(sink: Sink) -> Sink:
+    """Returns a sink whose first failed write interrupts the run as Ctrl-C does, so that the best state is saved.
 
     Writes fail if the reader goes away, as with `| head`, or if the disk is full.
     """
+    has_failed = False
 
-    def __init__(self, sink: Sink):
-        self._sink: Sink | None = sink
-
-    def __call__(self, event: Event) -> None:
-        if self._sink is None:
-            return
+    def send(event: Event) -> None:
+        nonlocal has_failed
         try:
-            self._sink(event)
+            if not has_failed:
+                sink(event)
         except OSError as error:
-            self._sink = None
+            has_failed = True
             discard_output()
             raise KeyboardInterrupt from error
+
+    return send
 
 
 class _StepColumn(MofNCompleteColumn):

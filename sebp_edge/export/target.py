@@ -9,8 +9,9 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
+from sebp_edge.adapters.folders import flush_all
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.files import check_free_space, expand_user, flush, storage_errors, walk
+from sebp_edge.files import check_free_space, expand_user, flush, storage_errors
 
 _CANNOT = "Cannot export to"
 # Temporary folders are beside the target. A lock file beside each is locked for as long as its process runs.
@@ -71,10 +72,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             temporary.mkdir(0o700)
             try:
                 yield temporary
-                for path in walk(temporary):
-                    path.chmod(0o700 if path.is_dir() else 0o600)
-                    flush(path)
-                flush(temporary)
+                flush_all(temporary)
                 if os.path.lexists(target):
                     raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
                 temporary.rename(target)
