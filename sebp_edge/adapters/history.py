@@ -27,9 +27,9 @@ def write_history(folder: Path, history: SplitHistory, entries: Mapping[int, Ent
     (folder / DOCUMENTS).write_text(DocumentList(documents, history.salt).to_text(), encoding="utf-8")
 
 
-def read_history(folder: Path, store_salt: bytes = b"") -> SplitHistory | None:
+def read_history(folder: Path) -> SplitHistory | None:
     """Reads the history from a version's folder; returns None if the version has none, as those of 0.1.0."""
-    listed = DocumentList.read(folder, store_salt)
+    listed = DocumentList.read(folder)
     return None if listed is None else history_of(listed)
 
 

@@ -25,17 +25,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(adapt.adapt)
-app.command()(forget.forget)
-app.command()(inspect.inspect)
-app.command()(plan.plan)
-app.command()(analyze.analyze)
-app.command()(lr_range.lr_range)
-app.command()(bench.bench)
+for command in (
+    adapt.adapt,
+    forget.forget,
+    inspect.inspect,
+    plan.plan,
+    analyze.analyze,
+    lr_range.lr_range,
+    bench.bench,
+):
+    app.command()(command)
 app.command(cls=generate.PromptCommand)(generate.generate)
-app.command()(export.export)
-app.command()(listings.models)
-app.command()(listings.recipes)
+for command in (export.export, listings.models, listings.recipes):
+    app.command()(command)
 app.add_typer(adapters.app, name="adapters")
 app.command()(doctor.doctor)
 

@@ -79,7 +79,7 @@ def _describe(name: str) -> dict:
     with quick_imports():
         from sebp_edge.cli.local_model import describe_model
 
-    return {"on_this_machine": True, **asdict(describe_model(name))}
+    return {"on_this_machine": True, **describe_model(name)}
 
 
 def _state(record: dict) -> str:
