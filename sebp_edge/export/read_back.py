@@ -104,7 +104,7 @@ class BaseComparison:
     def with_weights(self, read: Read) -> tuple[list[Tensor], float]:
         """Replaces the weights, a tensor at a time; returns the log-probabilities and the loss."""
         self._fill(read)
-        return self._run(self.model)
+        return self._measure(self.model)
 
     def log_probabilities(self) -> list[Tensor]:
         """Returns the log-probabilities with the present weights."""
@@ -124,7 +124,7 @@ class BaseComparison:
     def with_adapter(self, folder: Path) -> tuple[list[Tensor], float]:
         """Returns the log-probabilities and the loss with an adapter in PEFT's layout on the present weights."""
         adaptation = load(self._base, folder)
-        found = self._run(adaptation.model)
+        found = self._measure(adaptation.model)
         adaptation.detach()
         return found
 
@@ -134,9 +134,9 @@ class BaseComparison:
         gc.collect()
         reference = ModelReference(self._source.name, "local", str(folder))
         self._base = load_base_model(reference, Recipe.load("notes"), CPU)
-        return self._run(self.model)
+        return self._measure(self.model)
 
-    def _run(self, model: nn.Module) -> tuple[list[Tensor], float]:
+    def _measure(self, model: nn.Module) -> tuple[list[Tensor], float]:
         return self._log_probabilities(model), self._loss(model)
 
     def _loss(self, model: nn.Module) -> float:
