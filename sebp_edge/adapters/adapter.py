@@ -356,8 +356,7 @@ class Adapter:
             # Changed first, so that no process finds a version active that is not there.
             write_activated(self.folder, [version for version in activated if version in remaining])
         for renamed in [put_aside(path) for path in paths]:
-            advice = "; delete them"
-            with storage_errors("The adapter was removed, but some of its files remain in", renamed, advice):
+            with storage_errors("The adapter was removed, but some of its files remain in", renamed, "; delete them"):
                 shutil.rmtree(renamed)
         model_paths.forget_unused(self._store, fingerprints)
 

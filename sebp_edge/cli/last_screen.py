@@ -17,11 +17,7 @@ HEADLINE, ACCOUNT, WARNING, EXPECTATION, COMMAND = range(5)
 
 
 def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
-    """Prints the verdict, why, warnings, what to expect and what to do next, in at most 15 lines of 80 columns.
-
-    Args:
-        with_samples: whether samples were kept for the report.
-    """
+    """Prints the verdict, why, warnings, what to expect and what to do next, in at most 15 lines of 80 columns."""
     # By importance: the first ones get their lines.
     paragraphs = [(HEADLINE, result.headline, f"bold {'green' if result.kept else 'yellow'}")]
     for what, command in result.next_steps.items():

@@ -50,11 +50,7 @@ MIN_WIDTH_FOR_LOSS = 70
 
 @contextmanager
 def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
-    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does.
-
-    Args:
-        lists_left_out: whether to list what was left out of the texts, and why, and not only how much.
-    """
+    """Yields the sink for this output, which lists what was left out of the texts, or only says how much that is."""
     if as_json:
         yield _interrupting(JsonLines(sys.stdout))
         return

@@ -159,20 +159,16 @@ def _recognise(tokenizer) -> tuple[ChatFormat, str] | None:
     # Ollama adds the BOS token itself, if the tokenizer adds it to texts.
     bos = tokenizer.bos_token if adds_bos(tokenizer) else ""
 
-    rendered = [render(chat) for chat in _CHATS]
-    with_system = [render([_SYSTEM, *chat]) for chat in _CHATS]
+    rendered = [(chat, render(chat)) for chat in _CHATS]
+    with_system = [(chat, render(chat)) for chat in ([_SYSTEM, *chat] for chat in _CHATS)]
     for chat_format in FORMATS.values():
-        if any(found not in (None, chat_format.render([_SYSTEM, *chat])) for found, chat in _pairs(with_system)):
+        if any(found not in (None, chat_format.render(chat)) for chat, found in with_system):
             continue
-        system = _default_system(chat_format, rendered[0])
+        system = _default_system(chat_format, rendered[0][1])
         default = [{"role": "system", "content": system}] if system else []
-        if all(found == chat_format.render([*default, *chat]) for found, chat in _pairs(rendered)):
+        if all(found == chat_format.render([*default, *chat]) for chat, found in rendered):
             return chat_format, system
     return None
-
-
-def _pairs(rendered: list[str | None]):
-    return zip(rendered, _CHATS, strict=True)
 
 
 def _default_system(chat_format: ChatFormat, rendered: str | None) -> str:

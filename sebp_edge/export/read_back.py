@@ -58,14 +58,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class ComparedTexts:
-    """What models are compared on.
-
-    Attributes:
-        examples: the encoded texts.
-        rows: 200 of their tokens, those of the longest examples.
-        texts: the texts themselves.
-        context_length: of the longest example.
-    """
+    """What models are compared on; `rows` are 200 tokens of the longest examples."""
 
     examples: list[Example]
     rows: list[list[int]]
@@ -75,11 +68,6 @@ class ComparedTexts:
 
 class BaseComparison:
     """The base model on the CPU in fp32, with the adapter or with other weights in turn: one model in memory.
-
-    Args:
-        reading: the user's texts; None for general text.
-        on_event: receives the progress of evaluations; may raise to stop.
-        check: called between tensors; may raise to stop.
 
     Attributes:
         expected: the log-probabilities with the adapter.

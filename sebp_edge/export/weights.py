@@ -24,11 +24,9 @@ class MergedWeights:
 
     Args:
         model: the base model on "meta".
-        base_path: the base model's folder, with safetensors weights, or its GGUF file.
         adapter_folder: an adapter's folder; None for the base model alone.
 
     Attributes:
-        shapes: the shapes of all tensors.
         factors: the adapter's matrices; None for a fully fine-tuned model or the base model alone.
         dtype: the dtype of most weights in the files; bf16 for a GGUF file.
     """
