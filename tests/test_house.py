@@ -45,11 +45,11 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_229
+MAX_LINES = 42_232
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_724,
     "adapters": 2_998,
-    "cli": 2_356,
+    "cli": 2_359,
     "export": 2_002,
     "frozen": 49,
     "gguf": 1_203,

@@ -97,7 +97,10 @@ def generate(
             out.print(request, end="", style="bold", markup=False)
 
         def print_chunk(chunk: str) -> None:
-            print_json({"event": "text", "text": chunk}) if as_json else typer.echo(chunk, nl=False)
+            if as_json:
+                print_json({"event": "text", "text": chunk})
+            else:
+                typer.echo(chunk, nl=False)
 
         try:
             text = personalizer.generate(
