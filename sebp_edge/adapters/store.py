@@ -27,8 +27,8 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_salt
 from sebp_edge.adapters.saved import QUESTIONS, SavedAdapter
+from sebp_edge.basics.files import check_free_space, expand_user, make_private, storage_errors
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError
-from sebp_edge.files import check_free_space, expand_user, make_private, storage_errors
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21

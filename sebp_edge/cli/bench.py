@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from sebp_edge.basics.files import check_output_file
+from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_note, print_table, quick_imports
 from sebp_edge.cli.options import Device, Json, RecipeName, parse_path, path_option
 from sebp_edge.errors import OptionError
-from sebp_edge.files import check_output_file
-from sebp_edge.units import gigabytes, percent
 
 # Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
 TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"

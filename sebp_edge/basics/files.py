@@ -17,8 +17,8 @@ from typing import TypeVar
 import platformdirs
 from safetensors import SafetensorError
 
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.units import sizes_apart
 
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
