@@ -45,12 +45,12 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_243
+MAX_LINES = 42_241
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_337,
     "adapters": 2_998,
     "basics": 398,
-    "cli": 2_408,
+    "cli": 2_406,
     "export": 2_002,
     "models.gguf": 1_203,
     "machine": 666,

@@ -26,19 +26,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    adapt.adapt,
-    forget.forget,
-    inspect.inspect,
-    plan.plan,
-    analyze.analyze,
-    lr_range.lr_range,
-    bench.bench,
-):
-    app.command()(command)
+app.command()(adapt.adapt)
+app.command()(forget.forget)
+app.command()(inspect.inspect)
+app.command()(plan.plan)
+app.command()(analyze.analyze)
+app.command()(lr_range.lr_range)
+app.command()(bench.bench)
 app.command(cls=generate.PromptCommand)(generate.generate)
-for command in (export.export, listings.models, listings.recipes):
-    app.command()(command)
+app.command()(export.export)
+app.command()(listings.models)
+app.command()(listings.recipes)
 app.add_typer(adapters.app, name="adapters")
 app.command()(doctor.doctor)
 
