@@ -45,13 +45,13 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_838
+MAX_LINES = 42_241
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_337,
-    "adapters": 3_229,
-    "basics": 735,
-    "cli": 2_522,
-    "export": 2_246,
+    "adapters": 2_998,
+    "basics": 729,
+    "cli": 2_406,
+    "export": 2_002,
     "machine": 666,
     "memory": 1_436,
     "models": 5_103,
