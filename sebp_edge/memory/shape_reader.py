@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
+from sebp_edge.patches.agreement import FAILURES
 from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.patches.norms_and_mlps import SmallOps
 from sebp_edge.rows.active_tokens import ActiveTokens
@@ -67,7 +67,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
             found = [(block, _CallRecorder(block)) for block in blocks_of(model)]
             with torch.no_grad():
                 hoisted.row_losses(tokens)
-    except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
+    except FAILURES:
         # A class that does not support small sizes or a decoder's calls is counted by its linear layers.
         return []
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
