@@ -75,11 +75,7 @@ class MemoryGuard:
         self._memory.begin()
 
     def check(self) -> None:
-        """Compares the memory of the process with the budget, unless a cap does.
-
-        Raises:
-            BudgetExceeded: the process has used more since `begin`.
-        """
+        """Compares the memory of the process with the budget, unless a cap does."""
         if self._memory.is_capped:
             return
         peak = self._memory.measure()
@@ -88,11 +84,7 @@ class MemoryGuard:
             raise BudgetExceeded(f"This process used {used}, more than its memory budget of {budget}.")
 
     def record_transient(self) -> None:
-        """Records the bytes that were allocated and freed since `begin`, which every step needs again.
-
-        Raises:
-            BudgetExceeded: a step needs more memory than is left.
-        """
+        """Records the bytes that were allocated and freed since `begin`, which every step needs again."""
         self.check()
         self._transient = self._memory.transient()
         if shortfall := self._shortfall():

@@ -15,12 +15,7 @@ from sebp_edge.units import sizes_apart
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
-    """Compares the free memory of `device` with the minimum that a training needs, without activations.
-
-    Raises:
-        MachineError: the training does not fit; the message has the figures.
-        ModelError: the model's config is not available, or not that of a decoder.
-    """
+    """Compares the free memory of `device` with the minimum that a training needs, without activations."""
     shape = DecoderShape.of(model_from_config(reference), reference.name)
     on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
     setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)

@@ -30,11 +30,7 @@ MLP = "mlp."
 
 
 def read_shape(reference: ModelReference) -> DecoderShape:
-    """Reads the shape of a model that need not be on this machine; reads or downloads only its config.json.
-
-    Raises:
-        ModelError: its config is not available, or it is not a decoder.
-    """
+    """Reads the shape of a model that need not be on this machine; reads or downloads only its config.json."""
     model = model_from_config(reference)
     shape = DecoderShape.of(model, reference.name)
     blocks = blocks_of(model)
@@ -93,12 +89,7 @@ class _CallRecorder:
         self._calls.append((path, inputs[0], output))
 
     def kind(self, own_modules: set[nn.Module], has_rotary: bool) -> BlockKind | None:
-        """Returns the block's kind, or None if the calls are not those of attention followed by an MLP.
-
-        Args:
-            own_modules: the modules that run on our operations.
-            has_rotary: whether the model has rotary embeddings.
-        """
+        """Returns the block's kind, or None if the calls are not those of attention followed by an MLP."""
         linears = [path for path, _, _ in self._calls if is_linear(self._modules[path])]
         mlp = [path for path in linears if path.startswith(MLP)]
         attention = [path for path in linears if not path.startswith(MLP)]

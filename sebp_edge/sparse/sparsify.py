@@ -341,11 +341,7 @@ class _Call:
 
 
 class _RowwiseForward:
-    """Replacement of the `forward` of a norm or an activation.
-
-    Args:
-        find_rows: returns the rows of its input, or None for all rows.
-    """
+    """Replacement of the `forward` of a norm or an activation."""
 
     def __init__(self, module: nn.Module, find_rows: Callable[[Tensor], Rows | None]):
         self.forward, self.find_rows = forward_of(module), find_rows

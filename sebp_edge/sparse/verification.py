@@ -52,10 +52,6 @@ class Verification:
         """Returns the batch's rows if this kind of call was verified, else rows that verify them in the backward pass.
 
         Waits for the device if a check has finished since the last call.
-
-        Args:
-            rows: the rows that the batch predicts.
-            call_kind: the kind of call.
         """
         self._collect_results()
         call_kind = (call_kind, rows.skipped_kinds)
