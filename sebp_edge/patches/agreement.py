@@ -75,7 +75,7 @@ def find_mismatch(
 
 
 def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: float = OUTPUTS) -> float | None:
-    """Returns None if the mean difference over the mean result is within tolerance, else that ratio (which may be NaN)."""
+    """Returns None if the mean difference over the mean result is within tolerance, else that ratio, perhaps NaN."""
     difference = float((found - expected).abs().mean() / expected.abs().mean())
     dtype = computing_dtype(model)
     is_full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(expected.device.type)

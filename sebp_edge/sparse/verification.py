@@ -116,10 +116,6 @@ class UnverifiedRows:
     Args:
         predicted: the rows that the batch predicts.
         finish: called once all layers have run, with whether one of them detected another row (bool []).
-
-    Attributes:
-        predicted: as given.
-        num_rows, num_pooled: see `BatchRows`.
     """
 
     def __init__(self, predicted: BatchRows, finish: Callable[[Tensor], None]):
