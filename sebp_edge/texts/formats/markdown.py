@@ -142,7 +142,10 @@ class _Search:
 
     def comment_at(self, position: int) -> str:
         """Returns the mark of a comment that stands at a position, or ""."""
-        return next((mark for mark in self.syntax.comments if self.text.startswith(mark, position)), "")
+        marks = self.syntax.comments
+        # Most positions have none, and are many.
+        is_one = self.text.startswith(marks, position)
+        return next(mark for mark in marks if self.text.startswith(mark, position)) if is_one else ""
 
     def end_of(self, mark: str, position: int) -> int | None:
         """Returns where what a mark begins ends; None if nothing closes it."""
@@ -206,6 +209,7 @@ def _parser(syntax: Syntax) -> MarkdownIt:
     else:
         parser.disable("code")
     block.before("table", "comment", _skip, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    block.before("table", "prose", _prose, {"alt": []})
     backticks = next(rule.fn for rule in inline.__rules__ if rule.name == "backticks")
     inline.at("backticks", functools.partial(_inline_code, backticks))
     inline.before("escape", "comment", _inline_comment)
@@ -213,10 +217,13 @@ def _parser(syntax: Syntax) -> MarkdownIt:
         inline.before("escape", "maths", _inline_maths)
     inline.enableOnly([*(["maths"] if syntax.has_maths else []), *_INLINE_RULES])
     parser.inline.ruler2.enableOnly([])
+    parser.inline.terminator_re = _BEGINS_MARK
     return parser
 
 
 _INLINE_RULES = ["text", "comment", "escape", "backticks", "autolink", "html_inline"]
+# What these rules and that for mathematics begin with; the parser would try them at each sign of punctuation.
+_BEGINS_MARK = re.compile(r"[%<\\`$]")
 
 
 def _search(state: StateBlock | StateInline) -> _Search:
@@ -276,12 +283,26 @@ def _go_on(state: StateBlock, line: int, end_line: int, position: int) -> bool:
     return last > line
 
 
+def _prose(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+    """Finds a paragraph whose lines all begin with letters, so that no other rule applies: most of a text, at once."""
+    after = line
+    while after < state.lineMax and not state.isEmpty(after):
+        if not state.src[state.bMarks[after] + state.tShift[after]].isalpha():
+            return False
+        after += 1
+    if state.is_code_block(line):
+        return False
+    _parse_content(state, _contents(state, line, after))
+    state.line = after
+    return True
+
+
 def _with_content(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Parses the content of a block that has lines of text."""
     if not rule(state, line, end_line, silent):
         return False
     if not silent:
-        lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in range(line, state.line)]
+        lines = _contents(state, line, state.line)
         if rule.__name__ == "table":
             for begin, end in lines:
                 for cell in re.finditer(r"(?:\\.|[^|\\])+", state.src[begin:end]):
@@ -291,24 +312,26 @@ def _with_content(rule: Callable, state: StateBlock, line: int, end_line: int, s
     return True
 
 
+def _contents(state: StateBlock, line: int, after: int) -> list[Span]:
+    return [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in range(line, after)]
+
+
 def _parse_content(state: StateBlock, pieces: list[Span]) -> None:
     search = _search(state)
     content = search.place(pieces)
-    if "`" in content or "$" in content or any(mark in content for mark in search.syntax.comments):
+    marks = ("`", *search.syntax.comments, *("$" * search.syntax.has_maths))
+    if any(mark in content for mark in marks):
         state.md.inline.parse(content, state.md, state.env, _LastToken())
 
 
 def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Finds fenced code; what is never closed is none."""
-    search = _search(state)
     begin = state.bMarks[line] + state.tShift[line]
-    mark = state.src[begin : begin + 1]
-    if (
-        not mark
-        or mark not in "`~"
-        or not search.may_close(state.src[begin : state.skipCharsStr(begin, mark)])
-        or not rule(state, line, end_line, silent)
-    ):
+    if not state.src.startswith(("`", "~"), begin):
+        return False
+    search, mark = _search(state), state.src[begin]
+    may_close = search.may_close(state.src[begin : state.skipCharsStr(begin, mark)])
+    if not (may_close and rule(state, line, end_line, silent)):
         return False
     if silent:
         return True
@@ -387,9 +410,9 @@ def _inline_code(rule: Callable, state: StateInline, silent: bool) -> bool:
 def _inline_comment(state: StateInline, silent: bool) -> bool:
     search = _search(state)
     search.check_time()
-    mark = next((mark for mark in search.syntax.comments if state.src.startswith(mark, state.pos)), "")
-    if not mark:
+    if not state.src.startswith(search.syntax.comments, state.pos):
         return False
+    mark = next(mark for mark in search.syntax.comments if state.src.startswith(mark, state.pos))
     begin, after = search.in_text(state.pos), state.pos + len(mark)
     before = state.src[max(0, state.pos - _LONGEST_ADDRESS) : state.pos]
     end = None
