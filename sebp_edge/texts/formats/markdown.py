@@ -121,10 +121,10 @@ class _Search:
         self.hidden_until = 0
         self._until = time.thread_time() + MAX_SECONDS
         self._begins = [0, *(match.end() for match in re.finditer("\n", text))]
-        self._last_line = bisect_right(self._begins, len(text.rstrip())) - 1
+        self.last_line = self.line_of(len(text.rstrip()))
         # From which position on nothing closes a mark, and from which length on nothing closes a fence.
         self._never_closed: dict[str, int] = {}
-        self._fence_never_closed: dict[str, int] = {}
+        self.fence_never_closed: dict[str, int] = {}
         self._pieces: list[tuple[int, int]] = []
 
     def check_time(self) -> None:
@@ -133,10 +133,6 @@ class _Search:
 
     def line_of(self, position: int) -> int:
         return bisect_right(self._begins, position) - 1
-
-    def is_at_end(self, line: int) -> bool:
-        """Returns whether nothing follows the lines before this one."""
-        return line > self._last_line
 
     # ---- comments and mathematics
 
@@ -160,15 +156,6 @@ class _Search:
     def hide(self, begin: int, end: int) -> None:
         self.parts.comments.append((begin, end))
         self.hidden_until = max(self.hidden_until, end)
-
-    # ---- fences
-
-    def may_close(self, fence: str) -> bool:
-        """Returns whether a fence may be closed, as far as is known."""
-        return len(fence) < self._fence_never_closed.get(fence[0], len(fence) + 1)
-
-    def is_never_closed(self, fence: str) -> None:
-        self._fence_never_closed[fence[0]] = len(fence)
 
     # ---- lines and their content
 
@@ -330,7 +317,8 @@ def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: 
     if not state.src.startswith(("`", "~"), begin):
         return False
     search, mark = _search(state), state.src[begin]
-    may_close = search.may_close(state.src[begin : state.skipCharsStr(begin, mark)])
+    length = state.skipCharsStr(begin, mark) - begin
+    may_close = length < search.fence_never_closed.get(mark, length + 1)
     if not (may_close and rule(state, line, end_line, silent)):
         return False
     if silent:
@@ -339,8 +327,8 @@ def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: 
     last = state.line - 1
     closing = state.src[state.bMarks[last] + state.tShift[last] : state.eMarks[last]].strip()
     is_closed = last > line and closing.startswith(token.markup) and not closing.strip(mark)
-    if not is_closed and search.is_at_end(state.line):
-        search.is_never_closed(token.markup)
+    if not is_closed and state.line > search.last_line:
+        search.fence_never_closed[mark] = len(token.markup)
         state.tokens.pop()
         state.line = line
         return False
