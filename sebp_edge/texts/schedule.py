@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -290,20 +291,12 @@ def _steps_and_size(
     examples: list[Example], batch_tokens: int, batch_rows: int | None, min_steps: int
 ) -> tuple[int, Callable[[Example], int]]:
     """Returns the number of an epoch's steps, and what measures an example in them."""
-    size_of = _num_loss_tokens
+    size_of = attrgetter("num_loss_tokens")
     steps = max(1, round(sum(map(size_of, examples)) / batch_tokens))
-    rows = sum(map(_num_active_tokens, examples))
+    rows = sum(example.num_active_tokens for example in examples)
     if batch_rows is not None and rows > steps * batch_rows:
-        steps, size_of = -(-rows // batch_rows), _num_active_tokens
+        steps, size_of = -(-rows // batch_rows), attrgetter("num_active_tokens")
     return max(steps, min(min_steps, len(examples))), size_of
-
-
-def _num_loss_tokens(example: Example) -> int:
-    return example.num_loss_tokens
-
-
-def _num_active_tokens(example: Example) -> int:
-    return example.num_active_tokens
 
 
 def _batches_of(examples: list[Example], steps: int, size_of: Callable[[Example], int]) -> Iterator[list[Example]]:
