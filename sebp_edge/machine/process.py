@@ -61,11 +61,7 @@ class HostMemory:
         return resident()
 
     def planned_overhead(self, loaded: int) -> int:
-        """Returns the bytes that a plan must add to a training's own.
-
-        Args:
-            loaded: bytes that the plan counts and that are in memory already.
-        """
+        """Returns the bytes that a plan must add to a training's own; it counts `loaded` bytes in memory already."""
         return max(0, resident() - loaded)
 
     def measure(self) -> int:
@@ -120,7 +116,7 @@ class GpuMemory:
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
     def planned_overhead(self, loaded: int) -> int:
-        """See `HostMemory.planned_overhead`."""
+        """See `HostMemory`."""
         return self.outside_planned + max(0, torch.cuda.memory_allocated(self._device) - loaded)
 
     @property

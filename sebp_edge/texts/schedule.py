@@ -7,6 +7,7 @@ into smaller micro-batches if memory runs out.
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -231,17 +232,14 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     Raises:
         TextsError: see `Draw.splits`.
     """
-
-    def batches(train: list[Example]) -> list[list[list[Example]]]:
-        return shuffled_batches(
-            train,
-            recipe.batch_tokens,
-            recipe.epochs,
-            seed,
-            batch_rows=recipe.batch_rows,
-            min_steps=recipe.min_steps,
-        )
-
+    batches = partial(
+        shuffled_batches,
+        batch_tokens=recipe.batch_tokens,
+        epochs=recipe.epochs,
+        seed=seed,
+        batch_rows=recipe.batch_rows,
+        min_steps=recipe.min_steps,
+    )
     splits, examples, learns_on = dataset.splits(), dataset.trained, lessons is not None
     if lessons is not None:
         splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]

@@ -33,7 +33,6 @@ def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress 
     Args:
         texts: the texts of the documents by number. They should be those that have examples.
         salt: up to 64 secret bytes, the same for all versions of an adapter.
-        progress: of the preparation.
     """
     shingler = Shingler(salt)
     progress.begin("comparing", sum(map(len, texts.values())))
@@ -70,11 +69,7 @@ class Unseen:
 
 @dataclass(frozen=True)
 class SplitHistory:
-    """The documents of a version of an adapter, and those of earlier versions that it did not have.
-
-    Attributes:
-        salt: the salt of their fingerprints.
-    """
+    """The documents of a version of an adapter, those of earlier versions that it did not have, and their salt."""
 
     documents: tuple[Remembered, ...] = ()
     salt: bytes = b""

@@ -136,12 +136,11 @@ class _Search:
 
     # ---- comments and mathematics
 
-    def comment_at(self, position: int) -> str:
+    def comment_at(self, text: str, position: int) -> str:
         """Returns the mark of a comment that stands at a position, or ""."""
-        marks = self.syntax.comments
-        # Most positions have none, and are many.
-        is_one = self.text.startswith(marks, position)
-        return next(mark for mark in marks if self.text.startswith(mark, position)) if is_one else ""
+        if not text.startswith(self.syntax.comments, position):
+            return ""
+        return next(mark for mark in self.syntax.comments if text.startswith(mark, position))
 
     def end_of(self, mark: str, position: int) -> int | None:
         """Returns where what a mark begins ends; None if nothing closes it."""
@@ -226,15 +225,17 @@ def _skip(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     search.check_time()
     begin = state.bMarks[line] + state.tShift[line]
     if silent:
-        return not state.is_code_block(line) and (
-            bool(search.comment_at(begin)) or bool(_maths_end(search, begin)) or bool(_NOWHERE.match(state.src, begin))
+        if state.is_code_block(line):
+            return False
+        return bool(
+            search.comment_at(state.src, begin) or _maths_end(search, begin) or _NOWHERE.match(state.src, begin)
         )
     position = max(begin, search.hidden_until)
     if position == begin and state.is_code_block(line):
         return False
     while True:
         position = state.skipSpaces(position)
-        if mark := search.comment_at(position):
+        if mark := search.comment_at(state.src, position):
             end = search.end_of(mark, position)
             if end is None:
                 # It hides the rest, as in browsers and in Obsidian.
@@ -398,9 +399,9 @@ def _inline_code(rule: Callable, state: StateInline, silent: bool) -> bool:
 def _inline_comment(state: StateInline, silent: bool) -> bool:
     search = _search(state)
     search.check_time()
-    if not state.src.startswith(search.syntax.comments, state.pos):
+    mark = search.comment_at(state.src, state.pos)
+    if not mark:
         return False
-    mark = next(mark for mark in search.syntax.comments if state.src.startswith(mark, state.pos))
     begin, after = search.in_text(state.pos), state.pos + len(mark)
     before = state.src[max(0, state.pos - _LONGEST_ADDRESS) : state.pos]
     end = None
