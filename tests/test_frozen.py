@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sebp_edge
-from sebp_edge import frozen
+from sebp_edge.cli import frozen
 
 ROOT = Path(__file__).parents[1]
 (HOOK,) = [path for folder in frozen.hook_folders() for path in Path(folder).glob("hook-*.py")]
@@ -31,7 +31,7 @@ def collected(tmp_path_factory):
     installed = tmp_path_factory.mktemp("installed")
     for source, target in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
         shutil.copytree(ROOT / source, installed / "sebp_edge" / target, dirs_exist_ok=True)
-    command = [sys.executable, "-c", RUN_HOOK, str(installed / "sebp_edge" / "frozen" / HOOK.name), REFUSING_HOOK]
+    command = [sys.executable, "-c", RUN_HOOK, str(installed / "sebp_edge" / "cli" / "frozen" / HOOK.name), REFUSING_HOOK]
     environment = os.environ | {"PYTHONPATH": str(installed)}
     finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=installed)
     return json.loads(finished.stdout.splitlines()[-1]) | {"installed": installed}

@@ -35,10 +35,10 @@ from sebp_edge.research.bench.timer import time_variant
 from sebp_edge.research.bench.variants import GRAPH, VARIANTS
 from sebp_edge.research.bench.workload import Workload
 from sebp_edge.research.rules.selection import Threshold, TopN
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator
 
@@ -96,8 +96,7 @@ def test_the_error_in_bf16_is_no_larger_than_the_dense_models(family, level):
 
 @pytest.mark.parametrize("prompt", [0, 9])
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
-def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, monkeypatch):
-    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, verified_rows):
     batch = padded_batch(lengths=(40, 1, 33, 17), length=48, prompt=prompt)
     if family in ENCODERS:
         batch = batch | {"labels": batch["labels"].where(batch["labels"] == IGNORE, batch["labels"] % 3)}

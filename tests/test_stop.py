@@ -17,6 +17,7 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
+from sebp_edge.stopping import StopRequested, StopSignal
 
 
 class Worker:
@@ -187,7 +188,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
 
 
 def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
-    import sebp_edge.run.preparation as module
+    import sebp_edge.run.call as module
 
     worker, read_texts = Worker(make), module.read_texts
 
@@ -201,3 +202,14 @@ def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
     assert isinstance(worker.error, Interrupted)
     assert worker.personalizer.in_use.base is None
     assert time.process_time() - begin < 5
+
+
+def test_a_stop_is_raised_only_once_so_that_the_rest_can_be_saved():
+    signal, raised = StopSignal(), 0
+    signal.set()
+    for _ in range(3):
+        try:
+            signal.check()
+        except StopRequested:
+            raised += 1
+    assert raised == 1

@@ -2,6 +2,7 @@
 
 import typer
 
+from sebp_edge.basics.version import __version__
 from sebp_edge.cli import (
     adapt,
     adapters,
@@ -42,8 +43,6 @@ app.command()(doctor.doctor)
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from sebp_edge.version import __version__
-
         typer.echo(f"sebp-edge {__version__}")
         raise typer.Exit
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.buckets import Bucket
+from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example
 from sebp_edge.texts.lessons import Lesson, Lessons
@@ -166,6 +166,10 @@ class Schedule:
             self.epochs.append(list(chain.from_iterable(self._steps_of(batch, limit) for batch in epoch)))
             advance(1)
         self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
+
+    def stop_after(self, epochs: int) -> None:
+        """Trains only the first epochs, at least one; the learning rates stay those of all epochs."""
+        self.last_epoch = max(1, epochs)
 
     def cut(self, limit: RowLimit) -> None:
         """Cuts the micro-batches again during a training; the steps stay the same."""

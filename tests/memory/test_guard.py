@@ -66,7 +66,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
 
     def prepared(learner):
         if graphs and not padded:
-            learner.inner.begin_graphs()
+            learner.begin_graphs()
         learner.prepare(Schedule([[examples[:5], examples[5:]]]))
         return learner
 
@@ -82,10 +82,10 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
         assert learner.fits()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
-        moments = [value for one in learner.inner._update._moments for value in one if value is not None]
-        gradients = [parameter.grad for parameter in learner.inner.parameters]
+        moments = [value for one in learner._update._moments for value in one if value is not None]
+        gradients = [parameter.grad for parameter in learner.parameters]
         assert moments
-        assert not any(tensor.any() for tensor in (*moments, *gradients, learner.inner._loss))
+        assert not any(tensor.any() for tensor in (*moments, *gradients, learner._loss))
         # A size that is known to fit gets no second dry run.
         assert learner.fits()
         assert [type(event) for event in learner.events] == [MemoryProbed]
@@ -96,24 +96,19 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_graphs, monkeypatch):
-    from sebp_edge.training.update_in_backward import UpdateInBackward
-
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
-    )
+def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_graphs, updated_in_backward):
     examples, events = uneven_examples(), []
     adapted = FullAdaptation(make_llama().to(dtype))
     before = snapshot(adapted)
     recipe = RECIPE.replace(method="full")
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
         if graphs:
-            learner.inner.begin_graphs()
+            learner.begin_graphs()
         learner.prepare(Schedule([[examples]]))
         assert equal(bits(snapshot(adapted)), bits(before))
-        moments = [value for one in learner.inner._update._moments for value in one if value is not None]
+        moments = [value for one in learner._update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
-        assert int(learner.inner._update._adamw.step) == 0
+        assert int(learner._update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # A step does change the weights.
         learner.step(make_step(learner, examples), 1e-2)
@@ -148,13 +143,8 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_of_one_micro_batch_are_cut_before_the_first_step(monkeypatch):
+def test_steps_of_one_micro_batch_are_cut_before_the_first_step(updated_in_backward, monkeypatch):
     """Updates in the backward pass cannot be undone, so later is too late."""
-    from sebp_edge.training.update_in_backward import UpdateInBackward
-
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
-    )
     examples, events = uneven_examples(), []
     recipe = RECIPE.replace(method="full", epochs=2)
     dry_run = Learner.dry_run

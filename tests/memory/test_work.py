@@ -9,17 +9,16 @@ from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
 from sebp_edge.memory import work
-from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.prediction import predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import RowLimit, Schedule
-from sebp_edge.training.losses import RowLosses
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 
@@ -34,7 +33,7 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
     assert len(few) < 50
     for options in (FASTEST, MemoryOptions(small_buffers=True), MemoryOptions(checkpoints=14, small_buffers=True)):
         setup = dataclasses.replace(of_cpu, options=options)
-        assert Footprint.of(setup, few, few, 0).total == Footprint.of(setup, sizes, sizes, 0).total
+        assert predict_footprint(setup, few, few, 0).total == predict_footprint(setup, sizes, sizes, 0).total
     # With graphs all sizes count, since each may have a graph.
     assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 
@@ -53,22 +52,18 @@ def test_what_examples_begin_with_in_common_costs_its_tokens_once():
     assert alone.trained == shared.trained
 
 
-def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, monkeypatch):
-    works, rows, count, compute = [], set(), Work.of, RowLosses.__call__
+def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
+    works, count = [], Work.of
 
     def recorded(schedules, **options):
         works.append(count(schedules, **options))
         return works[-1]
 
-    def watched(losses, examples):
-        rows.add(sum(example.num_active_tokens for example in examples))
-        return compute(losses, examples)
-
     monkeypatch.setattr(Work, "of", recorded)
-    monkeypatch.setattr(RowLosses, "__call__", watched)
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
     make(recipe=SMALL.replace(refit=False), memory_budget="4GB").adapt(notes_folder)
     # The training runs the plan's first work, which has the largest micro-batches.
     counted = {sizes.tokens for sizes in (*works[0].trained, *works[0].evaluated)}
+    rows = {sum(example.num_active_tokens for example in micro_batch) for micro_batch in micro_batches}
     assert max(rows) == max(counted)
     assert counted <= rows

@@ -8,7 +8,7 @@ import torch
 
 import sebp_edge
 from sebp_edge.errors import SparsityError
-from sebp_edge.patches.agreement import FULL_PRECISION, OUTPUTS, disagreement, find_mismatch, gradients_agree
+from sebp_edge.sparse.patches.agreement import FULL_PRECISION, OUTPUTS, disagreement, find_mismatch, gradients_agree
 
 
 def layer(dtype=torch.float32):
@@ -34,7 +34,7 @@ def test_autocast_has_the_tolerance_of_low_precision():
 
 def test_nan_agrees_with_nothing():
     nan = torch.full((3,), torch.nan)
-    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "results differ by nan% on a trial batch"
+    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "results differ by nan % on a trial batch"
     assert find_mismatch(layer(), lambda: nan, lambda: nan) is not None
     assert not gradients_agree([nan], [nan])
 

@@ -10,11 +10,11 @@ from model_families import MODELS, make_model
 from transformers import GPT2Config
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.rows.soft_targets import SoftTargets
 
 # The batch itself has at most 38 active tokens in 4 sequences, the longest of 23, and as many loss rows.
 BUCKETS = {
@@ -133,6 +133,12 @@ def test_a_sequence_without_a_loss_has_a_slot_and_no_token():
         losses = hoisted.row_losses(filled)
     assert losses.isfinite().all()
     assert set(filled.sequences[filled.weights == 1].tolist()) == {0, 3}
+
+
+def test_padding_before_real_tokens_is_refused():
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    with pytest.raises(SparsityError, match="pad on the right"):
+        RowPlan.from_labels(torch.ones(2, 3, dtype=torch.int64), mask)
 
 
 @pytest.mark.parametrize("size", range(4))

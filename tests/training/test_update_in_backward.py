@@ -58,15 +58,6 @@ def make_learner(model, on_event=silent, recipe=RECIPE):
     return RecoveringLearner(FullAdaptation(model), recipe, EXAMPLES, Collator(64, 2), on_event)
 
 
-@pytest.fixture
-def updated_in_backward(monkeypatch):
-    """Makes learners update fp32 weights within the backward pass too."""
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for",
-        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
-    )
-
-
 def train_with_torchs_adamw(model, micro_batches, rates):
     """Trains with torch's AdamW and gradients clipped per tensor; returns the gradient norms before clipping."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=RECIPE.weight_decay)
@@ -146,12 +137,12 @@ def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
-        update = learner.inner._update
+        update = learner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.inner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
+        update.take_gradients(0.0 * learner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
         after = [value for moments in update._moments for value in moments]
         assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
@@ -173,7 +164,7 @@ def test_a_warm_up_changes_nothing():
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner.inner._update) is kind
+        assert type(learner._update) is kind
 
 
 def test_a_bf16_model_learns_as_well_as_in_fp32():

@@ -1,0 +1,114 @@
+"""Compares replacements with the model's own code before they are used.
+
+Results are compared by mean difference, gradients by norm. All tolerances are defined here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.basics.units import percent
+from sebp_edge.errors import SparsityError
+from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.models.sharding import computing_device, computing_dtype
+from sebp_edge.sparse.patches.state import without_hooks
+from sebp_edge.sparse.rows.row_plan import IGNORE
+
+# Errors of a model's code that is called in an unforeseen way or has unforeseen parts. Running out of memory raises one
+# of them too, but proves nothing about the model: see `ran_out_of_memory`.
+FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError, SparsityError)
+
+# Largest relative differences that rounding alone explains. Of results and gradients in fp32 and fp64:
+FULL_PRECISION = 1e-4
+# In lower precision or under autocast: of one operation's output, or of a mean of losses, where rounding averages out.
+OUTPUTS = 1e-2
+# Of an attention block's output: the model's code rounds after every operation between projections, ours only once.
+ATTENTION = 0.03
+# Of the losses of single rows: the padded model rounds its logits.
+ROW_LOSSES = 0.05
+# Of hidden states, which are rounded in every layer; a wrong position or head changes them far more.
+HIDDEN_STATES = 0.1
+# Share of the norm of all gradients, added for parameters whose own gradient is almost zero.
+ALL_GRADIENTS = 1e-5
+
+
+def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
+    """Token ids and labels, int64 [2, 12] on the decoder's device, with rows without a loss between rows with one."""
+    # In training, spectral norm would change its vectors when a weight is read.
+    with evaluating(decoder):
+        embedding = decoder.get_input_embeddings().weight
+        head = getattr(decoder.get_output_embeddings(), "weight", embedding)
+    input_ids = torch.arange(24, device=computing_device(embedding)).view(2, 12) % min(len(embedding), len(head))
+    labels = input_ids.clone()
+    labels[0, :4], labels[1, 3:8], labels[:, 10] = IGNORE, IGNORE, IGNORE
+    return input_ids, labels
+
+
+def find_mismatch(
+    model: nn.Module,
+    expected: Callable[[], Tensor],
+    found: Callable[[], Tensor],
+    tolerance: float = OUTPUTS,
+    *,
+    with_hooks: bool = False,
+) -> str | None:
+    """Returns None if both return the same numbers, else the reason in words. Runs without gradients and dropout.
+
+    An error of the model's code counts as a mismatch; running out of memory is raised.
+
+    Args:
+        model: the model whose parts compute both.
+        expected: called before `found`.
+        tolerance: the largest relative difference in low precision.
+        with_hooks: whether users' hooks run.
+    """
+    try:
+        with evaluating(model, with_hooks=with_hooks):
+            difference = disagreement(model, expected(), found(), tolerance)
+    except FAILURES as error:
+        if ran_out_of_memory(error):
+            raise
+        return f"a trial batch failed ({type(error).__name__}: {error})"
+    return None if difference is None else f"results differ by {percent(difference, 2)} on a trial batch"
+
+
+def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: float = OUTPUTS) -> float | None:
+    """Returns None if the mean difference over the mean result is within tolerance, else that ratio (which may be NaN).
+
+    Args:
+        tolerance: the largest ratio in low precision.
+    """
+    difference = float((found - expected).abs().mean() / expected.abs().mean())
+    dtype = computing_dtype(model)
+    is_full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(expected.device.type)
+    return None if difference <= (FULL_PRECISION if is_full else tolerance) else difference
+
+
+def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
+    """Whether full-precision gradients agree, each tensor with its counterpart."""
+    total = sum(gradient.square().sum() for gradient in expected).sqrt()
+    pairs = zip(expected, found, strict=True)
+    return all((one - other).norm() <= FULL_PRECISION * one.norm() + ALL_GRADIENTS * total for one, other in pairs)
+
+
+@contextmanager
+def evaluating(model: nn.Module, *, with_hooks: bool = False) -> Iterator[None]:
+    """Context without gradients and dropout; restores each module's mode afterwards.
+
+    Args:
+        with_hooks: whether users' hooks run.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with (
+            torch.no_grad(),
+            without_autocast_cache(computing_device(next(model.parameters()))),
+            nullcontext() if with_hooks else without_hooks(model),
+        ):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,290 @@
+"""Computes a causal decoder's loss from its hidden states, over loss rows only and without all logits at once.
+
+A trial on one small batch decides which models use it: the model's own loss and this one must agree. Models with
+further terms in their loss, or with another head than their config describes, keep their own loss.
+
+Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cached_property, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.models.architecture import has_library_loss
+from sebp_edge.models.sharding import FSDPModule, own_class
+from sebp_edge.ops import gather_rows, linear_cross_entropy
+from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logits
+from sebp_edge.sparse.patches.agreement import (
+    FAILURES,
+    FULL_PRECISION,
+    disagreement,
+    find_mismatch,
+    gradients_agree,
+    trial_batch,
+)
+from sebp_edge.sparse.patches.execution import Execution
+from sebp_edge.sparse.patches.last_layer import LastLayer
+from sebp_edge.sparse.patches.patch import is_wrapped
+from sebp_edge.sparse.patches.state import has_hooks
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
+
+logger = logging.getLogger(__name__)
+
+# The config's name for the logit softcap: in Gemma 2 and its relatives, RecurrentGemma and xLSTM. Read from the config
+# because a trial shows a cap only if logits are large.
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+# Keywords of a model's call that its base model does not take.
+HEAD_KEYWORDS = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
+
+
+class Head:
+    """A causal decoder's head: turns hidden states into losses.
+
+    Args:
+        max_logits: the largest number of logits that exist at once; at least one row's.
+
+    Raises:
+        SparsityError: the head is not a linear layer without a bias, or is not called: it has hooks, or its forward is
+            replaced.
+    """
+
+    def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS):
+        self._linear = decoder.get_output_embeddings()
+        if own_class(self._linear) is not nn.Linear or self._linear.bias is not None:
+            raise SparsityError("its head is not a linear layer without a bias.")
+        if has_hooks(self._linear) or is_wrapped(self._linear):
+            raise SparsityError("its head has hooks or a replaced forward, which would not run.")
+        self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]."""
+        return self._linear.weight
+
+    def losses(
+        self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None = None, others: Others | None = None
+    ) -> Tensor:
+        """The loss of each row, in nats: fp32 [C].
+
+        Args:
+            hidden_CD: the hidden states of the loss rows.
+            targets_C: int64 token ids.
+            weight_VD: used instead of the head's own weight, if given.
+            others: see `linear_cross_entropy`.
+        """
+        return self._run(partial(self._losses, targets_C=targets_C, weight_VD=weight_VD, others=others), hidden_CD)
+
+    def logits(self, hidden_CD: Tensor) -> Iterator[Tensor]:
+        """The logits of each row, a few rows at a time: fp32 [c, V]."""
+        # A chunk and its probabilities in fp32 take more memory than logits.
+        rows = max(1, self._options["max_logits"] // (4 * self.weight.shape[0]))
+        return (self._run(self._logits, hidden) for hidden in hidden_CD.split(rows))
+
+    def _run(self, compute: Callable, hidden_CD: Tensor):
+        """Returns what a function of the hidden states computes with the head's weight."""
+        if not isinstance(self._linear, FSDPModule):
+            return compute(hidden_CD)
+        # FSDP gathers the head's weight by hooks on calls of the head.
+        with _forward_replaced(self._linear, compute):
+            return self._linear(hidden_CD)
+
+    def _losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None, others: Others | None) -> Tensor:
+        weight_VD = self.weight if weight_VD is None else weight_VD
+        return linear_cross_entropy(hidden_CD, weight_VD, targets_C, others=others, **self._options)
+
+    def _logits(self, hidden_CD: Tensor) -> Tensor:
+        return final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])[0]
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Context in which calls of a module run this function."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+def _logit_options(config) -> dict[str, float | None]:
+    """Returns the model's scale and softcap of logits, according to its config."""
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    softcaps = (getattr(config, name, None) for name in SOFTCAPS)
+    return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
+
+
+class FusedLoss:
+    """Forward pass of a causal decoder that returns its loss and no logits.
+
+    Holds for the model as it is when this is made.
+
+    Args:
+        original_forward: the decoder's forward before it was sparsified.
+        is_wrapped: whether that is not its class's own. This calls the base model, past anything that wraps it.
+    """
+
+    def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer, *, is_wrapped: bool):
+        self._decoder, self._original_forward, self._last_layer = decoder, original_forward, last_layer
+        self._is_wrapped, self._parameters = is_wrapped, set(inspect.signature(original_forward).parameters)
+        self._head: Head | None = None
+        self._output_type: type | None = None
+
+    def applies_to(self, inputs: dict) -> bool:
+        """Whether this computes the call's loss: for a training step on all logits of a model that passed the trial."""
+        to_keep = inputs.get("logits_to_keep", 0)
+        all_kept = isinstance(to_keep, int) and to_keep == 0
+        return (
+            all_kept
+            and self._takes_keywords_of(inputs)
+            and self._decoder.training
+            and torch.is_grad_enabled()
+            and self._reason_to_keep is None
+        )
+
+    def _takes_keywords_of(self, inputs: dict) -> bool:
+        """Whether the loss has no further arguments; functions other than transformers' own may read any keyword."""
+        if has_library_loss(self._decoder):
+            return True
+        return inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
+
+    def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
+        """Returns the model's output: its loss, no logits, and the other outputs of the base model.
+
+        Args:
+            inputs: the keywords of the model's call.
+            plan: the batch's loss rows and targets.
+            only_loss_rows: whether the last layer may skip rows without a loss.
+
+        Raises:
+            SparsityError: there is not one label for each token.
+        """
+        # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
+        is_exact = self._last_layer.is_exact(self._decoder, self._trial_losses)
+        restricted = is_exact and only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
+        base, losses_C = self._row_losses(inputs, plan, restricted)
+        items = inputs.get("num_items_in_batch")
+        if isinstance(items, Tensor):
+            items = items.to(losses_C.device)
+        loss = losses_C.mean() if items is None else losses_C.sum() / items
+        names = {field.name for field in fields(self._output_type)}
+        output = self._output_type(loss=loss, **{name: value for name, value in base.items() if name in names})
+        as_dict = inputs.get("return_dict")
+        return output if (self._decoder.config.return_dict if as_dict is None else as_dict) else output.to_tuple()
+
+    def _row_losses(self, inputs: dict, plan: RowPlan, restricted: bool):
+        """The base model's output, and the losses of the loss rows, [C]."""
+        rows = plan.loss_rows if plan.loss_span is None else plan.loss_span
+        with self._last_layer.restricted_to(rows if restricted else None):
+            given = {name: value for name, value in inputs.items() if name not in HEAD_KEYWORDS}
+            base = self._decoder.base_model(**given, return_dict=True)
+        num_rows = base.last_hidden_state.shape[:-1].numel()
+        if num_rows != plan.num_rows:
+            raise SparsityError(
+                f"The batch has {plan.num_rows} labels for {num_rows} tokens; expected one label per token."
+            )
+        return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
+
+    @cached_property
+    def _reason_to_keep(self) -> str | None:
+        """The reason to keep the model's own loss, or None; found at the first batch."""
+        reason = self._find_obstacle()
+        if reason is None:
+            reason = find_mismatch(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
+        if reason is not None:
+            logger.warning("The model keeps its own loss and logits: %s", reason)
+        return reason
+
+    def _find_obstacle(self) -> str | None:
+        """Makes the head; returns why no trial is needed to keep the model's own loss, or None."""
+        if self._is_wrapped:
+            return "its forward is already wrapped (as by accelerate for mixed precision); sparsify the model first."
+        if has_hooks(self._decoder):
+            return "it has hooks, which would see no logits."
+        try:
+            self._head = Head(self._decoder)
+        except SparsityError as error:
+            return str(error)
+        if not self._has_usual_loss():
+            return "its loss function is not the mean cross-entropy of the next tokens."
+        return None
+
+    @torch.enable_grad()
+    def _has_usual_loss(self) -> bool:
+        """Compares the loss function by itself, in fp32: in lower precision, rounding would hide small differences."""
+        loss_function = getattr(self._decoder, "loss_function", None)
+        if loss_function is None:
+            return True
+        labels_BT, vocabulary = trial_batch(self._decoder)[1], self._decoder.config.get_text_config().vocab_size
+        generator = torch.Generator(labels_BT.device).manual_seed(0)
+        logits_BTV = torch.randn(
+            *labels_BT.shape, vocabulary, generator=generator, device=labels_BT.device, dtype=torch.float32
+        ).requires_grad_()
+        total = F.cross_entropy(
+            logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+        num_labels = int((labels_BT[:, 1:] != IGNORE).sum())
+
+        def agrees(expected: Tensor, **options) -> bool:
+            with torch.autocast(labels_BT.device.type, enabled=False):
+                own = loss_function(logits=logits_BTV, labels=labels_BT, vocab_size=vocabulary, **options)
+                gradients = [torch.autograd.grad(loss, logits_BTV, retain_graph=True) for loss in (expected, own)]
+            difference = disagreement(self._decoder, expected.detach(), own.detach(), FULL_PRECISION)
+            return difference is None and gradients_agree(*gradients)
+
+        try:
+            # Trainers divide the sum of several batches by the number of their labels.
+            return agrees(total / num_labels) and agrees(total / 7, num_items_in_batch=torch.tensor(7))
+        except FAILURES as error:
+            if ran_out_of_memory(error):
+                raise
+            return False
+
+    def _own_loss(self) -> Tensor:
+        input_ids, labels = trial_batch(self._decoder)
+        output = self._original_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
+        self._output_type = type(output)
+        return output.loss
+
+    def _trial_losses(self, restricted: bool) -> Tensor:
+        input_ids, labels = trial_batch(self._decoder)
+        plan = RowPlan.from_labels(labels).to(labels.device)
+        return self._row_losses({"input_ids": input_ids, "use_cache": False}, plan, restricted)[1]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
+    """Number of logits that exist at once: of as many loss rows as `max_logits` allows, but at least one."""
+    return vocabulary * min(loss_rows, max(1, max_logits // vocabulary))
+
+
+def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, with_gradients: bool) -> int:
+    """Bytes that the loss takes: logits, the loss rows' hidden states, and the gradients of these.
+
+    Gradients of logits overwrite them. Without our kernels the softmax is added.
+
+    Args:
+        logits: logits that exist at once.
+        with_gradients: whether gradients are computed.
+    """
+    states = 3 if with_gradients and run.trains_all else 2
+    return run.itemsize * ((1 if run.has_kernels else 2) * logits + states * loss_rows * hidden)
+
+
+def kept_by_loss(loss_rows: int, hidden: int, run: Execution) -> int:
+    """Bytes that autograd keeps of the loss: with a frozen head, the gradient of the hidden states."""
+    return 0 if run.trains_all else run.itemsize * loss_rows * hidden

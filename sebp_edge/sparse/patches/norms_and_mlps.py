@@ -1,0 +1,207 @@
+"""Runs a decoder's RMSNorms and gated MLPs on our own operations, on devices for which these have kernels.
+
+A trial, not the class, decides which modules are replaced: one that is not exactly such a norm or MLP keeps its own
+forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
+keep them; see `SmallOps.source_of`.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sebp_edge.models.shape import Block, BlockKind
+from sebp_edge.ops import ACTIVATIONS, GatedInputs, Recompute, gated, rms_norm, runs_kernels
+from sebp_edge.sparse.patches.agreement import find_mismatch
+from sebp_edge.sparse.patches.execution import FP32, Execution
+from sebp_edge.sparse.patches.patch import Patch, has_own_forward
+
+# All parts of Llama's MLP.
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class SmallOps(Patch):
+    """Handle of one decoder's replaced norms and MLPs.
+
+    Attributes:
+        replaced: the modules that run on our operations.
+    """
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self._decoder = decoder
+        self._sources = WeakTensorKeyDictionary()
+        self.replaced: list[nn.Module] = []
+
+    def attach(self) -> None:
+        """Replaces the modules that pass a trial, if our operations have kernels for the device."""
+        # In plain PyTorch ours are no faster than the modules' own, and recomputing inputs takes a little time.
+        if runs_kernels(self._decoder.get_input_embeddings().weight):
+            self._undo.append(self.replaced.clear)
+            for module, replacement in self.replacements():
+                self._replace(module, replacement)
+                self.replaced.append(module)
+
+    def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """Yields the modules that pass a trial, each with a function that computes the same."""
+        for module in list(self._decoder.modules()):
+            # A forward that was already replaced stays as it is.
+            replacement = self._find_replacement(module) if has_own_forward(module) else None
+            if replacement is not None:
+                yield module, replacement
+
+    def source_of(self, x: Tensor) -> Recompute | GatedInputs | None:
+        """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
+        return self._sources.get(x)
+
+    def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        """Returns a function that computes the same as the module, or None."""
+        if _looks_like_a_norm(module):
+            trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
+            candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
+        elif _looks_like_an_mlp(module):
+            embedding = self._decoder.get_input_embeddings().weight
+            trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
+            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
+        else:
+            return None
+        own = module.forward
+        same = (
+            one for one in candidates if find_mismatch(module, lambda: own(trial), lambda one=one: one(trial)) is None
+        )
+        return next(same, None)
+
+
+def _trial_input(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Random rows [3, size]; one is so small that the norm's eps changes its output."""
+    rows = torch.randn(3, size, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [30.0], [1e-3]])
+    return rows.to(device, dtype)
+
+
+def _looks_like_a_norm(module: nn.Module) -> bool:
+    state = [*module.named_parameters(), *module.named_buffers()]
+    only_weight = len(state) == 1 and state[0][0] == "weight" and state[0][1].dim() == 1
+    return only_weight and isinstance(_eps(module), float)
+
+
+def _eps(norm: nn.Module) -> float | None:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _looks_like_an_mlp(module: nn.Module) -> bool:
+    parts = dict(module.named_children())
+    own_state = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return parts.keys() == MLP_PARTS and not own_state and not list(parts["act_fn"].parameters())
+
+
+def _is_activation(mlp: nn.Module, name: str) -> bool:
+    # In fp64, which tells GELU from its tanh approximation.
+    values = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    with torch.no_grad():
+        return torch.allclose(gated(values, torch.ones_like(values), name), mlp.act_fn(values), rtol=1e-6, atol=1e-9)
+
+
+class _Norm:
+    """Replacement of one RMSNorm's `forward`."""
+
+    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
+        self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, eps, offset = self.module.weight, self.eps, self.offset
+        # Each class promotes inputs of another dtype in its own way.
+        if x.dtype != weight.dtype:
+            return type(self.module).forward(self.module, x)
+        out = rms_norm(x, weight, eps, offset)
+        if out.requires_grad:
+            recompute = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), (x.detach(), weight.detach()))
+            self.sources[out] = recompute
+        return out
+
+
+class _Mlp:
+    """Replacement of one MLP's `forward`."""
+
+    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
+        self.module, self.activation, self.sources = module, activation, sources
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
+        hidden = gated(gate, up, activation)
+        if hidden.requires_grad:
+            self.sources[hidden] = GatedInputs(gate, up, activation)
+        return self.module.down_proj(hidden)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def kept_by_norm(kind: BlockKind | None, run: Execution) -> int:
+    """Bytes that one norm keeps per number of its input, except that number itself."""
+    if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_fused_norms):
+        return 0
+    normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
+    if kind.has_fused_norms and run.itemsize == FP32:
+        return FP32 * normalised
+    # It keeps two fp32 tensors instead of its input: the input, and the input minus its mean.
+    return FP32 * (2 + normalised) - run.itemsize
+
+
+def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
+    """Bytes per token that autograd keeps of the inputs and outputs of a block's norms."""
+    kind = block.kind
+    of_heads = block.queries + block.keys if kind.has_head_norms else 0
+    states = kind.num_reads + (0 if recomputes_norms(kind, run) else kind.num_norm_outputs)
+    # In fp32: 1/rms, or mean and 1/std.
+    scales = (2 if kind.has_layer_norms else 1) * kind.num_norms + of_heads // head_size
+    numbers = kind.num_norms * block.hidden + of_heads
+    return run.itemsize * states * block.hidden + numbers * kept_by_norm(kind, run) + FP32 * scales
+
+
+def recomputes_norms(kind: BlockKind, run: Execution) -> bool:
+    """Whether the outputs of norms are recomputed in the backward pass instead of kept."""
+    return not run.trains_all and run.has_kernels and kind.has_fused_norms
+
+
+def kept_by_mlp(block: Block, run: Execution) -> int:
+    """Bytes per token that autograd keeps in a block's MLP, except its input and what LoRA keeps."""
+    is_ours, numbers = _runs_fused_mlp(block, run), block.gate_and_up
+    if run.trains_all or not is_ours:
+        numbers += block.intermediate  # the last layer's input
+    if block.has_gate and not is_ours:
+        numbers += block.intermediate  # the activated gate
+    return run.itemsize * numbers
+
+
+def gradients_in_mlp(block: Block, run: Execution) -> int:
+    """Bytes per token of the gradients in an MLP's backward pass: of gate, up and the last layer's input.
+
+    In the model's own code the gradient of that input reuses the memory of what was kept, so it is not counted here.
+    """
+    return run.itemsize * (block.gate_and_up + (block.intermediate if _runs_fused_mlp(block, run) else 0))
+
+
+def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
+    """Bytes that a block's MLP takes in its backward pass, beside what is kept.
+
+    Includes gradients of hidden states, before and after each norm that follows attention or MLP; and, if all weights
+    are trained, the gradient of one weight.
+    """
+    states = (2 + block.kind.num_norms - block.kind.num_norm_outputs) * block.hidden
+    weight_gradient = block.mlp_out.size if run.trains_all else 0
+    return tokens * gradients_in_mlp(block, run) + run.itemsize * (tokens * states + weight_gradient)
+
+
+def temporary_in_mlp(block: Block, run: Execution) -> int:
+    """Bytes per row that the model's own MLP allocates and frees; 0 if our gate replaces its own.
+
+    These are the activated gate, and gradients of it and of gate and up.
+    """
+    if _runs_fused_mlp(block, run):
+        return 0
+    return run.itemsize * (block.gate_and_up + (block.intermediate if block.has_gate else 0))
+
+
+def _runs_fused_mlp(block: Block, run: Execution) -> bool:
+    return run.has_kernels and block.kind.has_fused_mlp
