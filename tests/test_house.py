@@ -45,21 +45,21 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 41_797
+MAX_LINES = 41_684
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_316,
     "adapters": 2_998,
     "basics": 729,
     "cli": 2_406,
     "export": 2_002,
-    "machine": 666,
+    "machine": 645,
     "memory": 1_383,
-    "models": 4_992,
+    "models": 4_963,
     "questions": 4_021,
     "research": 3_331,
     "run": 3_230,
     "sparse": 4_404,
-    "texts": 7_758,
+    "texts": 7_695,
     "training": 2_561,
 }
 MAX_ENTRIES_AT_ROOT = 20
