@@ -6,6 +6,7 @@ import time
 import pytest
 from builders import make_sentences
 
+from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import Interrupted, SebpEdgeError
 from sebp_edge.events import (
     AdapterSaved,
@@ -17,7 +18,6 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
-from sebp_edge.stopping import StopRequested, StopSignal
 
 
 class Worker:
