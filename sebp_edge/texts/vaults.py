@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sebp_edge.files import read_json
+from sebp_edge.basics.files import read_json
 
 # In bytes.
 MAX_SETTINGS = 1_000_000
