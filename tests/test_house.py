@@ -45,13 +45,13 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 41_684
+MAX_LINES = 41_693
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_316,
-    "adapters": 2_998,
+    "adapters": 3_001,
     "basics": 398,
     "basics.pages": 331,
-    "cli": 2_406,
+    "cli": 2_408,
     "export": 2_002,
     "machine": 645,
     "memory": 1_383,
@@ -59,7 +59,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 4_021,
     "research": 3_331,
-    "run": 3_230,
+    "run": 3_234,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
