@@ -137,12 +137,12 @@ class Chats:
             chats = [(source, chat) for source, chat in self._found if chat.service == service]
             people = len({message.author for _, chat in chats for message in chat.messages})
             number = len({chat.id or source for source, chat in chats})
-            with_people = f"with {people:,} {'person' if people == 1 else 'people'}"
+            with_people = f"with {_number(people, 'person', 'people')}"
             if chats[0][1].is_mail:
-                found.append("a mail" if len(chats) == 1 else f"{len(chats):,} mails by {people:,} people")
+                found.append(f"{_number(len(chats), 'mail')} by {_number(people, 'person', 'people')}")
                 continue
             what = f"a {service} chat" if number == 1 else f"{number:,} {service} chats"
-            found.append(f"{what} {with_people}, {sum(len(chat.messages) for _, chat in chats):,} messages")
+            found.append(f"{what} {with_people}, {_number(sum(len(chat.messages) for _, chat in chats), 'message')}")
         return tuple(found)
 
     def documents(self, me: Sequence[str]) -> Iterator[tuple[str, Conversation] | LeftOut]:
@@ -221,6 +221,10 @@ class Chats:
 
 
 _MENTION = re.compile(r"<@!?(\w+)(?:\|[^<>]*)?>")
+
+
+def _number(number: int, one: str, several: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def _plain(name: str) -> str:

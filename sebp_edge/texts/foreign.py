@@ -36,7 +36,8 @@ _BY_ENDING = {
     ".ndjson .jsonlines": ("records in lines", "rename it to .jsonl"),
     ".parquet .arrow .feather": ("a table", "save it as .jsonl"),
     ".sqlite .sqlite3 .db": ("a database", "export its texts as Markdown or .jsonl"),
-    ".zip .tar .gz .tgz .bz2 .xz .7z .rar .zst": ("an archive", "unpack it, and give the folder"),
+    ".zip": ("an archive", "give it by itself to look into it"),
+    ".tar .gz .tgz .bz2 .xz .7z .rar .zst": ("an archive", "unpack it, and give the folder"),
     ".png .jpg .jpeg .gif .webp .heic .svg .tif .tiff .bmp": ("a picture", "only texts are read"),
     ".mp3 .m4a .wav .ogg .opus .flac .mp4 .mov .mkv .webm": ("a recording", "only texts are read"),
 }

@@ -24,6 +24,7 @@ from sebp_edge.texts.documents import (
     printable,
 )
 from sebp_edge.texts.exports import MAIL, Part, read_file
+from sebp_edge.texts.exports.archives import find_members, is_archive, read_member
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, text_size
 from sebp_edge.texts.formats.records import Read, read_records
@@ -336,10 +337,23 @@ def _existing_path(text: str) -> Path | None:
 
 def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source]:
     path = expand_user(Path(folder.path))
+    if is_archive(path):
+        yield from _archive_sources(path, left_out)
+        return
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
         yield _Source(file.name, text_size(file.path), load, is_named=True, folder=root)
+
+
+def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
+    try:
+        for file in find_members(path, lambda name, reason: left_out.append(LeftOut(name, reason))):
+            name = printable(str(file.path))
+            load = partial(read_member, partial(_read_found, vault=None), file)
+            yield _Source(name, text_size(file), load, is_named=True, folder=path.absolute())
+    except Unreadable as reason:
+        left_out.append(LeftOut(printable(path.name), str(reason)))
 
 
 def _read_found(path: Path, vault: Vault | None) -> Iterator[Part]:
