@@ -57,6 +57,11 @@ class Chat:
     is_mail: bool = False
 
     @property
+    def own_messages(self) -> list[ChatMessage]:
+        """The messages without the mail that this one answers."""
+        return self.messages[-1:] if self.is_mail else self.messages
+
+    @property
     def num_bytes(self) -> int:
         """The size of its texts in UTF-8."""
         return sum(len(message.text.encode(errors="surrogatepass")) for message in self.messages)
@@ -112,10 +117,10 @@ class Chats:
         Raises:
             TextsError: see `documents`.
         """
-        counts = Counter((chat.service, message.author) for _, chat in self._found for message in chat.messages)
-        words: Counter[Person] = Counter()
+        counts, words = Counter(), Counter()
         for _, chat in self._found:
-            for message in chat.messages:
+            for message in chat.own_messages:
+                counts[chat.service, message.author] += 1
                 words[chat.service, message.author] += len(message.text.split())
         owners = {(chat.service, chat.owner) for _, chat in self._found} | (
             self._owners(me) if me and self.need_owner else set()

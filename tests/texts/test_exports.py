@@ -326,7 +326,7 @@ def test_what_is_cut_off_is_said_and_nothing_is_invented(tmp_path, end):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('[{"mapping": 1, "x": {"mapping": {}, "parent": 1}}]', "does not say which branch was shown"),
+        ('[{"mapping": 1, "x": {"mapping": {}, "parent": 1}}]', "of ChatGPT of an unknown version"),
         ('[{"uuid": "5", "chat_messages": [{"sender": 3, "text": "Hi."}]}]', "messages of an unknown form: 1"),
         ('{"chat_messages": [], "uuid": 5}', "empty"),
         ('{"date_unixtime": "1", "x": {"messages": [ ', "not valid JSON"),

@@ -65,7 +65,7 @@ def test_what_programs_depend_on_is_left_out(folder):
         ("a.doc", "a document in an old format (.doc); save it as .docx"),
         ("a.pages", "a Pages document (.pages); export it as Word (.docx)"),
         (f"Soups {'0a' * 16}.csv", "a database exported from Notion; its pages are in the .md files beside it"),
-        ("a.zip", "an archive (.zip); unpack it, and give the folder"),
+        ("a.zip", "an archive (.zip); give it by itself to look into it"),
     ],
 )
 def test_formats_that_are_not_read_are_named(folder, name, reason):

@@ -63,7 +63,7 @@ reading = read_all(Path(sys.argv[1]), progress=Progress(sink))
 messages, words = (sum(getattr(author, name) for author in reading.authors) for name in ("num_messages", "num_words"))
 silence = max(silence, time.monotonic() - last)
 read = time.monotonic() - start
-documents = len(read_texts(reading, me=["Anna", "anna@example.org"]).documents)
+documents = len(read_texts(reading, me="Anna").documents)
 print(json.dumps({
     "messages": messages, "words": words, "documents": documents, "seconds_to_read": read,
     "seconds": time.monotonic() - start, "peak": peak_resident() - before, "silence": silence,

@@ -5,11 +5,12 @@ The owner's words are the user's. ChatGPT's replies are what the owner answered,
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from sebp_edge.texts.chats import OWNER, Chat, ChatMessage
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.exports.objects import day_of, reduce_objects
+from sebp_edge.texts.exports.objects import day_of, reduced_values
 
 _AUTHORS = {"user": OWNER, "assistant": "ChatGPT"}
 _WORDS = ("text", "multimodal_text")
@@ -18,20 +19,19 @@ _HIDDEN = "messages of tools and hidden messages"
 
 def read_chatgpt(text: str) -> Iterator[Chat | Unreadable]:
     """Yields the conversations, and what cannot be used in their place."""
-    found: list[Chat | Unreadable] = []
+    for number, value in enumerate(reduced_values(text, _reduced), start=1):
+        if isinstance(value, Chat | Unreadable):
+            yield replace(value, id=value.id or str(number)) if isinstance(value, Chat) else value
+        else:
+            yield Unreadable("a conversation of ChatGPT of an unknown version")
 
-    def reduce(value: dict[str, Any]) -> Any:
-        if isinstance(value.get("mapping"), dict):
-            found.append(_conversation(value, str(len(found) + 1)))
-            return None
-        if "parent" in value and "message" in value:
-            return value["parent"], value["message"]
-        return _message(value) if "author" in value and "content" in value else value
 
-    fault = reduce_objects(text, reduce)[1]
-    yield from found
-    if fault or not found:
-        yield fault or Unreadable("a ChatGPT export of an unknown version")
+def _reduced(value: dict[str, Any]) -> Any:
+    if isinstance(value.get("mapping"), dict):
+        return _conversation(value)
+    if "parent" in value and "message" in value:
+        return value["parent"], value["message"]
+    return _message(value) if "author" in value and "content" in value else value
 
 
 def _message(value: dict[str, Any]) -> ChatMessage | str | None:
@@ -54,7 +54,7 @@ def _message(value: dict[str, Any]) -> ChatMessage | str | None:
     return ChatMessage(name, day_of(value.get("create_time")), said)
 
 
-def _conversation(value: dict[str, Any], number: str) -> Chat | Unreadable:
+def _conversation(value: dict[str, Any]) -> Chat | Unreadable:
     nodes, at = value["mapping"], value.get("current_node")
     shown, messages, left_out = [], [], Counter()
     while isinstance(at, str) and isinstance(node := nodes.pop(at, None), tuple):
@@ -73,4 +73,4 @@ def _conversation(value: dict[str, Any], number: str) -> Chat | Unreadable:
         isinstance(node, tuple) and isinstance(node[1], ChatMessage) for node in nodes.values()
     )
     id = value.get("conversation_id") or value.get("id")
-    return Chat("ChatGPT", id[:8] if isinstance(id, str) else number, messages, owner=OWNER, left_out=left_out)
+    return Chat("ChatGPT", id[:8] if isinstance(id, str) else "", messages, owner=OWNER, left_out=left_out)

@@ -6,27 +6,24 @@ from typing import Any
 
 from sebp_edge.texts.chats import OWNER, Chat, ChatMessage
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.exports.objects import day_of, reduce_objects
+from sebp_edge.texts.exports.objects import day_of, reduced_values
 
 _AUTHORS = {"human": OWNER, "assistant": "Claude"}
 
 
 def read_claude(text: str) -> Iterator[Chat | Unreadable]:
     """Yields the conversations, and a fault that ended the reading."""
-    found: list[Chat] = []
+    for value in reduced_values(text, _reduced):
+        is_known = isinstance(value, Chat | Unreadable)
+        yield value if is_known else Unreadable("a conversation of Claude of an unknown version")
 
-    def reduce(value: dict[str, Any]) -> Any:
-        if isinstance(value.get("chat_messages"), list):
-            left_out = Counter(each for each in value["chat_messages"] if isinstance(each, str))
-            messages = [each for each in value["chat_messages"] if isinstance(each, ChatMessage)]
-            found.append(Chat("Claude", str(value.get("uuid", ""))[:8], messages, owner=OWNER, left_out=left_out))
-            return None
-        return _message(value) if "sender" in value else value
 
-    fault = reduce_objects(text, reduce)[1]
-    yield from found
-    if fault or not found:
-        yield fault or Unreadable("a Claude export of an unknown version")
+def _reduced(value: dict[str, Any]) -> Any:
+    if isinstance(value.get("chat_messages"), list):
+        left_out = Counter(each for each in value["chat_messages"] if isinstance(each, str))
+        messages = [each for each in value["chat_messages"] if isinstance(each, ChatMessage)]
+        return Chat("Claude", str(value.get("uuid", ""))[:8], messages, owner=OWNER, left_out=left_out)
+    return _message(value) if "sender" in value else value
 
 
 def _message(value: dict[str, Any]) -> ChatMessage | str:

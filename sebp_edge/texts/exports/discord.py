@@ -9,7 +9,7 @@ from typing import Any
 
 from sebp_edge.texts.chats import OWNER, Chat, ChatMessage
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.exports.objects import day_of, reduce_objects
+from sebp_edge.texts.exports.objects import day_of, reduced_values
 from sebp_edge.texts.formats.records import long_fields
 
 _EMOJI = re.compile(r"<a?(:\w+:)\d+>")
@@ -17,8 +17,9 @@ _EMOJI = re.compile(r"<a?(:\w+:)\d+>")
 
 def read_discord_json(text: str, channel: str) -> Iterator[Chat | Unreadable]:
     """Yields what the owner wrote in a channel."""
-    rows, fault = reduce_objects(text, lambda value: value)
-    yield fault or _chat(rows if isinstance(rows, list) else [], channel)
+    rows = list(reduced_values(text, lambda value: value))
+    yield _chat((row for row in rows if not isinstance(row, Unreadable)), channel)
+    yield from (fault for fault in rows if isinstance(fault, Unreadable))
 
 
 def read_discord_csv(text: str, channel: str) -> Iterator[Chat | Unreadable]:

@@ -6,7 +6,7 @@ Only its author's own words are read: no quoted replies, signatures, footers of 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.errors import MessageError
 from email.header import decode_header, make_header
@@ -20,6 +20,7 @@ from sebp_edge.texts.formats.html import html_text
 
 # In bytes, attachments included. A longer mail is left out.
 MAX_MAIL = 64_000_000
+MAILS_AT_ONCE = 200
 # In characters: of more words of one mail most are somebody else's.
 MAX_WORDS = 1_000_000
 
@@ -90,12 +91,16 @@ def _mails_of(file: IO[bytes]) -> Iterator[bytes]:
         yield b"".join(lines)
 
 
-def _answers(mails) -> Iterator[Chat | Unreadable]:
+def _answers(mails: Iterable[bytes]) -> Iterator[Chat | Unreadable]:
     read: dict[str, ChatMessage] = {}
     answered: list[tuple[str, str]] = []
     names: dict[str, str] = {}
     left_out: Counter[str] = Counter()
-    for data in mails:
+    for number, data in enumerate(mails):
+        if number % MAILS_AT_ONCE == 0:
+            # So that the reading is seen to go on, and can be stopped.
+            yield Chat("mail", "", [], left_out=left_out)
+            left_out = Counter()
         mail = message_from_bytes(data) if len(data) <= MAX_MAIL else None
         try:
             found = _read(mail, names, left_out) if mail else "mails that are too long"

@@ -1,23 +1,28 @@
-"""Parses the JSON of exports, in which most objects are reduced to little at once, so that they take little memory."""
+"""Reads the JSON of exports, in which most objects are reduced to little at once, so that they take little memory."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.formats.records import json_fault
+from sebp_edge.texts.formats.records import json_fault, values_of_list
 
 
-def reduce_objects(text: str, reduce: Callable[[dict[str, Any]], Any]) -> tuple[Any, Unreadable | None]:
-    """Returns the value in a text, with each object replaced by what `reduce` makes of it, from the inside out.
+def reduced_values(text: str, reduce: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
+    """Yields the values of the list that a text is, or its only value; then an Unreadable if a fault ended the reading.
 
-    The second value is the fault that ended the reading; the first one is None then.
+    Args:
+        reduce: is called with each object, from the inside out; what it returns takes the object's place.
     """
+    decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: reduce(dict(pairs)))
+    begin = len(text) - len(text.lstrip(" \t\r\n"))
+    if text.startswith("[", begin):
+        yield from values_of_list(text, begin, decoder)
+        return
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: reduce(dict(pairs))), None
+        yield decoder.raw_decode(text, begin)[0]
     except (ValueError, RecursionError) as error:
-        return None, json_fault(error)
+        yield json_fault(error)
 
 
 def day_of(time: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sebp_edge.texts.chats import Chat, ChatMessage, Names
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.exports.objects import day_of, reduce_objects
+from sebp_edge.texts.exports.objects import day_of, reduced_values
 
 # What people write; other subtypes are Slack's own lines.
 _BY_PEOPLE = (None, "me_message", "thread_broadcast", "file_share", "file_comment")
@@ -35,23 +35,19 @@ def read_slack_day(text: str, channel: str, day: str) -> Iterator[Chat | Unreada
             threads[value.get("thread_ts", "")].append(said)
         return None
 
-    fault = reduce_objects(text, reduce)[1]
+    faults = [value for value in reduced_values(text, reduce) if isinstance(value, Unreadable)]
     threads = threads or {"": []}
     for thread, messages in threads.items():
         yield Chat("Slack", f"{channel} {thread}".strip(), messages, names, left_out=left_out)
         left_out = Counter()
-    if fault:
-        yield fault
+    yield from faults
 
 
 def read_slack_users(text: str) -> Iterator[Names | Unreadable]:
     """Yields the names of people."""
-    users, fault = reduce_objects(text, lambda value: value)
-    if fault:
-        yield fault
-        return
-    users = [user for user in users if isinstance(user, dict)] if isinstance(users, list) else []
-    names = {user.get("id"): _name(user) for user in users}
+    users = list(reduced_values(text, lambda value: value))
+    yield from (fault for fault in users if isinstance(fault, Unreadable))
+    names = {user.get("id"): _name(user) for user in users if isinstance(user, dict)}
     yield Names("Slack", {id: name for id, name in names.items() if isinstance(id, str) and name})
 
 

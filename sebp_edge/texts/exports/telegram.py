@@ -7,7 +7,7 @@ from typing import Any
 
 from sebp_edge.texts.chats import Chat, ChatMessage
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.exports.objects import day_of, reduce_objects
+from sebp_edge.texts.exports.objects import day_of, reduced_values
 
 _MEDIA = ("photo", "file", "media_type", "location_information", "contact_information", "poll", "game_title")
 
@@ -31,12 +31,13 @@ def read_telegram(text: str) -> Iterator[Chat | Unreadable]:
             return None
         return value
 
-    fault = reduce_objects(text, reduce)[1]
+    faults = [value for value in reduced_values(text, reduce) if isinstance(value, Unreadable)]
     for chat in found:
         chat.owner = next(iter(owner), None)
         yield chat
-    if fault or not found:
-        yield fault or Unreadable("a Telegram export of an unknown version")
+    yield from faults
+    if not (found or faults):
+        yield Unreadable("a Telegram export of an unknown version")
 
 
 def _message(value: dict[str, Any], names: dict[str, str]) -> ChatMessage | str:

@@ -7,7 +7,7 @@ WhatsApp itself says is told by its marks where there are some, else by its word
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from sebp_edge.texts.chats import Chat, ChatMessage
 from sebp_edge.texts.documents import Unreadable, unix_newlines
@@ -71,13 +71,16 @@ def read_whatsapp(text: str) -> Iterator[Chat]:
         Unreadable: nobody wrote a message in it, or its dates contradict each other.
     """
     text = unix_newlines(text)
-    headers = list(_HEADER.finditer(text))
-    # Somebody may have pasted a message of another phone into one.
-    headers = [header for header in headers if bool(header["open"]) == bool(headers[0]["open"])]
-    days = _days([(header["a"], header["b"], header["c"]) for header in headers])
+    is_open = bool(_HEADER.search(text)["open"])
+
+    def headers() -> Iterator[re.Match]:
+        # Somebody may have pasted a message of another phone into one.
+        return (header for header in _HEADER.finditer(text) if bool(header["open"]) == is_open)
+
+    days = _days(list(dict.fromkeys(header.group("a", "b", "c") for header in headers())))
     messages, left_out, names = [], Counter(), {}
-    ends = [header.start() for header in headers[1:]] + [len(text)]
-    for header, day, end in zip(headers, days, ends, strict=True):
+    for header, following in pairwise(chain(headers(), [None])):
+        end, day = following.start() if following else len(text), days[header.group("a", "b", "c")]
         author = _AUTHOR.match(text, header.end(), end)
         if author is None or day is None:
             left_out["system lines" if day else "messages without a valid date"] += 1
@@ -115,15 +118,15 @@ def _kind(said: str) -> tuple[str | None, str]:
     return kind, _EDITED.sub("", said) if said.endswith(">") else said
 
 
-def _days(dates: list[tuple[str, str, str]]) -> list[str | None]:
-    """Returns the dates in the form 2024-03-01; None for one that does not exist.
+def _days(dates: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str | None]:
+    """Returns dates, in the order of their first messages, in the form 2024-03-01; None for one that does not exist.
 
     Raises:
         Unreadable: some can only have the day first, and others the month.
     """
     numbers = [(int(a), int(b), int(c)) for a, b, c in dates]
     if all(len(a) == 4 for a, _, _ in dates):
-        return [_iso(*each) for each in numbers]
+        return {date: _iso(*each) for date, each in zip(dates, numbers, strict=True)}
     day_first, month_first = any(a > 12 for a, _, _ in numbers), any(b > 12 for _, b, _ in numbers)
     if day_first and month_first:
         raise Unreadable("dates with the day first and dates with the month first; export the chat on one phone")
@@ -134,7 +137,8 @@ def _days(dates: list[tuple[str, str, str]]) -> list[str | None]:
             for order in ([(c, b, a) for a, b, c in numbers], [(c, a, b) for a, b, c in numbers])
         ]
         month_first = falls[1] < falls[0]
-    return [_iso(c, a, b) if month_first else _iso(c, b, a) for a, b, c in numbers]
+    ordered = [(c, a, b) if month_first else (c, b, a) for a, b, c in numbers]
+    return {date: _iso(*each) for date, each in zip(dates, ordered, strict=True)}
 
 
 def _iso(year: int, month: int, day: int) -> str | None:

@@ -101,7 +101,7 @@ def _values(text: str) -> Iterator:
     """Yields the values in a text; for a faulty one, an Unreadable."""
     begin = _BLANK.match(text).end()
     if text.startswith("[", begin) and not _is_first_of_lines(text, begin):
-        yield from _values_of_list(text, begin)
+        yield from values_of_list(text, begin)
     else:
         yield from _values_in_turn(text, begin)
 
@@ -118,12 +118,12 @@ def _is_first_of_lines(text: str, begin: int) -> bool:
     return True
 
 
-def _values_of_list(text: str, begin: int) -> Iterator:
+def values_of_list(text: str, begin: int, decoder: json.JSONDecoder = _DECODER) -> Iterator:
     """Yields the values of the list that begins here. Nothing after a fault is read."""
     at, is_first = _BLANK.match(text, begin + 1).end(), True
     while not (is_first and text.startswith("]", at)):
         try:
-            value, at = _DECODER.raw_decode(text, at)
+            value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             yield json_fault(error)
             return
