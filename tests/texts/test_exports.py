@@ -227,6 +227,7 @@ TELEGRAM = {
     "messages": [
         telegram_message(1, ["Look at ", {"type": "link", "text": "https://example.org"}, " now"]),
         telegram_message(2, "Nice.", **{"from": None, "from_id": "user2"}),
+        telegram_message(9, "Older.", from_id=1, date=None, date_unixtime="1710000000"),
         telegram_message(3, "A poem", forwarded_from="Somebody"),
         telegram_message(4, "", photo="photo.jpg"),
         telegram_message(5, "With a picture", photo="photo.jpg"),
@@ -242,6 +243,7 @@ def test_telegrams_texts_are_strings_or_lists(tmp_path):
     assert said(path) == [
         ("Anna", "2024-03-09", "Look at https://example.org now"),
         ("Deleted account", "2024-03-09", "Nice."),
+        ("Anna", "2024-03-09", "Older."),
         ("Anna", "2024-03-09", "With a picture"),
     ]
     assert unread(path) == {
@@ -261,7 +263,7 @@ def test_telegrams_export_of_all_chats_says_who_the_owner_is(tmp_path):
         "chats": {"about": "This page", "list": [TELEGRAM, TELEGRAM | {"id": 43, "type": "private_group"}]},
     }
     reading = read_all(write_file(tmp_path, "result.json", json.dumps(export)))
-    assert reading.exports == ("2 Telegram chats with 2 people, 6 messages",)
+    assert reading.exports == ("2 Telegram chats with 2 people, 8 messages",)
     assert [author.is_owner for author in reading.authors] == [True, False]
     assert not reading.chats.need_owner
 

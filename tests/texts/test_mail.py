@@ -98,6 +98,14 @@ def test_lines_of_flowed_text_are_joined(tmp_path):
     assert document.content.messages[-1]["content"] == "A line that goes on and ön.\nAnother.\nOwn."
 
 
+def test_a_mail_that_is_attached_is_not_the_senders(tmp_path):
+    made = EmailMessage()
+    made["From"] = "anna@example.org"
+    made.add_attachment(EmailMessage())
+    made.get_payload(0).get_payload(0).set_content("Somebody else's words.")
+    assert "no mail in which somebody wrote something" in refusal(write_file(tmp_path, "a.eml", bytes(made)))
+
+
 def test_automatic_and_damaged_mails_are_counted(tmp_path):
     box = mailbox(
         mail(1, "Own."),

@@ -134,9 +134,7 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
     if "@" not in address:
         return "mails without a sender"
     body = None
-    for part in mail.walk():
-        if part.is_multipart():
-            continue
+    for part in _parts(mail):
         if part.get_content_disposition() == "attachment" or part.get_content_type() not in ("text/plain", "text/html"):
             left_out["attachments"] += part.get_content_disposition() == "attachment"
         elif body is None or (part.get_content_type() == "text/plain" != body.get_content_type()):
@@ -148,6 +146,15 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
     names.setdefault(address, name or address)
     date = parsedate(_header(mail, "Date"))
     return ChatMessage(address, "{:04}-{:02}-{:02}".format(*date) if date else "", said)
+
+
+def _parts(mail: Message) -> Iterator[Message]:
+    """Yields the parts that hold something; a mail that is attached is one of them."""
+    if mail.is_multipart() and mail.get_content_maintype() == "multipart":
+        for part in mail.get_payload():
+            yield from _parts(part)
+    else:
+        yield mail
 
 
 def own_words(text: str, *, is_html: bool = False) -> str:
@@ -181,7 +188,7 @@ def _text(part: Message) -> str:
     try:
         text = data.decode(charset)
     except (UnicodeDecodeError, LookupError):
-        text = data.decode("utf-8", errors="replace")
+        text = data.decode("cp1252", errors="replace")
     if part.get_param("format") == "flowed":
         # A line that ends with a space goes on in the next one.
         text = _FLOWED.sub(r"\1" if part.get_param("delsp") == "yes" else r"\1 ", text)

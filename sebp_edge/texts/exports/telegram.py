@@ -49,7 +49,11 @@ def _message(value: dict[str, Any], names: dict[str, str]) -> ChatMessage | str:
     if "via_bot" in value:
         return "messages of bots"
     parts, name = value.get("text"), value.get("from") or "Deleted account"
-    author, day = value.get("from_id", name), day_of(value.get("date"))
+    author, day, seconds = value.get("from_id", name), day_of(value.get("date")), value.get("date_unixtime")
+    if not day and isinstance(seconds, str) and seconds.isdecimal():
+        day = day_of(int(seconds))
+    # Older exports have numbers.
+    author = f"user{author}" if isinstance(author, int) else author
     # A text with marks is a list of strings and objects.
     parts = parts if isinstance(parts, list) else [parts]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
