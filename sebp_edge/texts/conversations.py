@@ -82,9 +82,10 @@ def render_plain(messages: Messages) -> tuple[str, list[Span]]:
     for message in messages[: turns_with_loss(messages)[-1] + 1]:
         if not message["content"]:
             continue
-        text += f"{message['author']}: " if "author" in message else ""
+        # The blank is the owner's, since many tokens begin with one.
+        text += f"{message['author']}:" if "author" in message else ""
         begin = len(text)
-        text += message["content"] + "\n\n"
+        text += " " * ("author" in message) + message["content"] + "\n\n"
         if message["role"] == "assistant":
             spans.append((begin, len(text)))
     return text, spans

@@ -64,7 +64,7 @@ def test_without_a_chat_template_each_turn_begins_with_a_name(tmp_path):
     first, second = documents(write_file(tmp_path, "_chat.txt", ANNA)).values()
     text, spans = render_plain(first.messages)
     assert text == "Bob: Are you coming?\n\nAnna: Yes,\nat eight.\nBring bread.\n\n"
-    assert [text[begin:end] for begin, end in spans] == ["Yes,\nat eight.\nBring bread.\n\n"]
+    assert [text[begin:end] for begin, end in spans] == [" Yes,\nat eight.\nBring bread.\n\n"]
     assert render_plain(second.messages)[0] == "Anna: Thanks!\n\n"
 
 

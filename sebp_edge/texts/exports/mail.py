@@ -129,9 +129,12 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
         name, address = hidden[3] or "", f"{hidden[1]}@{hidden[2]}"
     else:
         name, address = parseaddr(sender)
+    if "@" not in address:
+        # An archive may have made it unreadable, in its own way.
+        name = address = sender.partition("<")[0].strip() or sender
     if _AUTOMATIC.search(_header(mail, "Auto-Submitted")):
         return "automatic mails"
-    if "@" not in address:
+    if not address:
         return "mails without a sender"
     body = None
     for part in _parts(mail):
