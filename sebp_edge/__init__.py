@@ -11,29 +11,31 @@ Names are imported on first use, so that `sebp-edge --help` does not load torch.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from sebp_edge.version import __version__
 
 _HOMES = {
-    "AdaptResult": "sebp_edge.result",
+    "AdaptResult": "sebp_edge.run.result",
+    "Adapter": "sebp_edge.adapters.adapter",
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
-    "Analysis": "sebp_edge.insight.analysis",
+    "Analysis": "sebp_edge.research.analysis.analysis",
     "ExportResult": "sebp_edge.export.result",
     "Folder": "sebp_edge.texts.folders",
-    "Inspection": "sebp_edge.insight.inspection",
-    "LearningRateRange": "sebp_edge.insight.lr_range",
+    "Inspection": "sebp_edge.run.inspection",
+    "LearningRateRange": "sebp_edge.research.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
     "Receipt": "sebp_edge.adapters.erasure",
     "Recipe": "sebp_edge.recipe",
-    "SavedAdapter": "sebp_edge.adapters.store",
+    "SavedAdapter": "sebp_edge.adapters.saved",
     "SebpEdgeError": "sebp_edge.errors",
-    "UnchangedResult": "sebp_edge.learning_on.unchanged",
+    "UnchangedResult": "sebp_edge.run.unchanged",
     "sparsify": "sebp_edge.sparse.sparsify",
 }
 
 __all__ = [
     "AdaptResult",
+    "Adapter",
     "AdapterRecord",
     "AdapterStore",
     "Analysis",
@@ -53,19 +55,21 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sebp_edge.adapters.adapter import Adapter
     from sebp_edge.adapters.erasure import Receipt
     from sebp_edge.adapters.record import AdapterRecord
-    from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+    from sebp_edge.adapters.saved import SavedAdapter
+    from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
-    from sebp_edge.insight.analysis import Analysis
-    from sebp_edge.insight.inspection import Inspection
-    from sebp_edge.insight.lr_range import LearningRateRange
-    from sebp_edge.learning_on.unchanged import UnchangedResult
     from sebp_edge.memory.plan import Plan
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe
-    from sebp_edge.result import AdaptResult
+    from sebp_edge.research.analysis.analysis import Analysis
+    from sebp_edge.research.lr_range import LearningRateRange
+    from sebp_edge.run.inspection import Inspection
+    from sebp_edge.run.result import AdaptResult
+    from sebp_edge.run.unchanged import UnchangedResult
     from sebp_edge.sparse.sparsify import sparsify
     from sebp_edge.texts.folders import Folder
 

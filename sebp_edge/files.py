@@ -1,13 +1,17 @@
 """Reads small files, writes files atomically and readable by their owner only, and reports disk errors."""
 
+import dataclasses
 import json
 import os
 import re
 import stat
 import tempfile
+import types
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 from safetensors import SafetensorError
@@ -17,6 +21,13 @@ from sebp_edge.errors import OptionError, StorageError
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
 _MAX_BYTES = 2**24
+_MAX_FLOAT = 1e30
+
+Kind = TypeVar("Kind")
+
+
+class NewerFormat(ValueError):
+    """A file has the format of a newer sebp-edge, which is the error's argument."""
 
 
 def cache_folder() -> Path:
@@ -101,6 +112,44 @@ def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict:
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")
     return values
+
+
+def parse_dataclass(values: dict, kind: type[Kind]) -> Kind:
+    """Returns values of JSON as a dataclass; ignores other values, and leaves missing ones at their defaults.
+
+    Its fields may be `str`, `bool`, `int` (a count), `float` (finite), `dict` (any object), `dict[str, KIND]`,
+    `tuple[KIND, ...]`, other dataclasses, or one of these `| None`.
+
+    Raises:
+        NewerFormat: `values["format"]` is a higher number than the default of the field `format`.
+        ValueError: a value is missing or has another type.
+    """
+    newest = getattr(kind, "format", None)
+    if newest is not None and type(found := values.get("format")) is int and found > newest:
+        raise NewerFormat(found)
+    return _parse(values, kind)
+
+
+def _parse(value, kind):
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None and types.NoneType in arguments else _parse(value, arguments[0])
+    if origin is tuple and isinstance(value, list):
+        return tuple(_parse(each, arguments[0]) for each in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _parse(each, arguments[1]) for key, each in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        fields = dataclasses.fields(kind)
+        if lacking := [each.name for each in fields if each.default is dataclasses.MISSING and each.name not in value]:
+            raise ValueError(f"it lacks {lacking[0]!r}")
+        return kind(**{each.name: _parse(value[each.name], each.type) for each in fields if each.name in value})
+    if kind is float and type(value) in (int, float) and abs(value) < _MAX_FLOAT:
+        return float(value)
+    if kind is int and type(value) is int and 0 <= value < 2**63:
+        return value
+    if kind in (bool, str, dict) and type(value) is kind:
+        return value
+    raise ValueError(f"{type(value).__name__} is not {kind}")
 
 
 def write_atomically(path: Path, text: str, *, replace: bool = True) -> None:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from sebp_edge.adapters.documents import latest_history
 from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forgetting import Forgetting, Remaining, forget
+from sebp_edge.adapters.forget import Forgetting, Remaining, forget
 from sebp_edge.adapters.names import is_plain
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.assessment import Assessment, Assessor
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -32,41 +32,45 @@ from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
-from sebp_edge.insight import lr_range
-from sebp_edge.insight.analysis import Analysis, analyze
-from sebp_edge.insight.inspection import Inspection
-from sebp_edge.insight.lr_range import LearningRateRange
-from sebp_edge.insight.replies import interview
 from sebp_edge.interruptions import Interruptions
-from sebp_edge.learning_on.comparison import compare_with_active
-from sebp_edge.learning_on.memory import TextsMemory
-from sebp_edge.learning_on.unchanged import UnchangedResult, remember_texts
 from sebp_edge.machine import devices
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.model_in_use import ModelInUse
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.preparation import PlannedTraining, Preparation
-from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
-from sebp_edge.result import AdaptResult
-from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
+from sebp_edge.research import lr_range
+from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_sweep import run_range_test
+from sebp_edge.research.pruning.pruned_model import attach
+from sebp_edge.research.pruning.semi_structured import semi_structured
+from sebp_edge.run.assessment import Assessment, Assessor
+from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.model_in_use import ModelInUse
+from sebp_edge.run.preparation import PlannedTraining, Preparation
+from sebp_edge.run.replies import interview
+from sebp_edge.run.result import AdaptResult
+from sebp_edge.run.saving import NewVersion, describe_location, make_record, save, save_best_state
+from sebp_edge.run.start import latest_history
+from sebp_edge.run.texts_comparison import compare_with_active
+from sebp_edge.run.unchanged import UnchangedResult, remember_texts
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
 
 
@@ -217,7 +221,7 @@ class Personalizer:
         active before and never knew the documents, or none. A call that was killed is completed by the same call.
 
         Args:
-            documents: paths of files, or names, numbers or hashes as in `AdapterStore.documents`, or a list of these.
+            documents: paths of files, or names, numbers or hashes as in `Adapter.documents`, or a list of these.
             texts: as for `adapt`: the other documents, unchanged; these may be there or not. What the active version
                 has not learnt is left out. By default, they are read where they were learnt; give them if their files
                 were moved, or if they were no files.
@@ -247,8 +251,7 @@ class Personalizer:
                 return self._train_again(preparation, remaining, name, interruptions, keep_anyway=keep_anyway)
 
             receipt = forget(
-                self.store,
-                name,
+                self.store.adapter(name),
                 documents,
                 texts,
                 preparation.read,
@@ -508,7 +511,8 @@ class Personalizer:
         """
         quant = check_options(format, quant, has_texts=texts is not None)
         with self._exclusive_call(stop_when):
-            folder, record = self.store.find(adapter, version)
+            found = self.store.find(adapter, version)
+            folder, record = found.path, found.record
             reading = None if texts is None else read_texts(texts)
             self.in_use.release()
             name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
@@ -569,15 +573,24 @@ class Personalizer:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
             self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
             run = TrainingRun(
-                base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
+                base,
+                dataset,
+                schedules,
+                recipe,
+                preparation.seed,
+                self._notify,
+                options,
+                guard,
+                beginning.folders,
+                attach=attach,
             )
-            memory = TextsMemory() if out else TextsMemory.of(reading, dataset, beginning, self.reference)
+            memory = VersionTexts() if out else VersionTexts.of(reading, dataset, beginning, self.reference)
             memory = replace(memory, keeps_samples=keep_samples)
             with self._run_attached(run, name, interruptions, memory):
                 checks = (self._signal.check, interruptions.deliver)
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
-                was_active = None if out else self.store.active_version(name)
-                active = assessor.examine_active(self.store, name) if compares else None
+                was_active = None if out else self.store.adapter(name).active()
+                active = assessor.examine_active(self.store.adapter(name)) if compares else None
                 was_active = active.version if active else was_active
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                 result = assessor.ask_quiz(result)
@@ -613,7 +626,7 @@ class Personalizer:
         result = self._adapt(
             preparation, remaining.reading, name, None, interruptions, begin, keep_anyway=keep_anyway, compares=False
         )
-        return self.store.open(name, result.version)
+        return self.store.adapter(name).open(result.version)
 
     def _interviewed(self, preparation: Preparation, reading: Reading) -> Preparation:
         """Returns the preparation with questions that the model itself writes, if the recipe asks for these."""
@@ -635,12 +648,12 @@ class Personalizer:
         return self.in_use.load(self._notify, recipe)
 
     def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
-        folder, record = self.store.find(adapter, version)
+        found = self.store.find(adapter, version)
         self._load()
-        self.in_use.load_adapter(folder, record, self.on_event)
+        self.in_use.load_adapter(found.path, found.record, self.on_event)
         if self.store.folder.is_dir():
-            self._remember_model(record)
-        return record
+            self._remember_model(found.record)
+        return found.record
 
     def _remember_model(self, record: AdapterRecord) -> None:
         """Remembers where the base model of an adapter is, if it was given as a folder or a file."""
@@ -653,7 +666,7 @@ class Personalizer:
 
     def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
         """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
-        earlier = SplitHistory() if name is None else latest_history(self.store, name)
+        earlier = SplitHistory() if name is None else latest_history(self.store.adapter(name))
         return Preparation(
             self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier
         )
@@ -698,7 +711,7 @@ class Personalizer:
 
     @contextmanager
     def _run_attached(
-        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: TextsMemory
+        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: VersionTexts
     ) -> Iterator[None]:
         """Context in which a run's adapter replaces the one in use; restores that on an error.
 
@@ -761,7 +774,7 @@ class Personalizer:
         version: NewVersion,
         result: GateResult,
         assessment: Assessment | None,
-        memory: TextsMemory,
+        memory: VersionTexts,
         name: str,
         out: Path | None,
         was_active: int | None,
@@ -782,9 +795,9 @@ class Personalizer:
         try:
             saved = save(self.store, version, record, name, out=out)
             if out is None and keep_anyway:
-                saved = self.store.activate(saved)
+                saved = self.store.adapter(name).activate(saved.version)
             elif out is None and result.kept:
-                saved, active = self.store.activate_after(saved, was_active)
+                saved, active = self.store.adapter(name).activate_after(saved.version, was_active)
                 overtaken_by = None if saved.active else active
         except BaseException:
             self._discard_run(run)
@@ -799,7 +812,7 @@ class Personalizer:
         self._notify_saved(saved)
         return saved, overtaken_by
 
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: TextsMemory) -> TrainingStopped:
+    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: VersionTexts) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
             error, saved = save_best_state(self.store, run, stop, name, run.seed, memory)

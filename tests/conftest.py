@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -41,13 +42,17 @@ from failing_memory import RECIPE, PlainGraphs
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.insight import samples
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
+from sebp_edge.run import samples
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
 
 torch.set_num_threads(1)
+
+# Of a parametrised test, so many run in the quick half.
+QUICK_CASES = 2
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -56,6 +61,16 @@ def pytest_xdist_auto_num_workers(config):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores, 8)
+
+
+def pytest_collection_modifyitems(items):
+    """Leaves the quick half, `-m "not slow"`, two cases of each parametrised test."""
+    cases = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        cases[test] += 1
+        if cases[test] > QUICK_CASES:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():
@@ -98,11 +113,30 @@ def probe_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_trial_per_config():
+    """Tries a small copy once per class and config, which alone it depends on; that is a fifth of a tiny adaptation."""
+    passed = set()
+
+    def find_once(decoder, **options):
+        key = type(decoder), decoder.config.to_json_string(), *options.values()
+        reason = None if key in passed else find_copy_mismatch(decoder, **options)
+        if reason is None:
+            passed.add(key)
+        return reason
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("sparse.hoist_if_exact", "training.losses", "memory.shape_reader"):
+            patch.setattr(f"sebp_edge.{module}.find_copy_mismatch", find_once)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def short_assessment(probe_folder, monkeypatch):
-    """Shortens the probe and the samples of adaptations in this process, which would take most of a tiny one's time."""
+    """Shortens what is assessed of adaptations in this process, which would take most of a tiny one's time."""
     monkeypatch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
-    monkeypatch.setattr("sebp_edge.insight.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+    monkeypatch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
+    monkeypatch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
 
 
 @pytest.fixture
@@ -164,7 +198,7 @@ def base(model_folder):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.variants"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants"):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 

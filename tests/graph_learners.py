@@ -6,6 +6,7 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
 from sebp_edge.memory.options import FASTEST
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -14,6 +15,8 @@ RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_toke
 
 class LoraAdaptation:
     """An adaptation: a small model with a random adapter."""
+
+    training_hook = TrainingHook
 
     def __init__(self, model=None, dtype=torch.bfloat16):
         model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
@@ -28,6 +31,8 @@ class LoraAdaptation:
 
 class FullAdaptation:
     """An adaptation: a model in bf16 with all weights trained."""
+
+    training_hook = TrainingHook
 
     def __init__(self, **changes):
         self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()

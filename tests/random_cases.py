@@ -5,7 +5,7 @@ import weakref
 import torch
 
 from sebp_edge.ops import LoraProjection, QuantisedWeight
-from sebp_edge.rows.selection import Selection
+from sebp_edge.research.rules.selection import AppliedRule
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -88,7 +88,7 @@ def random_gradient(num_rows, num_out, seed=0):
 
 def selector(rule):
     layer = torch.nn.Identity()
-    return Selection(torch.nn.Sequential(layer), rule).selector([layer])
+    return AppliedRule(torch.nn.Sequential(layer), rule).selector([layer])
 
 
 def assert_no_worse_than_torch(found, plain, truth):

@@ -65,15 +65,15 @@ def state_of(store: AdapterStore) -> dict[str, tuple[dict[int, str], list[int]]]
     state = {}
     for name in store.names():
         versions = {}
-        for version in store.versions(name):
-            saved = store.open(name, version)
+        for version in store.adapter(name).versions():
+            saved = store.adapter(name).open(version)
             assert saved.record.base_model == RECORD["base_model"]
             versions[version] = content_of(saved.path)
-        active, file = store.active_version(name), store.folder / folder_of(name) / "active"
-        assert active is None or store.open(name).version == active in versions
+        active, file = store.adapter(name).active(), store.folder / folder_of(name) / "active"
+        assert active is None or store.adapter(name).open().version == active in versions
         activated = [int(line) for line in file.read_text().split()] if file.exists() else []
         assert activated[:1] == ([] if active is None else [active])
-        assert store.wheres(name).keys() <= versions.keys(), "a path is remembered longer than its version"
+        assert store.adapter(name).wheres().keys() <= versions.keys(), "a path is remembered longer than its version"
         state[name] = (versions, [version for version in activated if version in versions])
     return state
 
@@ -83,8 +83,8 @@ def make_template(folder: Path) -> AdapterStore:
     store = AdapterStore(folder)
     for name, count in zip(NAMES, (4, 2, 0), strict=True):
         for number in range(count):
-            store.save(Weights(), record(), name, activate=number != 1, where=WHERE)
-    store.export_archive("mine", folder / "archive", 1)
+            store.adapter(name).save(Weights(), record(), activate=number != 1, where=WHERE)
+    store.adapter("mine").export_archive(folder / "archive", 1)
     return store
 
 
@@ -93,18 +93,18 @@ def collect(store: AdapterStore) -> None:
 
 
 OPERATIONS = {
-    "save": lambda store: store.save(Weights(), record(), "mine", activate=False, where=WHERE),
-    "save and activate": lambda store: store.save(Weights(), record(), "mine", activate=True),
-    "save the first": lambda store: store.save(Weights(), record(), "third", activate=True),
-    "activate": lambda store: store.activate(store.open("mine", min(store.versions("mine")))),
-    "rollback": lambda store: store.rollback("mine"),
-    "rename": lambda store: store.rename("日記 2", "third"),
-    "remove the active": lambda store: store.remove("mine", store.active_version("mine")),
-    "remove one": lambda store: store.remove("mine", min(store.versions("mine"))),
-    "remove all": lambda store: store.remove("日記 2"),
+    "save": lambda store: store.adapter("mine").save(Weights(), record(), activate=False, where=WHERE),
+    "save and activate": lambda store: store.adapter("mine").save(Weights(), record(), activate=True),
+    "save the first": lambda store: store.adapter("third").save(Weights(), record(), activate=True),
+    "activate": lambda store: store.adapter("mine").activate(min(store.adapter("mine").versions())),
+    "rollback": lambda store: store.adapter("mine").rollback(),
+    "rename": lambda store: store.adapter("日記 2").rename("third"),
+    "remove the active": lambda store: store.adapter("mine").remove(store.adapter("mine").active()),
+    "remove one": lambda store: store.adapter("mine").remove(min(store.adapter("mine").versions())),
+    "remove all": lambda store: store.adapter("日記 2").remove(),
     "gc": collect,
     "import": lambda store: store.import_archive(store.folder.parent / "archive"),
-    "export": lambda store: store.export_archive("mine", store.folder.parent / f"archive-{random.random()}"),
+    "export": lambda store: store.adapter("mine").export_archive(store.folder.parent / f"archive-{random.random()}"),
 }
 DELETING = ("remove", "gc", "rename")
 
@@ -131,7 +131,7 @@ def check(operation: str, before: dict, store: AdapterStore, used: dict[str, int
     for path in store.folder.parent.glob("archive-*"):
         with_name = store.import_archive(path, "checked")
         content_of(with_name.path)
-        store.remove("checked")
+        store.adapter("checked").remove()
     return after
 
 
@@ -199,7 +199,7 @@ def sweep(folder: Path, act, kinds, step: int) -> dict:
             used = {name: max(versions) for name, (versions, _) in before.items()}
             check(operation, before, store, used)
             assert code in (0, 3, None), (operation, number)
-            assert store.save(Weights(), record(), "mine", activate=True).version > used["mine"]
+            assert store.adapter("mine").save(Weights(), record(), activate=True).version > used["mine"]
             if code == 0:
                 break
             faults += 1
@@ -213,12 +213,12 @@ def kill_at_random(folder: Path, count: int, seed: int) -> dict:
     kills, finished, durations = 0, 0, {}
     while kills < count:
         for name, needed in (("mine", 3), ("日記 2", 1)):
-            while len(store.versions(name) if name in store.names() else ()) < needed:
-                version = store.save(Weights(), record(), name, activate=True).version
+            while len(store.adapter(name).versions() if name in store.names() else ()) < needed:
+                version = store.adapter(name).save(Weights(), record(), activate=True).version
                 assert version > used.get(name, 0), "a number is used twice"
                 used[name] = version
         if "third" in store.names():
-            store.remove("third")
+            store.adapter("third").remove()
         before, operation = state_of(store), draw.choice(list(OPERATIONS))
         begin = time.perf_counter()
         if not (child := os.fork()):
@@ -370,18 +370,18 @@ def write_at_random(store: AdapterStore, seed: int, end: float) -> dict:
         try:
             action = draw.randrange(8)
             if action <= 2:
-                saved.append([name, store.save(Weights(), record(), name, activate=action < 2).version])
+                saved.append([name, store.adapter(name).save(Weights(), record(), activate=action < 2).version])
             elif action == 3:
                 saved.append([name, store.import_archive(store.folder.parent / "archive", name).version])
             elif action == 4:
-                store.activate(store.open(name, draw.choice(store.versions(name))))
+                store.adapter(name).activate(draw.choice(store.adapter(name).versions()))
             elif action == 5:
-                store.rollback(name)
+                store.adapter(name).rollback()
             elif action == 6:
-                version = draw.choice(store.versions(name))
-                store.remove(name, version)
+                version = draw.choice(store.adapter(name).versions())
+                store.adapter(name).remove(version)
                 removed.append([name, version])
-            elif len(store.versions(name)) > 10:
+            elif len(store.adapter(name).versions()) > 10:
                 removed += [[one.name, one.version] for one in store.gc(store.garbage(keep=5)).versions]
         except AdapterError:  # another process has removed it, or nothing to roll back to
             continue
@@ -393,7 +393,7 @@ def read_at_random(store: AdapterStore, seed: int, end: float) -> dict:
     while time.monotonic() < end:
         name = draw.choice(NAMES)
         try:
-            saved = store.open(name, draw.choice([None, *store.versions(name)]))
+            saved = store.adapter(name).open(draw.choice([None, *store.adapter(name).versions()]))
         except AdapterError:
             continue
         try:
@@ -406,7 +406,7 @@ def read_at_random(store: AdapterStore, seed: int, end: float) -> dict:
 
 def crowd(folder: Path, seconds: float) -> dict:
     store = make_template(folder / "store")
-    saved = [[name, version] for name in store.names() for version in store.versions(name)]
+    saved = [[name, version] for name in store.names() for version in store.adapter(name).versions()]
     removed, reads, end = [], 0, time.monotonic() + seconds
     children = {}
     for seed in range(8):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from sebp_edge.rows.soft_targets import SoftTargets
+from sebp_edge.texts.teacher_tokens import TeacherTokens
 
 IGNORE = -100
 
@@ -16,7 +16,7 @@ def random_teacher(num_loss_tokens, k, vocabulary=320, seed=0):
     ids = [token for _ in range(num_loss_tokens) for token in draw.sample(range(vocabulary), k)]
     weights = torch.tensor([draw.expovariate(0.5) for _ in ids], dtype=torch.float64).view(-1, k)
     shares = (2 * weights).softmax(1).sort(1, descending=True).values
-    return SoftTargets(ids, shares.flatten().tolist(), k)
+    return TeacherTokens(ids, shares.flatten().tolist(), k)
 
 
 def taught(examples, ks, **options):

@@ -1,4 +1,4 @@
-"""Documents: links have targets, figures have results, and the guide names every public name, event and error."""
+"""Documents: links have targets, pages are short, figures have sources, and public names, events and errors a page."""
 
 import re
 from pathlib import Path
@@ -44,9 +44,26 @@ def test_no_document_is_missed():
 
 
 @pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_has_at_most_300_lines(document):
+    lines = len(document.read_text(encoding="utf-8").splitlines())
+    assert lines <= (500 if document == ROOT / "kernels" / "bench" / "README.md" else 300)
+
+
+def test_the_first_page_links_every_page_of_the_guide():
+    first = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([^)\s#]+)", without_code(first))}
+    assert {*(ROOT / "sebp_edge").rglob("*.md"), *(ROOT / "kernels").glob("*.md")} <= linked
+
+
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_tables_are_what_the_results_say_and_figures_have_a_source(document):
     text = document.read_text(encoding="utf-8")
-    assert not [*documents.stale_tables(text), *documents.unsourced_figures(text)]
+    sources = documents.all_sources().get(document.relative_to(ROOT).as_posix(), {})
+    assert not [*documents.stale_tables(text), *documents.unsourced_figures(text, sources)]
+
+
+def test_no_source_is_of_a_document_that_is_gone():
+    assert all((ROOT / name).is_file() for name in documents.all_sources())
 
 
 def test_a_table_that_differs_from_its_results_is_found():
@@ -57,47 +74,66 @@ def test_a_table_that_differs_from_its_results_is_found():
     assert [*documents.stale_tables("<!-- table attention -->\n")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It takes 3 s.",
-        "It takes 1.5x.",
-        "- It takes 12.7 ms.\n- It holds nothing. <!-- note 61db621 -->",
-        "| a | b |\n|---|---|\n| 1 | 2.5 |",
-        "<!-- note 61db621 -->\nIt takes 3 s.\n\nIt holds 2 GB.",
-        "<!-- note 61db621 -->\n\nIt takes 3 s.\n\n## Next\n\nIt holds 2 GB.",
-        "It takes 3 s. <!-- note yesterday -->",
-        "It is 1.7x as fast. <!-- from peers-gradients; 1.8 -->",
-    ],
-)
-def test_a_figure_without_a_source_is_found(text):
-    assert [*documents.unsourced_figures(text)]
+NOTE = "note 61db621: on a quiet machine"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "sources"),
     [
-        "It takes 3 s. <!-- note 61db621: on a quiet machine -->",
-        "<!-- not measured -->\n- It takes 3 s.\n- It holds 2 GB.",
-        "## One\n\n<!-- note 61db621 -->\n\nIt takes 3 s.\n\n- It holds 2 GB.",
-        "It is 1.8x as fast. <!-- from peers-gradients; 1.8 -->",
-        "Llama-3.2-3B of 2.11.0 has `8GB` of 32 x 512.\n\n```sh\nsleep 3 s\n```",
-        "<!-- table attention -->\n| 3 s |\n<!-- end -->",
+        ("It takes 3 s.", {}),
+        ("It takes 1.5x.", {}),
+        ("# One\n\nIt takes 3 s. It holds 2 GB.", {"One": {NOTE: ["3 s"]}}),
+        ("# One\n\nIt takes 3 s.\n\n## Two\n\nIt holds 2 GB.", {"One": {NOTE: ["3 s"]}}),
+        ("# One\n\n| a | b |\n|---|---|\n| 1 | 2.5 |", {"One": {}}),
+        ("# One\n\nIt takes 3 s.", {"One": {"note yesterday": ["3 s"]}}),
+        ("# One\n\nIt is 1.7x as fast.", {"One": {"from peers-gradients": ["1.7x"]}}),
+        ("# One\n\nIt takes 3 s. <!-- note 61db621 -->", {"One": {NOTE: ["3 s"]}}),
+        ("# One\n\nAt commit 61db621.\n\n## Two\n\n# Three\n\nIt takes 3 s.", {}),
     ],
 )
-def test_a_figure_with_a_source_is_not_found(text):
-    assert not [*documents.unsourced_figures(text)]
+def test_a_figure_without_a_source_is_found(text, sources):
+    assert [*documents.unsourced_figures(text, sources)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("# One\n\nIt takes 3 s.", {"One": {NOTE: ["3 s"], "not measured": ["4 s"]}}),
+        ("# One\n\nIt takes 3 s.", {"One": {NOTE: ["3 s"]}, "Two": {}}),
+    ],
+)
+def test_a_source_whose_figure_or_heading_is_gone_is_found(text, sources):
+    assert [*documents.unsourced_figures(text, sources)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("# One\n\nIt takes 3 s.\n\n- It holds 2\n  GB.", {"One": {NOTE: ["3 s", "2 GB"]}}),
+        ("# One\n\nIt takes 3 s.\n\n## Two\n\nIt takes 3 s.", {"One": {NOTE: ["3 s"]}, "Two": {NOTE: ["3 s"]}}),
+        ("# One\n\n| a | b |\n|---|---|\n| 1 | 2.5 |", {"One": {"not measured": ["2.5"]}}),
+        ("# One\n\nat commit 61db621\n\n## Two\n\nIt takes 3 s.", {}),
+        ("# One\n\nLlama-3.2-3B of 2.11.0 has `8GB` of 32 x 512.\n\n```sh\nsleep 3 s\n```", {}),
+        ("# One\n\n<!-- table attention -->\n| 3 s |\n<!-- end -->", {}),
+    ],
+)
+def test_a_figure_with_a_source_is_not_found(text, sources):
+    assert not [*documents.unsourced_figures(text, sources)]
 
 
 def test_a_figure_from_a_table_is_searched_for_there(monkeypatch):
     monkeypatch.setattr(documents, "table", lambda name: "| ours | 12.3 (1,024) |")
-    assert not [*documents.unsourced_figures("It takes 12.3 ms for 1,024 GB. <!-- from any -->")]
-    assert "12.4 ms: not in any." in next(documents.unsourced_figures("It takes 12.4 ms. <!-- from any -->"))
+    sources = {"One": {"from any": ["12.3 ms", "1,024 GB", "0.5"], "not measured": ["7 s"]}}
+    found = documents.unsourced_figures("# One\n\n12.3 ms, 1,024 GB, 7 s and 0.5", sources)
+    assert [*found] == [":1: 0.5: not in any."]
+    # Beside a table's figures, a decimal number without a unit is one, too.
+    sources = {"One": {"from any": ["12.3 ms"]}}
+    assert "12.4" in next(documents.unsourced_figures("# One\n\n12.3 ms and 12.4", sources))
 
 
-def test_the_guide_names_every_event_error_and_public_name():
-    guide = (ROOT / "sebp_edge" / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([\w.]+)`", guide))
+def test_the_page_for_apps_names_every_event_error_and_public_name():
+    page = (ROOT / "sebp_edge" / "APPS.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w.]+)`", page))
     for event in events.Event.__subclasses__():
         assert {event.event, event.__name__} <= named, event
     for error in vars(errors).values():

@@ -10,7 +10,7 @@ from command import assert_one_sentence, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
-from sebp_edge.adapters.documents import read_history, write_history
+from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import BaseModelMismatch, Interrupted, TextsError
 from sebp_edge.texts.split_history import SplitHistory
@@ -23,13 +23,14 @@ def weights(folder):
 def train_without(make, folder, earlier, forgotten, tmp_path):
     """A fresh training, in a store that has only the splits of the other documents."""
     store = AdapterStore(tmp_path / "fresh")
-    saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "default", activate=False)
+    saved = store.adapter("default").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
     kept = [document for document in earlier.documents if f"{document.key:016x}" != forgotten.hash]
     write_history(saved.path, SplitHistory(tuple(kept), earlier.salt))
     (folder / forgotten.name).unlink()
     return make(store=store, seed=5).adapt(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "split"), [(24, "train"), (24, "test"), (15, "fold 1")])
 def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, notes_folder, tmp_path, count, split):
     for path in sorted(notes_folder.iterdir())[count:]:
@@ -37,12 +38,12 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
     personalizer = make(seed=5)
     first = personalizer.adapt(notes_folder)
     store, history = personalizer.store, read_history(first.adapter_path)
-    forgotten = next(document for document in store.documents("default", 1) if document.split == split)
+    forgotten = next(document for document in store.adapter("default").documents(1) if document.split == split)
     # The recipe and the seed are those of the version, whatever this Personalizer's are.
     receipt = make(seed=0, recipe="notes").forget(forgotten.name, notes_folder, keep_anyway=True)
     assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1,), 2, 2)
     assert not first.adapter_path.exists()
-    found, fresh = store.open("default"), train_without(make, notes_folder, history, forgotten, tmp_path)
+    found, fresh = store.adapter("default").open(), train_without(make, notes_folder, history, forgotten, tmp_path)
     assert weights(found.path) == weights(fresh.adapter_path)
     assert len(weights(found.path)) == (2 if count == 24 else 4)
     for name, value in dataclasses.asdict(found.record).items():
@@ -50,6 +51,7 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
             assert value == getattr(AdapterRecord.read(fresh.adapter_path), name), name
 
 
+@pytest.mark.slow
 def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
     personalizer = make()
     personalizer.adapt(notes_folder, keep_anyway=True)
@@ -80,8 +82,8 @@ def test_a_stop_forgets_nothing(make, notes_folder):
     personalizer.on_event = stop
     with pytest.raises(Interrupted):
         personalizer.forget("note-03.md", notes_folder, stop_when=event)
-    assert personalizer.store.active_version("default") == 1
-    assert "note-03.md" in {document.name for document in personalizer.store.documents("default", 1)}
+    assert personalizer.store.adapter("default").active() == 1
+    assert "note-03.md" in {document.name for document in personalizer.store.adapter("default").documents(1)}
 
 
 def test_another_base_model_is_refused_before_anything_is_removed(make, notes_folder, tokenizer, tmp_path):
@@ -96,9 +98,10 @@ def test_another_base_model_is_refused_before_anything_is_removed(make, notes_fo
     store = make().store
     with pytest.raises(BaseModelMismatch, match="was made for micro-llama, not for these weights of other-llama"):
         Personalizer(folder, store=store, device="cpu").forget("note-03.md", notes_folder)
-    assert store.versions("default") == [1]
+    assert store.adapter("default").versions() == [1]
 
 
+@pytest.mark.slow
 def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_folder, model_folder, own_data_folder):
     assert run(*adapt).exit_code == 0
     command = ["forget", notes_folder / "note-03.md", "--texts", notes_folder, "--model", model_folder]
@@ -112,7 +115,7 @@ def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_fol
     assert_one_sentence(
         run("forget", "nothing", *command[2:], "--yes"), "knows a document 'nothing'; `sebp-edge adapters"
     )
-    assert AdapterStore().versions("default") == [1]
+    assert AdapterStore().adapter("default").versions() == [1]
     *_, receipt = records(run(*command, "--yes", "--json").stdout)
     assert (receipt["event"], receipt["versions_removed"], receipt["active"]) == ("result", [1], 2)
     assert "note-03" not in json.dumps(receipt | {"path": ""})
@@ -124,6 +127,7 @@ def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_fol
     assert "Receipt: " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, model_folder, tmp_path, monkeypatch):
     """Also from another working directory, after a rollback, and after the folder was moved and adapted to again."""
     monkeypatch.chdir(tmp_path)
@@ -142,15 +146,15 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     assert done.exit_code == 0, done.output
     assert lost in done.stdout
     store = AdapterStore()
-    assert store.versions("default") == [3]
-    (((where,),),) = [one.texts for one in store.wheres("default").values()]
+    assert store.adapter("default").versions() == [3]
+    (((where,),),) = [one.texts for one in store.adapter("default").wheres().values()]
     assert (str(where.path), where.include) == (str(notes_folder), ("*.md",))
     (notes_folder / "note-03.md").unlink()
     again = run(*adapt)
     assert "1 new and 0 changed documents" in again.stdout and again.exit_code in (0, 3)
 
     moved = notes_folder.rename(tmp_path / "moved")
-    store.activate(store.open("default", 3))
+    store.adapter("default").activate(3)
     refused = run("forget", "note-04.md", *command[2:], "--yes")
     assert_one_sentence(
         refused,
@@ -166,7 +170,7 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     assert done.exit_code == 0, done.output
     *_, receipt = records(done.stdout)
     assert receipt["replaced_by"] == receipt["active"] > 3
-    (((where,),),) = [one.texts for one in store.wheres("default").values()]
+    (((where,),),) = [one.texts for one in store.adapter("default").wheres().values()]
     assert str(where.path) == str(moved)
 
 

@@ -43,6 +43,7 @@ def test_pyinstaller_finds_the_hook():
     assert HOOK.name == "hook-sebp_edge.py"
 
 
+@pytest.mark.slow
 def test_all_data_files_are_collected(collected):
     installed = collected["installed"]
     found = {Path(source) for source, _ in collected["datas"]}

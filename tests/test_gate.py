@@ -19,12 +19,12 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import read_history
-from sebp_edge.assessment import Assessor
+from sebp_edge.adapters.history import read_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
-from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.models.adaptation import load, trainable
-from sebp_edge.preparation import make_schedules
+from sebp_edge.run.assessment import Assessor
+from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.preparation import make_schedules
 from sebp_edge.texts.split_history import take_fingerprints
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
@@ -47,9 +47,9 @@ def model(tmp_path_factory, tokenizer):
 
 def skip_assessment(patch):
     """Leaves out what the gate does not ask for, which takes longer than these trainings."""
-    patch.setattr("sebp_edge.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
-    patch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    patch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
+    patch.setattr("sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
+    patch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def compared(monkeypatch):
 
 def roles(store, texts, version=1) -> list[str]:
     """What a version has used each text for."""
-    history = read_history(store.open("default", version).path)
+    history = read_history(store.adapter("default").open(version).path)
     role_of = {document.key: document.role for document in history.documents}
     fingerprints = take_fingerprints(dict(enumerate(texts)), history.salt)
     return [role_of[fingerprints[number].key] for number in range(len(texts))]
@@ -152,8 +152,8 @@ def test_an_adapter_that_does_nothing_is_not_kept(make, texts, rate):
     assert result.trained_on_all == (texts == FEW)
     assert "The gate asks for a fall of at least 1.0 %" in result.summary
     store = personalizer.store
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
-    assert store.open("default", 1).record.verdict == "no gain"
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
+    assert store.adapter("default").open(1).record.verdict == "no gain"
     assert_uses(personalizer, None)
 
 
@@ -164,12 +164,12 @@ def test_the_command_says_so_with_its_exit_code(model, notes_folder, tmp_path, r
     result = run("adapt", notes_folder, "--model", model, "--recipe", recipe, "--json")
     assert result.exit_code == 3, result.output
     assert json.loads(result.stdout.splitlines()[-1])["verdict"] == "no gain"
-    assert AdapterStore().active_version("default") is None
+    assert AdapterStore().adapter("default").active() is None
 
 
 def test_a_gain_is_reported_as_transformers_and_peft_compute_it(make, model, tokenizer):
     personalizer = make(after=NOTES)
-    saved = personalizer.store.open("default")
+    saved = personalizer.store.adapter("default").open()
     tested = [NOTES[number] for number in with_role("test", personalizer.store, NOTES)]
     assert len(tested) == 5
     assert loss_on(plain(model), tested, tokenizer) == pytest.approx(saved.record.heldout_loss_before, rel=1e-5)
@@ -193,7 +193,7 @@ def test_texts_without_any_order_are_not_judged(make):
         n for n, event in enumerate(events) if isinstance(event, Notice) and result.concerns[0] in event.message
     )
     assert said < next(n for n, event in enumerate(events) if isinstance(event, StepDone))
-    assert personalizer.store.open("default", 1).record.heldout_loss_after is None
+    assert personalizer.store.adapter("default").open(1).record.heldout_loss_after is None
 
 
 def test_boilerplate_is_shown_apart_and_left_out_of_the_gain(make, model, tokenizer):
@@ -222,7 +222,7 @@ def test_boilerplate_is_shown_apart_and_left_out_of_the_gain(make, model, tokeni
 
 def test_a_weak_second_version_does_not_replace_the_first(make):
     personalizer = make(after=NOTES, recipe=RECIPE.replace(learning_rate=2e-3))
-    first = personalizer.store.open("default").path
+    first = personalizer.store.adapter("default").open().path
     personalizer.load_adapter("default")
     result = personalizer.adapt(NOTES, fresh=True)
     assert (result.verdict, result.active, result.version, result.compared_with) == ("worse than active", False, 2, 1)
@@ -230,8 +230,8 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
     assert result.gain_over_active_at_least < result.gain_over_active < -result.tolerance
     assert "But version 1, which is active, is better." in result.summary
     assert "the new loss is 9" in result.summary
-    assert personalizer.store.active_version("default") == 1
-    assert personalizer.store.open("default", 2).record.verdict == "worse than active"
+    assert personalizer.store.adapter("default").active() == 1
+    assert personalizer.store.adapter("default").open(2).record.verdict == "worse than active"
     assert_uses(personalizer, first)
 
 
@@ -241,10 +241,11 @@ def test_an_equally_good_second_version_replaces_the_first(make):
     assert (result.verdict, result.active, result.version, result.compared_with) == ("kept", True, 2, 1)
     assert abs(result.gain_over_active) < result.tolerance
     assert -result.tolerance <= result.gain_over_active_at_least < result.gain_over_active
-    assert personalizer.store.active_version("default") == 2
+    assert personalizer.store.adapter("default").active() == 2
     assert_uses(personalizer, result.adapter_path)
 
 
+@pytest.mark.slow
 def test_a_version_on_other_texts_is_not_comparable(make):
     personalizer = make(after=NOTES)
     personalizer.load_adapter("default")
@@ -255,12 +256,12 @@ def test_a_version_on_other_texts_is_not_comparable(make):
     assert result.gain_over_active is result.gain_over_active_at_least is None
     assert result.not_comparable in result.summary
     store = personalizer.store
-    assert store.active_version("default") == 1
-    assert_uses(personalizer, store.open("default", 1).path)
+    assert store.adapter("default").active() == 1
+    assert_uses(personalizer, store.adapter("default").open(1).path)
     result = personalizer.adapt(OTHERS, keep_anyway=True)
     assert (result.verdict, result.kept, result.active, result.version) == ("not comparable", False, True, 3)
-    assert store.active_version("default") == 3
-    assert_uses(personalizer, store.open("default", 3).path)
+    assert store.adapter("default").active() == 3
+    assert_uses(personalizer, store.adapter("default").open(3).path)
 
 
 def test_a_version_of_another_base_model_is_not_comparable(make, model_folder):
@@ -279,9 +280,10 @@ def test_a_version_of_0_1_0_is_not_comparable(tmp_path):
     result = personalizer.adapt(NOTES, name="letters")
     assert (result.verdict, result.active, result.version, result.compared_with) == ("not comparable", False, 3, 2)
     assert "before sebp-edge recorded which documents are for test" in result.summary
-    assert personalizer.store.active_version("letters") == 2
+    assert personalizer.store.adapter("letters").active() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", [False, True])
 def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compared, model, tokenizer, edited):
     personalizer = make(after=FEW, seed=1)
@@ -292,7 +294,7 @@ def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compar
     folds = [int(role.removeprefix("fold ")) for role in roles(store, FEW)]
     assert sorted(map(folds.count, {*folds})) == [4, 4, 5]
     assert roles(store, texts, 2) == roles(store, FEW)
-    judged = store.open("default", 1).path / "judged"
+    judged = store.adapter("default").open(1).path / "judged"
     assert sorted(path.name for path in judged.iterdir()) == ["1", "2", "3"]
     states = [plain(model, judged / str(fold)) for fold in (1, 2, 3)]
     by_state = [[sum(token_losses(state, text, tokenizer)) for text in texts] for state in states]
@@ -340,6 +342,7 @@ def test_a_document_that_bridges_test_and_train_documents_is_trained_on(make, co
     assert compared.keys() == tested - {touched}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
 def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, texts):
     personalizer = make()
@@ -356,7 +359,7 @@ def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, t
 def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
     made = []
     monkeypatch.setattr(
-        "sebp_edge.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
+        "sebp_edge.run.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
     )
     result = make(recipe=RECIPE.replace(context_length=32, epochs=1)).adapt(make_sentences(count, words=60))
     assert result.examples >= 2 * count
@@ -372,6 +375,7 @@ def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
         assert len({*train}) + len({*validation}) + len({*test}) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5])
 def test_with_fewer_than_six_documents_nothing_is_judged(make, count):
     texts, events = make_sentences(count, words=400 // count), []
@@ -383,7 +387,7 @@ def test_with_fewer_than_six_documents_nothing_is_judged(make, count):
     notice = next(event.message for event in events if isinstance(event, Notice))
     assert "at least 6 documents" in notice and "keep_anyway" in notice
     assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
-    assert personalizer.store.active_version("default") is None
+    assert personalizer.store.adapter("default").active() is None
     assert_uses(personalizer, None)
     result = personalizer.adapt(texts, keep_anyway=True)
     assert (result.verdict, result.active, result.version) == ("not judged", True, 2)
@@ -400,16 +404,16 @@ def test_the_command_activates_what_was_not_judged_only_if_asked(model, recipe, 
     result = run(*command)
     assert result.exit_code == 3, result.output
     assert "Activate it anyway: sebp-edge adapters activate default 1" in result.output
-    assert AdapterStore().active_version("default") is None
+    assert AdapterStore().adapter("default").active() is None
     assert run(*command, "--keep-anyway").exit_code == 0
-    assert AdapterStore().active_version("default") == 2
+    assert AdapterStore().adapter("default").active() == 2
 
 
 @pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
 def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make, stores, texts, tmp_path):
     first, second = AdapterStore(stores(texts)), make().store
     make().adapt(texts)
-    one, other = (store.open("default") for store in (first, second))
+    one, other = (store.adapter("default").open() for store in (first, second))
     assert read_history(one.path).salt != read_history(other.path).salt
     assert asdict(one.record) | {"created": ""} == asdict(other.record) | {"created": ""}
     histories = [read_history(saved.path).documents for saved in (one, other)]
@@ -473,10 +477,11 @@ def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
     assert (result.verdict, result.kept, result.active, result.trained_on_all) == ("refit failed", False, False, True)
     assert result.gain_at_least > result.margin
     assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
-    assert personalizer.store.active_version("default") is None
+    assert personalizer.store.adapter("default").active() is None
     assert_uses(personalizer, None)
 
 
+@pytest.mark.slow
 def test_test_documents_are_learnt_by_the_refit_and_not_before(tmp_path):
     """Each note ends with random words of its own; those of no note show what is learnt of random words as such."""
     paths = sorted(path for path in EXAMPLES.rglob("*.md") if not path.name.startswith("."))[:22]

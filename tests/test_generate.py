@@ -8,7 +8,7 @@ from builders import make_sentences
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import Personalizer
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
 from sebp_edge.models.sampling import Sampling
@@ -56,6 +56,7 @@ def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, make_adapt
     assert make().generate(PROMPT, adapter="default", seed=3, max_new_tokens=12) == adapted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("just_made", [True, False])
 def test_one_personalizer_shows_before_and_after(make, make_adapted, method, just_made):
@@ -125,6 +126,7 @@ def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts,
     assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None, Drawing(0)).is_chat is is_chat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])
 def test_an_old_record_follows_its_recipes_chat_template(make, notes_folder, chat_template, prompt):
     recipe = make().recipe.replace(chat_template=chat_template, learning_rate=2e-2, batch_tokens=200)
@@ -140,10 +142,11 @@ def test_an_old_record_follows_its_recipes_chat_template(make, notes_folder, cha
     assert prompt in seen[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_nonfinite_logits_are_attributed_to_the_adapter_or_the_model(make, make_adapted, temperature):
     personalizer = make_adapted()
-    path = personalizer.store.open("default").path / "adapter_model.safetensors"
+    path = personalizer.store.adapter("default").open().path / "adapter_model.safetensors"
     # Loading requires finite weights; these are so large that the logits are not finite.
     save_file({name: 0 * weight + 1e30 for name, weight in load_file(path).items()}, path)
     broken = make()

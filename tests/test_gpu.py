@@ -14,12 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
-from sebp_edge.insight.bench.run import run_bench
-from sebp_edge.insight.bench.timer import time_variant
-from sebp_edge.insight.bench.variants import GRAPH, VARIANTS
-from sebp_edge.insight.bench.workload import Workload
-from sebp_edge.insight.gradients import row_gradients
-from sebp_edge.insight.objectives import objectives_of
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -34,10 +28,16 @@ from sebp_edge.ops import (
     lora_linear,
     sparse_linear,
 )
+from sebp_edge.research.analysis.gradients import row_gradients
+from sebp_edge.research.analysis.objectives import objectives_of
+from sebp_edge.research.bench.run import run_bench
+from sebp_edge.research.bench.timer import time_variant
+from sebp_edge.research.bench.variants import GRAPH, VARIANTS
+from sebp_edge.research.bench.workload import Workload
+from sebp_edge.research.rules.selection import Threshold, TopN
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.rows.selection import Threshold, TopN
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator

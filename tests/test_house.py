@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,14 @@ ROOT = Path(__file__).parents[1]
 # From the top down. A module may import from its own layer and from those below it.
 LAYERS = [
     ["cli", "frozen"],
-    ["personalizer", "research"],
-    ["result", "saving", "reporting", "preparation", "assessment", "model_in_use"],
-    ["learning_on"],
+    ["personalizer"],
+    ["run"],
     ["export"],
-    ["insight"],
     ["adapters"],
+    ["research"],
     ["training"],
     ["memory"],
-    ["sparse", "pruning"],
+    ["sparse"],
     ["patches"],
     ["questions"],
     ["texts"],
@@ -36,19 +36,44 @@ LAYERS = [
     ["models"],
     ["gguf"],
     ["machine"],
-    ["recipe", "events", "sparsity"],
+    ["recipe", "events"],
     ["ops"],
     ["pages"],
-    ["errors", "stopping", "units", "files", "interruptions"],
+    ["errors", "stopping", "units", "files", "interruptions", "version"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+
+# Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
+MAX_LINES = 42_740
+MAX_LINES_OF_ROOM = {
+    "files at the root": 2_175,
+    "adapters": 3_232,
+    "cli": 2_506,
+    "export": 2_246,
+    "frozen": 49,
+    "gguf": 1_203,
+    "machine": 666,
+    "memory": 1_425,
+    "models": 3_900,
+    "pages": 331,
+    "patches": 2_224,
+    "questions": 4_010,
+    "research": 3_457,
+    "rows": 759,
+    "run": 2_706,
+    "sparse": 1_519,
+    "texts": 7_758,
+    "training": 2_574,
+}
+MAX_ENTRIES_AT_ROOT = 30
+MAX_IMPORTS_WITHIN_FUNCTIONS = 87
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
     "transformers": ("sebp_edge/models/", "sebp_edge/sparse/hoist.py"),
     "peft": ("sebp_edge/models/lora.py",),
     "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
-    "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
+    "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/cli/doctor_checks.py"),
     "gguf": ("sebp_edge/export/", "sebp_edge/gguf/families.py", "sebp_edge/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
@@ -69,8 +94,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange Personalizer
-        Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange
+        Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
@@ -83,7 +108,7 @@ PUBLIC = {
         TensorWritten TextsRead TrainingStarted silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
+        ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
         ScratchBuffer Selector adamw_ detect fake_quantise_ gated gated_lora_linear gather_rows keep_rows
         linear_cross_entropy lora_linear nonzero_rows precise_sums prune_ rms_norm row_norms runs_flash_attention
         runs_kernels scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise
@@ -106,12 +131,11 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",
     "sebp_edge/adapters/erasure.py": "ValueError",
-    "sebp_edge/adapters/forgetting.py": "UnknownDocument",
+    "sebp_edge/adapters/forget.py": "UnknownDocument",
+    "sebp_edge/adapters/packed_documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
-    "sebp_edge/adapters/training_report.py": "ValueError",
-    "sebp_edge/adapters/where.py": "ValueError",
-    "sebp_edge/files.py": "ValueError",
-    "sebp_edge/gguf/file.py": "_Damaged",
+    "sebp_edge/files.py": "NewerFormat ValueError",
+    "sebp_edge/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
@@ -119,7 +143,7 @@ OTHER_ERRORS = {
     "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
-    "sebp_edge/insight/bench/correctness.py": "ValueError",
+    "sebp_edge/research/bench/correctness.py": "ValueError",
     "sebp_edge/models/answering.py": "NonFiniteLogits",
     "sebp_edge/models/generation.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
@@ -167,6 +191,7 @@ def names_in(tree: ast.AST, package: str) -> set[str]:
 
 
 def test_imports_go_down():
+    """The package's own name is above all but the top layer, since it has what apps import."""
     wrong = []
     for path in sources():
         layer = layer_of(path)
@@ -174,9 +199,38 @@ def test_imports_go_down():
             continue
         for name in imported(path):
             parts = name.split(".")
-            if parts[0] == "sebp_edge" and len(parts) > 1 and parts[1] in DEPTH and DEPTH[parts[1]] < DEPTH[layer]:
+            # The package itself is above all layers, and so are its names.
+            if parts[0] == "sebp_edge" and DEPTH.get(".".join(parts[1:2]), -1) < DEPTH[layer]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
+
+
+def test_imports_within_functions_are_few():
+    """They keep torch out of the command line; elsewhere they mostly hide a circle."""
+    count = 0
+    for path in (ROOT / "sebp_edge").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        inner = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
+        count += len(inner)
+    assert count <= MAX_IMPORTS_WITHIN_FUNCTIONS
+
+
+def test_no_room_outgrows_its_cap():
+    """Lines of Python of each folder, and of all files beside them."""
+    lines = Counter()
+    for path in (ROOT / "sebp_edge").rglob("*.py"):
+        room = "files at the root" if path.parent == ROOT / "sebp_edge" else layer_of(path)
+        lines[room] += path.read_text(encoding="utf-8").count("\n")
+    over = {room: count for room, count in lines.items() if count > MAX_LINES_OF_ROOM.get(room, 0)}
+    assert over == {}
+    assert lines.keys() == MAX_LINES_OF_ROOM.keys()
+    assert lines.total() <= MAX_LINES
+
+
+def test_the_root_has_few_entries():
+    entries = {path.name for path in (ROOT / "sebp_edge").iterdir()} - {"__pycache__"}
+    assert len(entries) <= MAX_ENTRIES_AT_ROOT, sorted(entries)
 
 
 def test_contributing_lists_the_layers():
@@ -195,11 +249,12 @@ def test_ops_import_each_other_relatively():
             assert not any(name.startswith("sebp_edge.ops") for name in names), path
 
 
-def test_ops_import_each_other_in_one_direction():
+def test_modules_import_each_other_in_one_direction():
     """Imports within functions count, and so do kernels, which `backend` imports by name."""
-    files = {module_of(path): path for path in (ROOT / "kernels/ops").rglob("*.py") if path.name != "__init__.py"}
+    files = {module_of(path): path for path in sources()}
+    del files["sebp_edge"]  # knows the homes of the public names
     graph = {
-        module: {part for name in imported(path) for part in (name, name.rpartition(".")[0]) if part in files}
+        module: {name if name in files else name.rpartition(".")[0] for name in imported(path)} & files.keys()
         for module, path in files.items()
     }
     graph["sebp_edge.ops.backend"] |= {module for module in files if module.startswith("sebp_edge.ops.gpu.")}
@@ -210,6 +265,7 @@ def test_every_module_has_a_layer():
     assert {layer_of(path) for path in sources()} - {"__init__"} <= DEPTH.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", HOMES)
 def test_libraries_stay_in_their_rooms(library):
     for path in sources():
@@ -230,7 +286,8 @@ def test_every_package_is_shipped():
         ("sebp_edge.ops", "kernels/ops/*.json"),
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
         ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
-        ("sebp_edge.insight", "sebp_edge/insight/*.html"),
+        ("sebp_edge.research.analysis", "sebp_edge/research/analysis/*.html"),
+        ("sebp_edge.research.bench", "sebp_edge/research/bench/*.svg"),
         ("sebp_edge.pages", "sebp_edge/pages/*.html"),
         ("sebp_edge.frozen", "sebp_edge/frozen/*/*.py"),
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),

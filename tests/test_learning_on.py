@@ -14,11 +14,11 @@ from random_texts import edit
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import read_history
+from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress, StepDone
-from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
@@ -41,9 +41,11 @@ def model(tmp_path_factory, tokenizer):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Leaves out the assessment, which takes longer than these trainings."""
-    monkeypatch.setattr("sebp_edge.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
-    monkeypatch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    monkeypatch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
+    monkeypatch.setattr(
+        "sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings)
+    )
+    monkeypatch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    monkeypatch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 
 
 @pytest.fixture
@@ -79,10 +81,10 @@ def stopped_by_the_first_event(personalizer, texts, **options):
             raise Stop
 
     personalizer.on_event = sink
-    before = personalizer.store.versions("default")
+    before = personalizer.store.adapter("default").versions()
     with pytest.raises(Stop):
         personalizer.adapt(texts, **options)
-    assert personalizer.store.versions("default") == before
+    assert personalizer.store.adapter("default").versions() == before
     personalizer.on_event = personalizer.events.append
     return found
 
@@ -126,7 +128,7 @@ def test_nothing_is_trained_or_saved_if_nothing_is_new(make):
     assert (again.version, again.adapter_path, again.active, again.kept) == (1, first.adapter_path, True, True)
     assert (again.documents, again.gone) == (30, 0)
     assert again.to_dict()["event"] == "result" and json.dumps(again.to_dict())
-    assert personalizer.store.versions("default") == [1]
+    assert personalizer.store.adapter("default").versions() == [1]
     assert all(isinstance(event, PreparationProgress) for event in personalizer.events)
 
 
@@ -139,6 +141,7 @@ def test_documents_that_are_gone_are_reported_and_still_known(make):
     assert personalizer.adapt(OLD).gone == 0
 
 
+@pytest.mark.slow
 def test_another_seed_starts_over(make):
     make().adapt(OLD)
     personalizer = make(seed=1)
@@ -151,6 +154,7 @@ def test_another_seed_starts_over(make):
     assert of_kind(personalizer, NameInUse) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -190,7 +194,7 @@ def test_all_other_values_of_a_recipe_learn_on(make):
     result = other.adapt([*OLD, NEW[0]], keep_anyway=True)
     assert (result.learnt_on_from, result.new) == (1, 1)
     assert of_kind(other, NameInUse) == of_kind(other, Notice) == []
-    assert other.store.open("default").record.recipe["epochs"] == 2
+    assert other.store.adapter("default").open().record.recipe["epochs"] == 2
 
 
 def test_other_epochs_are_said_if_nothing_is_new(make):
@@ -250,6 +254,7 @@ def test_the_same_base_model_elsewhere_and_under_another_name_is_the_same(make, 
         assert of_kind(personalizer, NameInUse) == []
 
 
+@pytest.mark.slow
 def test_a_changed_system_message_is_a_change(make):
     def chats(system):
         return [
@@ -290,6 +295,7 @@ def test_the_command_prints_that_nothing_is_new_as_json(adapted):
     assert (result["event"], result["unchanged"], result["version"]) == ("result", True, 1)
 
 
+@pytest.mark.slow
 def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     (notes_folder / "new.md").write_text(NEW[0])
     learnt = run(*adapted, "--keep-anyway")
@@ -299,9 +305,9 @@ def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     assert "It also knows 1 document that is not among these texts; --sync" in run(*adapted).stdout
     synced = run(*adapted, "--sync", "--keep-anyway")
     assert "since version 2 knows 1 document that --sync (sync=True) forgets." in synced.stderr
-    assert AdapterStore().active_version("default") == 3
+    assert AdapterStore().adapter("default").active() == 3
     assert run(*adapted, "--fresh", "--keep-anyway").exit_code == 0
-    assert AdapterStore().active_version("default") == 4
+    assert AdapterStore().adapter("default").active() == 4
 
 
 def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monkeypatch):
@@ -318,6 +324,7 @@ def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monk
 # --------------------------------------------------------------------------------------------------------- learning on
 
 
+@pytest.mark.slow
 def test_it_learns_on_and_improves(make, trained):
     """The new notes' vocabulary and order of words are those of the old ones."""
     personalizer = make(recipe=RECIPE.replace(learning_rate=5e-3))
@@ -327,11 +334,12 @@ def test_it_learns_on_and_improves(make, trained):
     assert result.gain_over_active > 0
     assert trained["all documents"] >= {*range(24, 40)}
     assert result.trained_on_all and result.active
-    record = personalizer.store.open("default").record
+    record = personalizer.store.adapter("default").open().record
     assert (record.learnt_on_from, record.compared_with) == (1, 1)
     assert personalizer.adapt(NOTES).unchanged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
 def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(make, trained, texts):
     """Through a chain of versions, by the roles that each has recorded."""
@@ -359,7 +367,7 @@ def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(mak
 def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     personalizer = make()
     personalizer.adapt(OLD)
-    before = role_of(personalizer.store.open("default").path, OLD)
+    before = role_of(personalizer.store.adapter("default").open().path, OLD)
     forget_events(personalizer)
     trained.clear()
     result = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
@@ -371,6 +379,7 @@ def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     assert {number: after[number] for number in before} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(make, texts):
     """Also in another store, whose hashes differ, and from a fresh process' state."""
@@ -398,13 +407,14 @@ def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch
             assert all(tensor.equal(after[name]) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 def test_conversations_learn_on(make):
     chats = [{"prompt": prompt, "completion": text} for prompt, text in zip(NOTES, reversed(NOTES), strict=True)]
     personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
     personalizer.adapt(chats[:30], keep_anyway=True)
     result = personalizer.adapt(chats, keep_anyway=True)
     assert (result.learnt_on_from, result.new + result.changed) == (1, 10)
-    assert personalizer.store.open("default").record.chat
+    assert personalizer.store.adapter("default").open().record.chat
 
 
 def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
@@ -416,6 +426,7 @@ def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
     assert json.loads((result.adapter_path / "adapter_config.json").read_text())["r"] == 4
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_the_active_version_whole(make):
     personalizer = make()
     first = personalizer.adapt(OLD)
@@ -428,10 +439,10 @@ def test_an_interruption_leaves_the_active_version_whole(make):
     personalizer.on_event = stop_at_a_step
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
-    assert personalizer.store.active_version("default") == 1
+    assert personalizer.store.adapter("default").active() == 1
     assert {path: path.read_bytes() for path in first.adapter_path.rglob("*") if path.is_file()} == files
     # What was stopped has not learnt all texts, so nothing learns on from it, even if it is activated.
-    saved = personalizer.store.open("default", stopped.value.version)
+    saved = personalizer.store.adapter("default").open(stopped.value.version)
     assert saved.record.learnt_on_from == 1 and not (saved.path / KNOWN_TEXTS).exists()
     personalizer.on_event = personalizer.events.append
     assert personalizer.adapt(NOTES, keep_anyway=True).learnt_on_from == 1
@@ -440,6 +451,7 @@ def test_an_interruption_leaves_the_active_version_whole(make):
 # ------------------------------------------------------------------------------------------------------- starting over
 
 
+@pytest.mark.slow
 def test_sync_makes_what_fresh_makes_of_the_remaining_documents(make):
     found = {}
     for store, options in {"sync": {"sync": True}, "fresh": {"fresh": True}}.items():
@@ -463,6 +475,7 @@ def test_sync_learns_on_if_nothing_is_gone(make):
     assert (changed.learnt_on_from, changed.new, changed.changed, changed.gone) == (1, 1, 1, 0)
 
 
+@pytest.mark.slow
 def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     personalizer = make()
     personalizer.adapt(OLD)
@@ -473,7 +486,7 @@ def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     assert (third.learnt_on_from, third.gone) == (2, 1)
     known = [document for document in read_history(third.adapter_path).documents if document.role is not None]
     assert len(known) == 32
-    assert [document.absent for document in personalizer.store.documents("default", 3)] == [False] * 31 + [True]
+    assert [document.absent for document in personalizer.store.adapter("default").documents(3)] == [False] * 31 + [True]
     forgotten = personalizer.adapt(texts, sync=True, keep_anyway=True)
     assert (forgotten.learnt_on_from, forgotten.version) == (None, 4)
     assert personalizer.adapt(texts, sync=True).unchanged
@@ -511,6 +524,7 @@ def lose_the_judged_state(version):
     (version / "judged" / "1").rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -532,13 +546,15 @@ def test_it_starts_over_and_says_why(make, change, why):
 def test_a_version_that_was_imported_into_another_store_is_learnt_on_from(make, tmp_path):
     first = make()
     first.adapt(OLD)
-    first.store.export_archive("default", tmp_path / "one.tar")
+    first.store.adapter("default").export_archive(tmp_path / "one.tar")
     second = make("second")
-    second.store.activate(second.store.import_archive(tmp_path / "one.tar"))
+    imported = second.store.import_archive(tmp_path / "one.tar")
+    second.store.adapter(imported.name).activate(imported.version)
     assert second.adapt(OLD).unchanged
     assert second.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from == 1
 
 
+@pytest.mark.slow
 def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
     """The text was gone before, but the second version still knows it."""
     personalizer = make()
@@ -548,7 +564,7 @@ def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
     assert (second.learnt_on_from, second.gone) == (1, 2)
     receipt = personalizer.forget("note 0", texts[2:], keep_anyway=True)
     assert receipt.versions_removed == (1, 2)
-    assert [document.name for document in personalizer.store.documents("default", 3)] == [
+    assert [document.name for document in personalizer.store.adapter("default").documents(3)] == [
         text["name"] for text in texts[2:]
     ]
     assert personalizer.adapt(texts[2:]).unchanged
@@ -557,8 +573,9 @@ def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
 def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path):
     personalizer = make()
     personalizer.adapt(OLD)
-    personalizer.store.export_archive("default", tmp_path / "one.tar")
-    personalizer.store.activate(personalizer.store.import_archive(tmp_path / "one.tar", "copy"))
+    personalizer.store.adapter("default").export_archive(tmp_path / "one.tar")
+    imported = personalizer.store.import_archive(tmp_path / "one.tar", "copy")
+    personalizer.store.adapter("copy").activate(imported.version)
     assert personalizer.adapt(OLD, name="copy").unchanged
     assert personalizer.adapt([*OLD, NEW[0]], name="copy", keep_anyway=True).learnt_on_from == 1
 
@@ -574,7 +591,7 @@ def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests
     """Most test documents are gone, so that others take their places."""
     personalizer = make()
     personalizer.adapt(OLD)
-    roles = role_of(personalizer.store.open("default").path, OLD)
+    roles = role_of(personalizer.store.adapter("default").open().path, OLD)
     remaining = [OLD[number] for number, role in sorted(roles.items()) if role == "train"]
     result = personalizer.adapt([*remaining, NEW[0]], keep_anyway=True)
     assert result.learnt_on_from is None

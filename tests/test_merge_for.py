@@ -42,6 +42,7 @@ def logits(model):
     return model(IDS).logits
 
 
+@pytest.mark.slow
 def test_the_base_model_is_judged_as_rounded_too(make_wide, notes_folder):
     events = []
     result = make_wide(on_event=events.append).adapt(notes_folder, keep_anyway=True)
@@ -53,6 +54,7 @@ def test_the_base_model_is_judged_as_rounded_too(make_wide, notes_folder):
     assert Notice("The base model and the adapter are judged as rounded to q4_0.") in events
 
 
+@pytest.mark.slow
 def test_the_version_records_what_it_was_trained_for_and_is_used_unrounded(make_wide, notes_folder):
     personalizer = make_wide()
     original = {name: each.clone() for name, each in personalizer.in_use.load(silent).model.state_dict().items()}
@@ -65,6 +67,7 @@ def test_the_version_records_what_it_was_trained_for_and_is_used_unrounded(make_
     assert torch.equal(logits(load(base, result.adapter_path).model), in_use)
 
 
+@pytest.mark.slow
 def test_the_active_version_is_compared_as_rounded(make_wide, notes_folder, monkeypatch):
     make_wide(PLAIN).adapt(notes_folder, keep_anyway=True)
     rounded, load_folder = [], LoraAdapter.from_folder.__func__

@@ -14,7 +14,7 @@ from command import COMMAND, process, records, run, without_controls
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
-from sebp_edge.learning_on.comparison import compare_with_active
+from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.readers import read_texts
 
 
@@ -101,6 +101,7 @@ def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
     assert "knows 24 documents, only 1 of which is among these 21." in few.message
 
 
+@pytest.mark.slow
 def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder, other_folder):
     personalizer, events = make(), []
     personalizer.adapt(notes_folder, keep_anyway=True)
@@ -120,7 +121,7 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
     )
     assert events[-1].proposal == "letters of Anna"
     message = events[-1].message
-    assert personalizer.store.versions("default") == [1]
+    assert personalizer.store.adapter("default").versions() == [1]
     # With fresh=True, too, since the name stays the same.
     with pytest.raises(Stop):
         personalizer.adapt(other_folder, fresh=True)
@@ -129,7 +130,7 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
     # Whoever goes on loses nothing, and is not asked about this folder again.
     result = personalizer.adapt(other_folder, keep_anyway=True)
     assert (result.version, result.active) == (2, True)
-    assert personalizer.store.versions("default") == [1, 2]
+    assert personalizer.store.adapter("default").versions() == [1, 2]
     (other_folder / "new.md").write_text("A text that nobody knows yet.")
     for folder in (notes_folder, other_folder):
         assert personalizer.inspect(folder).beginning.startswith(("Learning on", "Nothing is new"))
@@ -139,7 +140,7 @@ def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
     personalizer, events = make(), []
     personalizer.adapt(notes_folder, keep_anyway=True)
     store = personalizer.store
-    store.rename("default", "letters of Anna")
+    store.adapter("default").rename("letters of Anna")
 
     def proposal(texts):
         args = ("letters of Anna", personalizer.reference, personalizer.recipe, 0, read_texts(texts))
@@ -151,6 +152,7 @@ def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
     assert events == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 2)])
 def test_on_a_terminal_it_asks(adapt, other_folder, answer, code):
     """Who goes on learns next that the budget is not valid."""
@@ -168,7 +170,7 @@ def test_on_a_terminal_it_asks(adapt, other_folder, answer, code):
     said = " ".join(" ".join(without_controls(said.decode())).split())
     assert "note: Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24." in said
     assert "Go on with 'default'? [y/N]" in said
-    assert AdapterStore().versions("default") == [1]
+    assert AdapterStore().adapter("default").versions() == [1]
 
 
 def _read(descriptor):
@@ -178,6 +180,7 @@ def _read(descriptor):
         return b""
 
 
+@pytest.mark.slow
 def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, other_folder):
     assert run(*adapt, "--keep-anyway").exit_code == 0
     said = run("adapt", other_folder, *adapt[2:])
@@ -197,6 +200,7 @@ def wait_for_a_step(going):
             return
 
 
+@pytest.mark.slow
 def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt, notes_folder):
     """Two processes adapt one name; the first one waits in its training until the second one has ended."""
     going = process(*adapt, "--json", "--epochs", 2)
@@ -204,7 +208,7 @@ def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt
     going.send_signal(signal.SIGSTOP)
     time.sleep(0.05)
     assert run(*adapt).exit_code == 0
-    assert AdapterStore().active_version("default") == 1
+    assert AdapterStore().adapter("default").active() == 1
     going.send_signal(signal.SIGCONT)
     lines, errors = going.communicate(timeout=120)
     assert going.returncode == 3, errors
@@ -215,11 +219,12 @@ def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt
         " But version 1 became active meanwhile, and the two were not compared. Activate it anyway: sebp-edge adapters "
         "activate default 2"
     )
-    assert AdapterStore().active_version("default") == 1
+    assert AdapterStore().adapter("default").active() == 1
     assert run("adapters", "activate", "default", 2).exit_code == 0
-    assert AdapterStore().open("default").record.compared_with is None
+    assert AdapterStore().adapter("default").open().record.compared_with is None
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_activated_whatever_became_active_meanwhile(make, notes_folder):
     personalizer, other = make(), make()
 

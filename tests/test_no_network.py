@@ -43,6 +43,7 @@ def run_offline(commands, tmp_path):
     return child.returncode, [json.loads(line) for line in child.stdout.splitlines()], child.stderr
 
 
+@pytest.mark.slow
 def test_no_command_opens_an_internet_socket(notes_folder, model_folder, recipe, tmp_path):
     model = ["--model", model_folder, "--recipe", recipe, "--device", "cpu"]
     invocations = {
@@ -106,6 +107,7 @@ def test_what_stays_on_the_machine_is_allowed():
     subprocess.run([sys.executable, "-c", code], cwd=RUNNER.parent, check=True)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_to_be_downloaded_is_noticed(notes_folder, tmp_path):
     """The command itself is watched: one that asks the Hub ends the process."""
     code, written, _ = run_offline([["adapt", notes_folder, "--model", "nobody/no-such-model-here"]], tmp_path)

@@ -12,6 +12,8 @@ from sebp_edge.events import ModelLoaded, Notice, PreparationProgress
 from sebp_edge.questions.interview import Interview, Interviewed
 from sebp_edge.questions.question import Question
 
+pytestmark = pytest.mark.slow
+
 THINGS = ["boiler", "bicycle", "canoe", "piano", "kettle", "ladder", "lantern", "heap", "gate", "freezer"]
 NOTES = [
     f"# The {thing}\n\nGreta repaired the {thing} on {day} May. It stands behind the shed. The code is {4000 + day}."
@@ -114,7 +116,7 @@ def test_forget_and_remove_delete_the_questions(make, able):
     assert folder.stat().st_mode & 0o077 == 0
     personalizer.forget("1", NOTES, keep_anyway=True)
     assert len(list(folder.iterdir())) == len(NOTES) - 1
-    AdapterStore(personalizer.store.folder.parent).remove("default")
+    AdapterStore(personalizer.store.folder.parent).adapter("default").remove()
     assert not folder.exists()
 
 

@@ -58,6 +58,7 @@ def run_adapt(make, texts, kind, step=None):
     return Worker(make, kind, step).run(lambda personalizer: personalizer.adapt(texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 6])
 def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_folder, step):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
@@ -66,7 +67,7 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
     assert "version 1 of the adapter 'default'; it is not active" in str(worker.error)
     assert (worker.error.name, worker.error.version) == ("default", 1)
     assert [type(event) for event in worker.events[-2:]] == [StepDone, AdapterSaved]
-    assert worker.personalizer.store.active_version("default") is None
+    assert worker.personalizer.store.adapter("default").active() is None
     # The next call is not stopped, and may run in the app's own thread.
     assert worker.personalizer.adapt(notes_folder).kept
 
@@ -90,6 +91,7 @@ def test_an_evaluation_before_the_first_step_can_be_stopped(make, notes_folder, 
     assert worker.personalizer.store.names() == []
 
 
+@pytest.mark.slow
 def test_an_evaluation_reports_its_progress(make):
     recipe = make().recipe.replace(context_length=128, epochs=1)
     worker = Worker(make, recipe=recipe)
@@ -176,7 +178,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
     worker = Worker(make, AdapterSaved, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert worker.error is None
-    assert worker.personalizer.store.active_version("default") == 1
+    assert worker.personalizer.store.adapter("default").active() == 1
     idle = make()
     idle.stop()
     assert idle.generate("the ferry", max_new_tokens=2)
@@ -185,7 +187,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
 
 
 def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
-    import sebp_edge.preparation as module
+    import sebp_edge.run.preparation as module
 
     worker, read_texts = Worker(make), module.read_texts
 

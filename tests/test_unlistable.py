@@ -53,17 +53,17 @@ class Locked(FakeAdaptation):
 @pytest.mark.parametrize("mode", NOT_LISTED)
 def test_a_version_is_archived_whole_or_not_at_all(place, mode):
     store = AdapterStore(place)
-    saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=True)
+    saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     (saved.path / "templates").chmod(mode)
     with pytest.raises(StorageError, match=r"Cannot read the version in '.*/mine/1': Permission denied; nothing was"):
-        store.export_archive("mine", place / "archive")
+        store.adapter("mine").export_archive(place / "archive")
     assert not (place / "archive").exists()
     (saved.path / "templates").chmod(0o700)
-    store.export_archive("mine", place / "archive")
+    store.adapter("mine").export_archive(place / "archive")
 
 
 def test_all_files_of_a_version_are_private_wherever_they_are(place):
-    saved = AdapterStore(place).save(Locked(), AdapterRecord(**RECORD), "mine", activate=True)
+    saved = AdapterStore(place).adapter("mine").save(Locked(), AdapterRecord(**RECORD), activate=True)
     for path in walk(saved.path):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert (saved.path / "templates" / "chat.jinja").read_bytes() == b"weights"
@@ -81,7 +81,7 @@ def test_all_files_of_an_export_are_private_wherever_they_are(place):
 @pytest.mark.parametrize("mode", NOT_LISTED)
 def test_what_cannot_be_listed_is_no_garbage(place, mode):
     store = AdapterStore(place)
-    versions = [store.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=True) for _ in range(5)]
+    versions = [store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True) for _ in range(5)]
     (versions[0].path / "templates").chmod(mode)
     left = store.folder / ".removed-1"
     (left / "inner").mkdir(parents=True)

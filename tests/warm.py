@@ -23,7 +23,7 @@ from pathlib import Path
 SET_CHILD_SUBREAPER = 36
 # What commands import once they need it.
 IMPORTED_LATE = (
-    *("sebp_edge.cli.commands", "sebp_edge.cli.progress", "sebp_edge.personalizer", "sebp_edge.insight.local_models"),
+    *("sebp_edge.cli.commands", "sebp_edge.cli.progress", "sebp_edge.personalizer", "sebp_edge.cli.local_model"),
     *("transformers.models.llama.modeling_llama", "typer._adapters", "rich.status"),
 )
 # In bytes.

@@ -4,24 +4,23 @@
     python kernels/bench/documents.py --check    writes nothing, and fails on a table that differs from its results, too
 
 A table of tables.toml stands between two comments, `<!-- table NAME -->` and `<!-- end -->`. A figure elsewhere is a
-number with a unit or, in a table, with a decimal point; code does not count. A comment in its paragraph, list item or
-table says where it comes from:
+number with a unit or, in a table, with a decimal point; code does not count. sources.toml says where it comes from:
+document, heading, source, and its figures below that heading.
 
-    <!-- from NAME... -->      from these generated tables, which are searched for it; figures from elsewhere follow
-                               behind a semicolon
-    <!-- note COMMIT -->       measured once, at that commit; no result is recorded
-    <!-- not measured -->      set in the code, counted, cited, or an example
+    "from NAME..."      from these generated tables, which are searched for it
+    "note COMMIT"       measured once, at that commit; no result is recorded
+    "not measured"      set in the code, counted, cited, or an example
 
-On a line above a list a comment counts for the whole list, and alone between two blank lines for the rest of its
-section. A section whose text names the commit of its figures ("at commit 1a2b3c4") needs no comments, nor do the
-sections within it: so do studies, whose tables are not generated. CHANGELOG.md is left out, since its figures belong to
-the changes that it lists.
+A section whose text names the commit of its figures ("at commit 1a2b3c4") needs no source, nor do the sections within
+it: so do studies, whose tables are not generated. CHANGELOG.md is left out, since its figures belong to the changes
+that it lists.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -31,37 +30,39 @@ from evidence import ROOT
 
 DOCUMENTS = [
     document
-    for folder in (".", "kernels", "kernels/bench", "kernels/bench/*", "recipes", "sebp_edge", "sebp_edge/models/tiny")
+    for folder in (".", "kernels", "kernels/bench", "kernels/bench/*", "recipes", "sebp_edge/**")
     for document in sorted(ROOT.glob(f"{folder}/*.md"))
     if document.name != "CHANGELOG.md"
 ]
+SOURCES = ROOT / "kernels" / "bench" / "sources.toml"
 
 TABLE = re.compile(r"^<!-- table ([\w-]+) -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
-COMMENT = re.compile(r"<!-- (.*?) -->", re.DOTALL)
-SOURCE = re.compile(r"(from) ([\w -]+)(?:;.*)?|note [0-9a-f]{7,40}(?::.*)?|not measured(?::.*)?", re.DOTALL)
-CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
-HEADING = re.compile(r"^(#+) ")
+SOURCE = re.compile(r"from ([\w -]+)|note [0-9a-f]{7,40}(?:: .+)?|not measured(?:: .+)?")
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`[^`]*`|\]\([^)]*\)", re.DOTALL)
+HEADING = re.compile(r"^(#+) (.*)$", re.MULTILINE)
 COMMIT = re.compile(r"\bat commit\s[0-9a-f]{7,40}\b")
-LIST_ITEM = re.compile(r"^(?=\s*(?:[-*]|\d+\.) )", re.MULTILINE)
 
-NUMBER = r"(?<![\w.])(?<![A-Za-z]-)(\d[\d,]*(?:\.\d+)?)"
+NUMBER = r"(?<![\w.])(?<![A-Za-z]-)(\d(?:[\d,]*\d)?(?:\.\d+)?)"
 UNITS = r"%|ms|µs|s|seconds?|min|minutes?|hours?|[KMGT]i?B|bytes|nats|times|tokens/s|[GT]?FLOPs?"
-WITH_UNIT = re.compile(rf"{NUMBER}(?:x|\s?(?:{UNITS}))(?!\w)")
-DECIMAL = re.compile(r"(?<![\w.])(?<![A-Za-z]-)(\d[\d,]*\.\d+)(?!\w|\.\d)")
+WITH_UNIT = re.compile(rf"{NUMBER}(?:x|\s*(?:{UNITS}))(?!\w)")
+DECIMAL = re.compile(r"(?<![\w.])(?<![A-Za-z]-)\d(?:[\d,]*\d)?\.\d+(?!\w|\.\d)")
+
+Sources = Mapping[str, Mapping[str, list[str]]]
 
 
-class Block(NamedTuple):
-    """A paragraph, a list item or a table.
+class Section(NamedTuple):
+    """The text from a heading to the next one.
 
     Attributes:
-        text, line: the block, and the line that it begins on.
-        comments: those that count for it.
-        stated: whether the text of its section names the commit of its figures.
+        heading, line: its heading, and the line of that; no heading for what stands before the first one.
+        text: without generated tables and code.
+        stated: whether its text, or that of a section around it, names the commit of its figures.
     """
 
-    text: str
+    heading: str
     line: int
-    comments: list[str]
+    text: str
     stated: bool
 
 
@@ -69,16 +70,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    found = []
+    sources = all_sources()
+    found = [f"sources.toml: there is no {name}." for name in sources.keys() - set(map(_name, DOCUMENTS))]
     for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
+        text, name = document.read_text(encoding="utf-8"), _name(document)
         if options.check:
-            found += [f"{_name(document)}: {each}" for each in stale_tables(text)]
+            found += [f"{name}: {each}" for each in stale_tables(text)]
         else:
             document.write_text(filled(text), encoding="utf-8")
-        found += [f"{_name(document)}{each}" for each in unsourced_figures(text)]
+        found += [f"{name}{each}" for each in unsourced_figures(text, sources.get(name, {}))]
     if found:
         sys.exit("\n".join(found))
+
+
+def all_sources() -> dict[str, Sources]:
+    """The sources by document, heading and source."""
+    return tomllib.loads(SOURCES.read_text(encoding="utf-8"))
 
 
 def filled(text: str) -> str:
@@ -102,66 +109,66 @@ def stale_tables(text: str) -> Iterator[str]:
         yield "a table has no end; put <!-- end --> on a line of its own behind it."
 
 
-def unsourced_figures(text: str) -> Iterator[str]:
-    """One sentence for each block with figures that no comment gives a source, or the wrong one."""
-    for block in blocks(text):
-        figures = figures_of(block)
-        sources = [source for comment in block.comments if (source := SOURCE.fullmatch(comment))]
-        if figures and not sources and not block.stated:
-            found = ", ".join(figures.values())
-            yield f":{block.line}: {found}: say where this comes from (CONTRIBUTING.md, Add a figure)."
-        for source in sources:
-            if source[1]:
-                known = set(_numbers(" ".join([source[0], *map(table, source[2].split())])))
-                wrong = [figure for number, figure in figures.items() if number not in known]
-                if wrong:
-                    yield f":{block.line}: {', '.join(wrong)}: not in {', '.join(source[2].split())}."
+def unsourced_figures(text: str, sources: Sources) -> Iterator[str]:
+    """One sentence for each section with figures without a source, and for each source that does not hold."""
+    all_sections = sections(text)
+    for heading in sources.keys() - {section.heading for section in all_sections}:
+        yield f": sources.toml: there is no heading {heading!r}."
+    for section in all_sections:
+        where, given = f":{section.line}: ", sources.get(section.heading, {})
+        if "<!--" in CODE.sub("", section.text):
+            yield f"{where}a comment that is no table's; sources belong into sources.toml."
+        from_tables = any(source.startswith("from ") for source in given)
+        figures = figures_of(section.text, decimals=from_tables)
+        known = {figure for listed in given.values() for figure in listed}
+        if missing := [] if section.stated else [figure for figure in figures if figure not in known]:
+            yield f"{where}{', '.join(missing)}: say where this comes from (CONTRIBUTING.md, Add a figure)."
+        if gone := known - set(figures):
+            yield f"{where}{', '.join(sorted(gone))}: in sources.toml, and not below this heading."
+        for source, listed in given.items():
+            yield from (f"{where}{each}" for each in _wrong(source, listed))
 
 
-def figures_of(block: Block) -> dict[str, str]:
-    """The figures by their numbers: those with a unit, and those with a decimal point in a table or from one."""
-    text = CODE.sub("", COMMENT.sub("", block.text))
-    patterns = [WITH_UNIT]
-    if text.lstrip().startswith("|") or any(comment.startswith("from ") for comment in block.comments):
-        patterns.append(DECIMAL)
-    return {match[1].replace(",", ""): match[0] for pattern in reversed(patterns) for match in pattern.finditer(text)}
+def _wrong(source: str, figures: list[str]) -> Iterator[str]:
+    match = SOURCE.fullmatch(source)
+    if match is None:
+        yield f"{source!r} is no source; kernels/bench/documents.py names the three kinds."
+    elif match[1]:
+        numbers = set(_numbers(" ".join(map(table, match[1].split()))))
+        if wrong := [figure for figure in figures if not numbers.issuperset(_numbers(figure))]:
+            yield f"{', '.join(wrong)}: not in {', '.join(match[1].split())}."
+
+
+def figures_of(text: str, decimals: bool = False) -> list[str]:
+    """The figures of a section: those with a unit; in its tables, or with `decimals`, decimal numbers, too."""
+    text = CODE.sub("", text)
+    found = {match.start(): match[0] for match in WITH_UNIT.finditer(text)}
+    for line in re.finditer(r"^.*$" if decimals else r"^\|.*$", text, re.MULTILINE):
+        for match in DECIMAL.finditer(text, line.start(), line.end()):
+            found.setdefault(match.start(), match[0])
+    return [*dict.fromkeys(" ".join(found[start].split()) for start in sorted(found))]
 
 
 def _numbers(text: str) -> list[str]:
     return [each.replace(",", "") for each in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
 
-def blocks(text: str) -> Iterator[Block]:
-    """The document's blocks outside of generated tables and code, in order."""
+def sections(text: str) -> list[Section]:
+    """The document's sections in order."""
     # What is left out leaves its lines, so that line numbers stay.
-    for pattern in (TABLE, re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)):
+    for pattern in (TABLE, FENCED):
         text = pattern.sub(lambda match: "\n" * match[0].count("\n"), text)
-    of_section: list[str] = []
-    line, stated = 1, _stated_lines(text)
-    for chunk in re.split(r"(\n\s*\n)", text):
-        comments = COMMENT.findall(chunk)
-        if chunk.startswith("#"):
-            of_section = []
-        if comments and not COMMENT.sub("", chunk).strip():
-            of_section = comments
-        elif chunk.strip():
-            above = COMMENT.findall(chunk.split("\n")[0]) if chunk.startswith("<!--") else []
-            for item in LIST_ITEM.split(chunk):
-                yield Block(item, line, [*of_section, *above, *COMMENT.findall(item)], line in stated)
-                line += item.count("\n")
-            continue
-        line += chunk.count("\n")
-
-
-def _stated_lines(text: str) -> set[int]:
-    """The lines of sections whose own text, or that of a section around them, names a commit."""
-    lines = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text).split("\n")
-    starts = {number: len(match[1]) for number, line in enumerate(lines, 1) if (match := HEADING.match(line))}
-    ends = [*starts, len(lines) + 1]
-    found: set[int] = set()
-    for start, level in starts.items():
-        if COMMIT.search("\n".join(lines[start - 1 : next(end for end in ends if end > start) - 1])):
-            found.update(range(start, next((n for n in starts if n > start and starts[n] <= level), len(lines) + 1)))
+    starts = [(match.start(), len(match[1]), match[2].strip()) for match in HEADING.finditer(text)]
+    if not starts or starts[0][0]:
+        starts.insert(0, (0, 1, ""))
+    ends = [*(start for start, _, _ in starts[1:]), len(text)]
+    found: list[Section] = []
+    stated_level = 0  # of the section whose text names a commit, if this one is within it
+    for (start, level, heading), end in zip(starts, ends, strict=True):
+        body = text[start:end]
+        if not stated_level or level <= stated_level:
+            stated_level = level if COMMIT.search(body) else 0
+        found.append(Section(heading, text.count("\n", 0, start) + 1, body, bool(stated_level)))
     return found
 
 

@@ -20,11 +20,11 @@ from transformers import (
     PretrainedConfig,
 )
 
-from sebp_edge.insight.bench.correctness import Gradients, errors, in_fp32, loss_and_gradients, norms, total_norm
-from sebp_edge.insight.bench.timer import running
-from sebp_edge.insight.bench.variants import DENSE, Variant
 from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import bundled_config, resolve
+from sebp_edge.research.bench.correctness import Gradients, errors, in_fp32, loss_and_gradients, norms, total_norm
+from sebp_edge.research.bench.timer import running
+from sebp_edge.research.bench.variants import DENSE, Variant
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 

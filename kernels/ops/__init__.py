@@ -9,7 +9,7 @@ from .adamw import AdamW, Moments, adamw_
 from .attention import Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
 from .fake_quantise import fake_quantise_
-from .gated import ACTIVATIONS, Gate, gated
+from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
@@ -27,7 +27,7 @@ __all__ = [
     "ACTIVATIONS",
     "ActiveRows",
     "AdamW",
-    "Gate",
+    "GatedInputs",
     "LoraGroup",
     "LoraProjection",
     "Moments",

@@ -20,7 +20,7 @@ from . import backend
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-class Gate(NamedTuple):
+class GatedInputs(NamedTuple):
     """The inputs of a gated product, as `gated` takes them."""
 
     gate: Tensor

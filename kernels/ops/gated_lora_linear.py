@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend
-from .gated import Gate
+from .gated import GatedInputs
 from .lora_linear import LoraGroup
 
 
@@ -49,7 +49,7 @@ class _GatedLoraLinear(torch.autograd.Function):
         return dgate, dup, None, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)
 
 
-def gated_lora_linear(hidden: Tensor, source: Gate, group: LoraGroup) -> Tensor:
+def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> Tensor:
     """The output of one projection of a gated product, with gradients for gate, up and the adapter.
 
     Args:

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend, choices
-from .move_rows import RowTarget, keep_rows, put, take_gradient, take_kept
-from .rows import ActiveRows, Rows, as_rows, verify_skipped
+from .move_rows import RowTarget, keep_rows, put, take, take_kept
+from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
 
 
@@ -188,24 +188,21 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *douts):
-        rows, group, num_in = ctx.rows, ctx.group, ctx.x_shape[-1]
+        group, num_in = ctx.group, ctx.x_shape[-1]
         kept_down, *adapters_and_kept = ctx.saved_tensors
         dtype, kept = adapters_and_kept[0].dtype, adapters_and_kept[2 * len(douts) :]
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
-        num_rows, tiles = len(douts[0]), None
-        if callable(rows):
-            rows, tiles = rows(tuple(douts)), _tiles_for_unknown_count(douts[0])
+        num_rows, rows, tiles = len(douts[0]), rows_of(ctx.rows, *douts), None
+        if has_unknown_count(rows):
+            tiles = _tiles_for_unknown_count(douts[0])
             # Without kernels, read the count on the host and trim the rows.
             rows = rows.on_host() if tiles is None else rows
-        else:
-            for dout_NM in douts:
-                verify_skipped(dout_NM, rows)
         if tiles is None:
-            dout_AM = _concatenate_columns([take_gradient(dout_NM, rows) for dout_NM in douts])
+            dout_AM = _concatenate_columns([take(dout_NM, rows, weighted=True) for dout_NM in douts])
         else:
             # At full capacity: rows beyond the count are zeros, which change no sum of rank R.
             dout_NM = _concatenate_columns(douts)
-            dout_AM = take_gradient(dout_NM, rows)
+            dout_AM = take(dout_NM, rows, weighted=True)
         down_AR = take_kept(kept_down, rows, num_rows)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
@@ -223,7 +220,7 @@ class _LoraLinear(torch.autograd.Function):
                     for outputs, w in group.matrices()
                 )
                 dx = functools.reduce(Tensor.add_, dx_parts)
-                dx.addmm_(put(up_AR, rows), group.stacked_A)
+                dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
 
@@ -242,9 +239,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and dtype == torch.float32 else (a @ b).to(dtype)
 
 
-def _dx_of_compact_rows(
-    dout_AM: Tensor, up_AR: Tensor, group: LoraGroup, rows: ActiveRows | slice | None, num_rows: int
-) -> Tensor:
+def _dx_of_compact_rows(dout_AM: Tensor, up_AR: Tensor, group: LoraGroup, rows: KnownRows, num_rows: int) -> Tensor:
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
     for outputs, matrix in group.matrices():

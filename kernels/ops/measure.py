@@ -19,7 +19,7 @@ from .tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
 from .timing import milliseconds
 
 
-class Times(NamedTuple):
+class LayerTimes(NamedTuple):
     """Milliseconds of one layer's products on one set of rows.
 
     Attributes:
@@ -53,7 +53,7 @@ def measure(
 
 
 def fastest(
-    num_inputs: int, num_outputs: int, dtype: torch.dtype, times: list[tuple[ActiveRows, Times]]
+    num_inputs: int, num_outputs: int, dtype: torch.dtype, times: list[tuple[ActiveRows, LayerTimes]]
 ) -> dict[choices.Shape, choices.Algorithms]:
     """The best algorithms of each shape: those with the least summed slowdown over the row sets that share it."""
     by_shape = defaultdict(list)
@@ -63,7 +63,7 @@ def fastest(
     return {shape: _best_algorithms(shape.wanted, several) for shape, several in by_shape.items()}
 
 
-def _best_algorithms(wanted: str, times: list[Times]) -> choices.Algorithms:
+def _best_algorithms(wanted: str, times: list[LayerTimes]) -> choices.Algorithms:
     # A product that is not needed counts as cuBLAS's, which costs nothing.
     options_dx = set.intersection(*(set(one.dx) for one in times)) if wanted != "dweight" else {None}
     options_dweight = set.intersection(*(set(one.dweight) for one in times)) if wanted != "dx" else {None}
@@ -75,7 +75,7 @@ def _best_algorithms(wanted: str, times: list[Times]) -> choices.Algorithms:
     )
 
 
-def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: torch.dtype) -> Times:
+def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: torch.dtype) -> LayerTimes:
     """Times all algorithms for one layer on rows whose number the host knows.
 
     Raises:
@@ -107,7 +107,7 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
     true_dx[rows.ids] = dout_AM.float() @ weight_MK.float()
     check(dx_algorithms, true_dx)
     check(dweight_algorithms, dout_AM.float().T @ x_AK.float())
-    return Times(
+    return LayerTimes(
         milliseconds(lambda: move_rows.gather_rows(dout_NM, rows.ids)),
         {tiles: milliseconds(algorithm) for tiles, algorithm in dx_algorithms.items()},
         {tiles: milliseconds(algorithm) for tiles, algorithm in dweight_algorithms.items()},

@@ -1,7 +1,8 @@
-"""Sets of active rows: a slice if they are contiguous, which costs nothing, else their ids.
+"""Sets of active rows: None for all rows, a slice if they are contiguous, which costs nothing, else `ActiveRows`.
 
 The active rows of a right-padded batch of one sequence are a slice: a view selects them, and a product is written
-straight into its rows. Shapes: N rows, A active rows, M columns.
+straight into its rows. Public functions turn what they are given into one of the three; only this file and `move_rows`
+tell them apart. Shapes: N rows, A active rows, M columns.
 """
 
 import os
@@ -48,13 +49,30 @@ Rows = Tensor | ActiveRows | slice | Selector
 """int64 ids [A], increasing; `ActiveRows`; a slice with start and stop; or a function that chooses rows in the backward
 pass, such as `detect`. None stands for all rows."""
 
+KnownRows = ActiveRows | slice | None
+"""What every backward pass computes with."""
+
 VERIFY = os.environ.get("SEBP_EDGE_VERIFY") == "1"
 """Whether backward passes check that the rows they skip are zero; costs a host synchronisation each."""
 
 
-def as_rows(rows: Rows | None, num_rows: int) -> ActiveRows | slice | Selector | None:
+def as_rows(rows: Rows | None, num_rows: int) -> KnownRows | Selector:
     """Turns ids into `ActiveRows`; returns anything else as it is."""
     return ActiveRows.from_ids(rows, num_rows) if isinstance(rows, Tensor) else rows
+
+
+def rows_of(rows: KnownRows | Selector, *douts_NM: Tensor) -> KnownRows:
+    """The rows of a backward pass: those that a selector chooses now, or the given ones, which `VERIFY` checks.
+
+    Raises:
+        RuntimeError: a skipped row has a gradient.
+    """
+    if callable(rows):
+        return rows(douts_NM)
+    if VERIFY and rows is not None:
+        for dout_NM in douts_NM:
+            _verify_skipped(dout_NM, rows)
+    return rows
 
 
 def num_active(rows: ActiveRows | slice) -> int:
@@ -62,19 +80,22 @@ def num_active(rows: ActiveRows | slice) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
 
 
-def verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice | None) -> None:
-    """With `VERIFY`, checks that dY is zero outside the active rows.
+def has_unknown_count(rows: KnownRows) -> bool:
+    """Whether only the device knows how many rows there are."""
+    return isinstance(rows, ActiveRows) and rows.count is not None
 
-    Raises:
-        RuntimeError: a skipped row has a gradient.
-    """
-    if not VERIFY or rows is None:
-        return
-    if isinstance(rows, slice):
-        skipped_N = torch.ones(len(dout_NM), dtype=torch.bool, device=dout_NM.device)
-        skipped_N[rows] = False
-    else:
-        skipped_N = rows.slots < 0
+
+def skipped_rows(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
+    """Whether a row is not active, bool [N], on the device of any tensor of N rows."""
+    if isinstance(rows, ActiveRows):
+        return rows.slots < 0
+    skipped_N = torch.ones(len(like_N), dtype=torch.bool, device=like_N.device)
+    skipped_N[rows] = False
+    return skipped_N
+
+
+def _verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice) -> None:
+    skipped_N = skipped_rows(rows, dout_NM)
     num_wrong, num_skipped = int((dout_NM.ne(0).any(dim=1) & skipped_N).sum()), int(skipped_N.sum())
     if num_wrong:
         raise RuntimeError(

@@ -18,9 +18,9 @@ from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
 from . import backend, choices
-from .move_rows import RowTarget, keep_rows, take, take_gradient, take_kept
+from .move_rows import RowTarget, keep_rows, take, take_kept
 from .precise_sums import precise_sums
-from .rows import ActiveRows, Rows, as_rows, verify_skipped
+from .rows import ActiveRows, Rows, as_rows, has_unknown_count, num_active, rows_of
 
 Keep = Callable[[Tensor, Tensor, Rows], Tensor]
 
@@ -46,7 +46,7 @@ def _gradients_of_compact_rows(
     dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, needed: NeededGradients
 ) -> Gradients:
     """PyTorch multiplies the active rows, which are gathered unless a view selects them."""
-    dout_AM = take_gradient(dout_NM, rows)
+    dout_AM = take(dout_NM, rows, weighted=True)
     dx = dweight = dbias = None
     if needed.dx:
         target = RowTarget(rows, len(dout_NM), weight_MK.shape[1], dout_AM)
@@ -63,11 +63,13 @@ def _gradients_of_rows(
     dout_NM: Tensor,
     weight_MK: Tensor,
     x: Tensor | None,
-    rows: ActiveRows,
+    rows: ActiveRows | slice,
     needed: NeededGradients,
-    x_has_all_rows: bool,
 ) -> Gradients:
-    """Computes each product by its chosen algorithm: our kernels on rows in place, or PyTorch on gathered rows."""
+    """Computes each product by its chosen algorithm: our kernels on rows in place, or PyTorch on compact rows.
+
+    x is what `keep_rows` kept; None if dW is not needed.
+    """
     algorithms = _choose_algorithms(dout_NM, weight_MK, rows, needed)
     dx = dweight = dbias = None
     if needed.dx and algorithms.dx is not None:
@@ -75,31 +77,31 @@ def _gradients_of_rows(
         needed = needed._replace(dx=False)
     if needed.dweight and algorithms.dweight is not None:
         dweight, dbias = backend.kernels("products").dweight(
-            dout_NM, x, rows, algorithms.dweight, x_has_all_rows=x_has_all_rows, with_bias=needed.dbias
+            dout_NM, x, rows, algorithms.dweight, x_has_all_rows=len(x) == len(dout_NM), with_bias=needed.dbias
         )
         needed = needed._replace(dweight=False, dbias=False)
     if any(needed):
-        # Without kernels, read the count on the host (synchronises) and trim the rows.
-        rows = rows.on_host() if algorithms.dx is algorithms.dweight is None else rows
-        if needed.dweight:
-            x = take(x, rows) if x_has_all_rows else x[: len(rows.ids)]
-        rest = _gradients_of_compact_rows(dout_NM, weight_MK, x, rows, needed)
+        if has_unknown_count(rows) and algorithms.dx is algorithms.dweight is None:
+            # Without kernels, read the count on the host (synchronises) and trim the rows.
+            rows = rows.on_host()
+        x_AK = take_kept(x, rows, len(dout_NM)) if needed.dweight else None
+        rest = _gradients_of_compact_rows(dout_NM, weight_MK, x_AK, rows, needed)
         dx, dweight = rest.dx if needed.dx else dx, rest.dweight if needed.dweight else dweight
         dbias = rest.dbias if needed.dbias else dbias
     return Gradients(dx, dweight, dbias)
 
 
 def _choose_algorithms(
-    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, needed: NeededGradients
+    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows | slice, needed: NeededGradients
 ) -> choices.Algorithms:
-    """The algorithm of each product; PyTorch computes all of them where our kernels do not run."""
-    if not (backend.runs_kernels(dout_NM) and (needed.dx or needed.dweight)):
+    """The algorithm of each product; PyTorch computes contiguous rows, and all rows where our kernels do not run."""
+    if isinstance(rows, slice) or not (backend.runs_kernels(dout_NM) and (needed.dx or needed.dweight)):
         return choices.Algorithms()
     itemsize, device = dout_NM.dtype.itemsize, dout_NM.device
-    if rows.count is not None:
+    if has_unknown_count(rows):
         return choices.choose_for_unknown_count(itemsize, device)
     num_outputs, num_inputs = weight_MK.shape
-    shape = choices.Shape.of(needed.dx, needed.dweight, itemsize, num_inputs, num_outputs, len(rows.ids))
+    shape = choices.Shape.of(needed.dx, needed.dweight, itemsize, num_inputs, num_outputs, num_active(rows))
     return choices.choose(shape, device)
 
 
@@ -113,16 +115,15 @@ def _backward_op(
     count: Tensor | None,
     weights: Tensor | None,
     needed: list[bool],
-    x_has_all_rows: bool,
 ) -> list[Tensor]:
     """`_gradients_of_rows` as one operation of a compiled graph; returns only the needed gradients."""
     rows = ActiveRows(ids, slots, count, weights)
-    gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, NeededGradients(*needed), x_has_all_rows)
+    gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, NeededGradients(*needed))
     return [gradient for gradient in gradients if gradient is not None]
 
 
 @_backward_op.register_fake
-def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed, x_has_all_rows):
+def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed):
     shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
     return [weight_MK.new_empty(shape) for shape, is_needed in zip(shapes, needed, strict=True) if is_needed]
 
@@ -139,23 +140,13 @@ class _SparseLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         weight_MK, x = ctx.saved_tensors
-        rows = ctx.rows
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        x_has_all_rows = x is not None and len(x) == len(dout_NM)
-        if callable(rows):
-            rows = rows((dout_NM,))
-        else:
-            verify_skipped(dout_NM, rows)
-        needed = NeededGradients(*ctx.needs_input_grad[:3])
-        if isinstance(rows, slice):
-            x_AK = None if x is None else take_kept(x, rows, len(dout_NM))
-            gradients = _gradients_of_compact_rows(dout_NM, weight_MK, x_AK, rows, needed)
-        elif torch.compiler.is_compiling():
-            found = _backward_op(dout_NM, weight_MK, x, *rows, list(needed), x_has_all_rows)
-            found = iter(found)
+        rows, needed = rows_of(ctx.rows, dout_NM), NeededGradients(*ctx.needs_input_grad[:3])
+        if torch.compiler.is_compiling() and isinstance(rows, ActiveRows):
+            found = iter(_backward_op(dout_NM, weight_MK, x, *rows, list(needed)))
             gradients = Gradients(*[next(found) if is_needed else None for is_needed in needed])
         else:
-            gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, needed, x_has_all_rows)
+            gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, needed)
         dx = gradients.dx.reshape(ctx.x_shape) if needed.dx else None
         return dx, gradients.dweight, gradients.dbias, None, None
 

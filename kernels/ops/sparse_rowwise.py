@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .move_rows import gather_rows, take_gradient
-from .rows import ActiveRows, as_rows, verify_skipped
+from .move_rows import copy_rows, take
+from .rows import ActiveRows, as_rows, rows_of
 
 
 class _SparseRowwise(torch.autograd.Function):
@@ -30,8 +30,7 @@ class _SparseRowwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         dout_NK = dout.reshape(-1, dout.shape[-1])
-        verify_skipped(dout_NK, ctx.rows)
-        return None, None, take_gradient(dout_NK, ctx.rows), None
+        return None, None, take(dout_NK, rows_of(ctx.rows, dout_NK), weighted=True), None
 
 
 def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | ActiveRows | slice) -> Tensor:
@@ -49,7 +48,5 @@ def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor
     if not torch.is_grad_enabled():
         return function(x)
     rows = as_rows(rows, x.shape[:-1].numel())
-    x_AK = gather_rows(x.reshape(-1, x.shape[-1]), rows)
-    # A view would keep all of X.
-    out_AK = function(x_AK.clone() if isinstance(rows, slice) else x_AK)
+    out_AK = function(copy_rows(x.reshape(-1, x.shape[-1]), rows))
     return _SparseRowwise.apply(function, x.detach(), out_AK, rows)

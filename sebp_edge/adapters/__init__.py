@@ -1,8 +1,15 @@
-"""Saved adapters: the store on disk, what is saved with each version, and what is done with versions afterwards.
-
-`store` has all methods; `folders` and `lock` write and delete safely, `names` maps names to folders, `record` and
-`documents` are what a version says of itself, `garbage` is gc's rule, `difference` compares versions, `archive` moves
-them, `model_paths` says where their base models are, `forgetting` and `erasure` remove what knew a document.
+"""Saved adapters: the store on disk, one adapter of it, a saved version, and what is done with versions afterwards.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+store                      all adapters: finds, imports, collects garbage, checks that a new one can be saved
+adapter                    one adapter: saves, opens, activates, renames and removes versions, and asks about them
+forget, erasure            make an adapter forget documents; remove the versions that knew them
+difference, archive        what changed between two versions; a version in one file
+saved                      a version; record, training_report, version_report: what it says of itself, and its page
+documents, history         its list of documents, and the splits in that; packed_documents reads earlier formats
+known_texts, where         the texts that it has learnt; where these are on this machine
+activation, salt           which versions have been active; the salt of names, and the numbers that they have had
+garbage, model_paths       what gc deletes; where base models are
+folders, names, lock       written whole, deleted in one step; names of folders; one change at a time
 """

@@ -15,13 +15,13 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError
-from sebp_edge.files import flush, storage_errors, walk
+from sebp_edge.files import flush, parse_dataclass, storage_errors, walk
 
 _LIST = "archive.json"
 _FORMAT = 1
@@ -93,12 +93,12 @@ def _write(files: Mapping[str, Path], name: str, archive: BinaryIO, replaced: Ma
     for path, source in files.items():
         with _opened(path, source, replaced) as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
-            listed.append({"path": path, "size": content.seek(0, os.SEEK_END), "sha256": digest})
-    contents = json.dumps({"format": _FORMAT, "name": name, "files": listed}, indent=1).encode()
+            listed.append(_File(path, content.seek(0, os.SEEK_END), digest))
+    contents = json.dumps({"format": _FORMAT, "name": name, "files": [*map(asdict, listed)]}, indent=1).encode()
     _write_member(_LIST, len(contents), io.BytesIO(contents), archive)
-    for values in listed:
-        with _opened(values["path"], files[values["path"]], replaced) as content:
-            _write_member(values["path"], values["size"], content, archive)
+    for file in listed:
+        with _opened(file.path, files[file.path], replaced) as content:
+            _write_member(file.path, file.size, content, archive)
     archive.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
@@ -123,32 +123,45 @@ class _Damaged(Exception):
 
 
 @dataclass(frozen=True)
+class _File:
+    """A file of an archive, with its size in bytes."""
+
+    path: str
+    size: int
+    sha256: str
+
+    @property
+    def is_valid(self) -> bool:
+        return self.size < 2**53 and bool(_PATH.fullmatch(self.path)) and bool(_SUM.fullmatch(self.sha256))
+
+
+@dataclass(frozen=True)
 class Contents:
-    """What an archive says of itself: the adapter's name, and (path, size, SHA-256 sum) of each file."""
+    """What an archive says of itself: the adapter's name, and its files in their order."""
 
     name: str
-    files: tuple[tuple[str, int, str], ...]
-    _archive: BinaryIO
+    files: tuple[_File, ...]
+    format: int = _FORMAT
 
     @property
     def size(self) -> int:
         """The size of all files, in bytes."""
-        return sum(size for _, size, _ in self.files)
+        return sum(file.size for file in self.files)
 
-    def unpack(self, folder: Path) -> None:
+    def unpack(self, archive: BinaryIO, folder: Path) -> None:
         """Writes all files into an empty folder; may be called once."""
-        for path, size, expected in self.files:
-            if _read_header(self._archive) != (path, size):
-                raise _Damaged(f"the file {path!r} is missing")
-            target = folder / path
+        for listed in self.files:
+            if _read_header(archive) != (listed.path, listed.size):
+                raise _Damaged(f"the file {listed.path!r} is missing")
+            target = folder / listed.path
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             found = hashlib.sha256()
             with target.open("xb") as file:
-                for chunk in _chunks(self._archive, size):
+                for chunk in _chunks(archive, listed.size):
                     found.update(chunk)
                     file.write(chunk)
-            if found.hexdigest() != expected:
-                raise _Damaged(f"the file {path!r} has changed")
+            if found.hexdigest() != listed.sha256:
+                raise _Damaged(f"the file {listed.path!r} has changed")
 
 
 def read_record(folder: Path, path: Path) -> AdapterRecord:
@@ -164,8 +177,8 @@ def read_record(folder: Path, path: Path) -> AdapterRecord:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Contents]:
-    """Context with the contents of an archive.
+def reading(path: Path) -> Iterator[tuple[Contents, BinaryIO]]:
+    """Context with the contents of an archive, and the opened archive to unpack.
 
     Raises:
         AdapterError: there is no such file, or it is damaged; also while it is unpacked.
@@ -179,7 +192,7 @@ def reading(path: Path) -> Iterator[Contents]:
         try:
             if not stat.S_ISREG(os.fstat(archive.fileno()).st_mode):
                 raise _Damaged("it is not a regular file")
-            yield _read_list(archive)
+            yield _read_list(archive), archive
         except _Damaged as reason:
             raise AdapterError(
                 f"{str(path)!r} is not a whole archive of an adapter: {reason}; export the adapter again."
@@ -195,22 +208,16 @@ def _read_list(archive: BinaryIO) -> Contents:
         values = json.loads(text.decode())
         if values["format"] != _FORMAT:
             raise _Damaged(f"its format is {str(values['format'])[:20]!r}, and this sebp-edge reads {_FORMAT}")
-        files = tuple((each["path"], each["size"], each["sha256"]) for each in values["files"])
-        if not isinstance(values["name"], str) or len(files) > _MAX_FILES or not all(map(_is_valid, files)):
+        contents = parse_dataclass(values, Contents)
+        if len(contents.files) > _MAX_FILES or not all(file.is_valid for file in contents.files):
             raise ValueError
     except (ValueError, LookupError, TypeError, RecursionError):
         raise _Damaged(f"its {_LIST} is damaged") from None
-    paths = [each[0].lower() for each in files]
+    paths = [file.path.lower() for file in contents.files]
     folders = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
     if len(set(paths)) < len(paths) or folders & set(paths):
         raise _Damaged("it has two files of one name")
-    return Contents(values["name"], files, archive)
-
-
-def _is_valid(file: tuple) -> bool:
-    path, size, digest = file
-    is_size = type(size) is int and 0 <= size < 2**53
-    return is_size and bool(_PATH.fullmatch(path)) and bool(_SUM.fullmatch(digest))
+    return contents
 
 
 def _read_header(archive: BinaryIO) -> tuple[str, int]:

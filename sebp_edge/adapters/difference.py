@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from sebp_edge.adapters.documents import KnownDocument, Manifest, read_manifest
-from sebp_edge.adapters.store import SavedAdapter
+from sebp_edge.adapters.documents import DocumentList, KnownDocument
+from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.errors import AdapterError
-from sebp_edge.texts.near_duplicates import SKETCH_SIZE
+from sebp_edge.texts.remembered import SKETCH_SIZE
 
 # A document has changed, and is not another one, if this share of its shingles is still there.
 _CHANGED_SHARE = 0.3
@@ -54,15 +54,13 @@ def compare_versions(old: SavedAdapter, new: SavedAdapter, store_salt: bytes) ->
     Raises:
         AdapterError: a version has no list of documents, or it is damaged; or their hashes have different salts.
     """
-    manifests = [_manifest_of(saved, store_salt) for saved in (old, new)]
-    if manifests[0].salt != manifests[1].salt:
+    lists = [_documents_of(saved, store_salt) for saved in (old, new)]
+    if lists[0].salt != lists[1].salt:
         raise AdapterError(
             f"Versions {old.version} and {new.version} of the adapter {new.name!r} cannot be compared: one of them "
             "came from another store, where hashes have another salt; compare it with versions that were made after it."
         )
-    before, after = (
-        {document.hash: document for document in manifest.documents if not document.absent} for manifest in manifests
-    )
+    before, after = ({document.hash: document for document in listed.own if not document.absent} for listed in lists)
     went = [document for key, document in before.items() if key not in after]
     came = [document for key, document in after.items() if key not in before]
     pairs = _pairs(went, came)
@@ -78,28 +76,27 @@ def compare_versions(old: SavedAdapter, new: SavedAdapter, store_salt: bytes) ->
     )
 
 
-def _manifest_of(saved: SavedAdapter, store_salt: bytes) -> Manifest:
-    manifest = read_manifest(saved.path, store_salt)
-    if manifest is None:
+def _documents_of(saved: SavedAdapter, store_salt: bytes) -> DocumentList:
+    listed = DocumentList.read(saved.path, store_salt)
+    if listed is None:
         raise AdapterError(
             f"Version {saved.version} of the adapter {saved.name!r} was saved before sebp-edge recorded its documents; "
             "compare later versions."
         )
-    return manifest
+    return listed
 
 
 def _pairs(went: Sequence[KnownDocument], came: Sequence[KnownDocument]) -> list[tuple[int, int]]:
     """Returns pairs of similar documents as indices, each document at most once, the most similar pairs first."""
     holders = defaultdict(list)
     for index, document in enumerate(went):
-        for value in document.sketch.hashes.tolist():
+        for value in document.sketch:
             if len(holders[value]) < _MAX_HOLDERS:
                 holders[value].append(index)
     found = []
     for second, document in enumerate(came):
-        hashes = document.sketch.hashes.tolist()
-        for first in Counter(index for value in hashes for index in holders.get(value, ())):
-            found.append((_similarity(went[first].sketch.hashes.tolist(), hashes), first, second))
+        for first in Counter(index for value in document.sketch for index in holders.get(value, ())):
+            found.append((_similarity(went[first].sketch, document.sketch), first, second))
     pairs, used = [], (set(), set())
     for similarity, first, second in sorted(found, key=lambda each: (-each[0], each[1:])):
         if similarity >= _CHANGED_SHARE and first not in used[0] and second not in used[1]:
@@ -109,7 +106,7 @@ def _pairs(went: Sequence[KnownDocument], came: Sequence[KnownDocument]) -> list
     return sorted(pairs)
 
 
-def _similarity(first: list[int], second: list[int]) -> float:
+def _similarity(first: Sequence[int], second: Sequence[int]) -> float:
     """Estimates the share of shingles that two documents have in common, from the smallest hashes of both."""
     smallest = sorted({*first, *second})[:SKETCH_SIZE]
     return len({*smallest} & {*first} & {*second}) / len(smallest)

@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import sebp_edge
-from sebp_edge.adapters.documents import without_documents
-from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import flush, read_json, storage_errors, write_atomically
+from sebp_edge.files import flush, parse_dataclass, read_json, storage_errors, write_atomically
+from sebp_edge.version import __version__
 
 _PENDING = ".forgetting"
 _RECEIPT = re.compile(r"forgotten-([1-9]\d{0,8})\.json")
@@ -60,7 +58,7 @@ class Receipt:
     not_reached: str = NOT_REACHED
     forgotten: str = ""
     path: str = ""
-    sebp_edge: str = sebp_edge.__version__
+    sebp_edge: str = __version__
     format: int = _FORMAT
 
     def to_dict(self) -> dict:
@@ -68,7 +66,7 @@ class Receipt:
         return asdict(self)
 
 
-def erase(store: AdapterStore, receipt: Receipt, keys: Mapping[bytes, set[int]]) -> Receipt:
+def erase(adapter: Adapter, receipt: Receipt, keys: Mapping[bytes, set[int]]) -> Receipt:
     """Removes the receipt's versions, and documents that others remember; returns the completed receipt.
 
     Args:
@@ -77,38 +75,40 @@ def erase(store: AdapterStore, receipt: Receipt, keys: Mapping[bytes, set[int]])
     Raises:
         StorageError: something could not be removed; `complete` does that later.
     """
-    folder = store.folder / folder_of(receipt.name)
+    folder = adapter.folder
     with storage_errors("Nothing was removed: cannot write to", folder):
         taken = [int(found[1]) for path in folder.iterdir() if (found := _RECEIPT.fullmatch(path.name))]
         values = receipt.to_dict() | {"path": f"forgotten-{1 + max(taken, default=0)}.json"}
         hashes = {salt.hex(): sorted(f"{key:016x}" for key in own) for salt, own in keys.items()}
         write_atomically(folder / _PENDING, json.dumps({"receipt": values, "hashes": hashes}))
-    return complete(store, receipt.name)
+    return complete(adapter)
 
 
-def complete(store: AdapterStore, name: str) -> Receipt | None:
+def complete(adapter: Adapter) -> Receipt | None:
     """Completes a removal that was interrupted; returns its receipt, or None if there was none to complete.
 
     Raises:
         AdapterError: the file that says what to remove is damaged.
         StorageError: something could not be removed.
     """
-    folder = store.folder / folder_of(name)
+    folder = adapter.folder
     if not (folder / _PENDING).exists():
         return None
     receipt, keys = _read(folder / _PENDING)
-    versions = store.versions(name)
+    versions = adapter.versions()
     lists = {}
     for version in set(versions) - set(receipt.versions_removed):
         with suppress(AdapterError):  # one that cannot be read remembers nothing that can be found
-            lists[version] = without_documents(folder / str(version), keys, store.salt())
-    removed = [version for version in receipt.versions_removed if version in versions]
-    store.erase(name, removed, {version: text for version, text in lists.items() if text is not None})
+            if listed := adapter.document_list(version):
+                kept = listed.without_earlier(keys.get(listed.salt, ()))
+                if kept != listed:
+                    lists[version] = kept.to_text()
+    adapter.erase([version for version in receipt.versions_removed if version in versions], lists)
     path = folder / receipt.path
     receipt = replace(
         receipt,
-        name=name,
-        active=store.active_version(name),
+        name=adapter.name,
+        active=adapter.active(),
         forgotten=datetime.now(UTC).isoformat(timespec="seconds"),
         path=str(path),
     )
@@ -122,11 +122,9 @@ def complete(store: AdapterStore, name: str) -> Receipt | None:
 def _read(path: Path) -> tuple[Receipt, dict[bytes, set[int]]]:
     try:
         values = read_json(path)
-        receipt = Receipt(
-            **{key: tuple(value) if type(value) is list else value for key, value in values["receipt"].items()}
-        )
+        receipt = parse_dataclass(values["receipt"], Receipt)
         keys = {bytes.fromhex(salt): {int(hash, 16) for hash in own} for salt, own in values["hashes"].items()}
-        if not _RECEIPT.fullmatch(receipt.path) or not all(type(one) is int for one in receipt.versions_removed):
+        if not _RECEIPT.fullmatch(receipt.path):
             raise ValueError("receipt")
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise AdapterError(

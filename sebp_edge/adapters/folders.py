@@ -1,4 +1,4 @@
-"""Folders of the store: written whole, flushed to the disk, readable by their owner only, and deleted in one step."""
+"""Folders of a store: found by adapters' names, written whole, readable by their owner only, deleted in one step."""
 
 import dataclasses
 import json
@@ -13,9 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from sebp_edge.adapters.names import folder_of, name_of
 from sebp_edge.adapters.record import RECORD, AdapterRecord
-from sebp_edge.files import flush, walk
+from sebp_edge.files import flush, storage_errors, walk
 
+NUMBERS = ".numbers"
 NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _REMOVED = ".removed-"
 # Temporary files that have not changed for this long belong to killed processes.
@@ -35,6 +37,39 @@ def version_numbers(folder: Path) -> list[int]:
         return sorted(int(path.name) for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def adapter_names(store: Path) -> list[str]:
+    """Returns the sorted names of all adapters, including those whose folders cannot be read.
+
+    Raises:
+        StorageError: the store's folder cannot be read.
+    """
+    with storage_errors("Cannot read the adapters in", store, ""):
+        return sorted(name_of(folder.name) for folder in _named_folders(store) if is_adapter(folder))
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder is an adapter: it has versions, or this user may not read it."""
+    try:
+        return bool(version_numbers(folder))
+    except OSError:
+        return True
+
+
+def all_versions(store: Path) -> list[Path]:
+    """Returns the folders of all versions of all adapters.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    folders = [store / folder_of(name) for name in adapter_names(store)]
+    return [folder / str(number) for folder in folders for number in version_numbers(folder)]
+
+
+def _named_folders(store: Path) -> list[Path]:
+    """Returns the folders that have the name of an adapter's."""
+    return [path for path in store.iterdir() if path.is_dir() and name_of(path.name)] if store.is_dir() else []
 
 
 @contextmanager
@@ -81,12 +116,24 @@ def put_aside(path: Path) -> Path:
     return renamed
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Returns what killed processes have left in a folder; only for the holder of the store's lock.
+def sweep(store: Path) -> None:
+    """Deletes what killed processes have left in a store; only for the holder of its lock."""
+    for path in leftovers(store):
+        delete(path)
+
+
+def leftovers(store: Path) -> list[Path]:
+    """Returns what killed processes have left in a store; only for the holder of its lock.
 
     Removed folders are deleted under the lock, so that those that are there belong to no running process. Other
     temporary files do not once they have not changed for an hour.
     """
+    folders = _named_folders(store)
+    found = [path for folder in (store, store / NUMBERS, *folders) for path in _leftovers_in(folder)]
+    return found + [folder for folder in folders if not is_adapter(folder) and not any(folder.iterdir())]
+
+
+def _leftovers_in(folder: Path) -> list[Path]:
     try:
         found = [path for path in folder.iterdir() if path.match(".*-*")]
     except (FileNotFoundError, PermissionError):  # nothing in it can be deleted

@@ -11,25 +11,26 @@ from filelock import lock_descriptor
 
 from sebp_edge.errors import StorageError
 
+_FILE = ".lock"
 _WAIT_SECONDS = 60
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Context in which no other process or thread is in a context of the same lock file, which is made if needed.
+def locked(store: Path) -> Iterator[None]:
+    """Context in which no other process or thread changes the store.
 
     Raises:
         StorageError: another one has held the lock for a minute.
         OSError: the file cannot be opened, or its disk has no locks.
     """
     # Not filelock's FileLock, which makes missing folders, readable by others.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(store / _FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + _WAIT_SECONDS
         while not lock_descriptor(descriptor, blocking=False):
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"Another process has been changing the adapters in {str(path.parent)!r} for {_WAIT_SECONDS} "
+                    f"Another process has been changing the adapters in {str(store)!r} for {_WAIT_SECONDS} "
                     "seconds; wait for it or end it, then try again."
                 )
             time.sleep(random.uniform(0.001, 0.01))

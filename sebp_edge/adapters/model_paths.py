@@ -5,9 +5,13 @@ its owner can read, and which no archive contains.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from sebp_edge.adapters.folders import all_versions
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import AdapterError
 from sebp_edge.files import read_json, write_atomically
 
 _FILE = ".models"
@@ -28,15 +32,28 @@ def remember(store: Path, fingerprint: str, path: Path) -> None:
     _write(store, _read(store) | {fingerprint: str(path)})
 
 
-def forget(store: Path, fingerprints: Collection[str]) -> None:
-    """Deletes the paths of models; only for the holder of the store's lock.
+def fingerprints_of(versions: Iterable[Path]) -> set[str]:
+    """Returns the fingerprints of the base models of versions whose records can be read."""
+    found = set()
+    for folder in versions:
+        with suppress(AdapterError):
+            found.add(AdapterRecord.read(folder).fingerprint)
+    return found
+
+
+def forget_unused(store: Path, fingerprints: set[str]) -> None:
+    """Deletes the paths of models that no version was made for any more; only for the holder of the store's lock.
+
+    Args:
+        fingerprints: those of the models that may be unused.
 
     Raises:
         OSError: the file cannot be written.
     """
     known = _read(store)
     if not known.keys().isdisjoint(fingerprints):
-        _write(store, {name: path for name, path in known.items() if name not in fingerprints})
+        unused = fingerprints - fingerprints_of(all_versions(store))
+        _write(store, {name: path for name, path in known.items() if name not in unused})
 
 
 def _read(store: Path) -> dict:

@@ -7,14 +7,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Literal
 
-import sebp_edge
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import read_json
+from sebp_edge.files import NewerFormat, parse_dataclass, read_json
+from sebp_edge.version import __version__
 
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
 FORMAT = 1
-_MAX_LOSS = 1e30
 _TRAINED_ON_ALL = ", in the judged state; then it was trained on all documents, which was not judged by itself"
 
 
@@ -56,8 +55,8 @@ class AdapterRecord:
     documents: int
     examples: int
     tokens: int
-    heldout_loss_before: float | None
-    heldout_loss_after: float | None
+    heldout_loss_before: float | None = None
+    heldout_loss_after: float | None = None
     seed: int
     verdict: str | None = None
     trained_on_all: bool | None = None
@@ -69,10 +68,10 @@ class AdapterRecord:
     compared_loss_before: float | None = None
     compared_loss_after: float | None = None
     learnt_on_from: int | None = None
-    packages: dict | None = None
+    packages: dict[str, str] | None = None
     quiz: dict[str, int | None] | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    sebp_edge: str = sebp_edge.__version__
+    sebp_edge: str = dataclasses.field(default_factory=lambda: __version__)
     format: int = FORMAT
 
     @property
@@ -100,13 +99,15 @@ class AdapterRecord:
             AdapterError: there is none, it is damaged, or a newer sebp-edge wrote it.
         """
         try:
-            values = {"format": 1} | read_json(folder / RECORD)
-            if type(values["format"]) is int and values["format"] > FORMAT:
-                raise AdapterError(
-                    f"The adapter in {str(folder)!r} was saved by a newer sebp-edge, in format {values['format']}; "
-                    f"this one reads up to format {FORMAT}. Upgrade sebp-edge."
-                )
-            return cls(**{field.name: _validate(field, values) for field in dataclasses.fields(cls)})
+            record = parse_dataclass({"format": 1} | read_json(folder / RECORD), cls)
+            if not _is_recipe(record.recipe):
+                raise ValueError("recipe")
+            return record
+        except NewerFormat as newer:
+            raise AdapterError(
+                f"The adapter in {str(folder)!r} was saved by a newer sebp-edge, in format {newer}; this one reads up "
+                f"to format {FORMAT}. Upgrade sebp-edge."
+            ) from newer
         except (OSError, ValueError) as error:
             reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
             raise AdapterError(
@@ -149,10 +150,6 @@ repeat parts of them: keep it as private as they are.
 """
 
 
-def _is_count(value) -> bool:
-    return value is None or (type(value) is int and value >= 0)
-
-
 def _is_plain(value) -> bool:
     """Whether a value of a recipe is a plain one, or a list of names."""
     if isinstance(value, list):
@@ -160,31 +157,8 @@ def _is_plain(value) -> bool:
     return isinstance(value, str | int | float | bool | NoneType)
 
 
-def _validate(field: dataclasses.Field, values: dict):
-    """Returns the value of a record's field; raises a ValueError if it is invalid."""
-    value = values.get(field.name)
-    if field.type is str:
-        is_valid = isinstance(value, str)
-    elif field.type == str | None:
-        is_valid = value is None or isinstance(value, str)
-    elif field.type is int:
-        is_valid = type(value) is int and 0 <= value < 2**63
-    elif field.type == int | None:
-        is_valid = value is None or (type(value) is int and 0 <= value < 2**63)
-    elif field.type == dict | None:
-        is_valid = value is None or (isinstance(value, dict) and all(isinstance(each, str) for each in value.values()))
-    elif field.name == "quiz":
-        is_valid = value is None or (isinstance(value, dict) and all(_is_count(each) for each in value.values()))
-    elif field.type == bool | None:
-        is_valid = value is None or type(value) is bool
-    elif field.type is dict:
-        is_valid = isinstance(value, dict) and all(
-            _is_plain(each) or (key == "sparsity" and isinstance(each, dict) and all(map(_is_plain, each.values())))
-            for key, each in value.items()
-        )
-        is_valid = is_valid and all(isinstance(value.get(key), str) for key in ("name", "method"))
-    else:
-        is_valid = value is None or (type(value) in (int, float) and abs(value) <= _MAX_LOSS)
-    if not is_valid:
-        raise ValueError(field.name)
-    return value
+def _is_recipe(values: dict) -> bool:
+    """Whether these may be a recipe's values: plain ones with a name and a method, and those of its sparsity."""
+    plain = [each for key, each in values.items() if not (key == "sparsity" and isinstance(each, dict))]
+    plain += values["sparsity"].values() if isinstance(values.get("sparsity"), dict) else ()
+    return all(map(_is_plain, plain)) and all(isinstance(values.get(key), str) for key in ("name", "method"))

@@ -4,16 +4,13 @@ report.json has counts and figures only. samples.json has words and names of the
 asked to keep samples. Versions that were saved before have neither file.
 """
 
-import dataclasses
 import json
 import math
-import types
-import typing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import read_json
+from sebp_edge.files import NewerFormat, parse_dataclass, read_json
 
 REPORT, SAMPLES = "report.json", "samples.json"
 _FORMAT = 1
@@ -295,16 +292,15 @@ def read_samples(folder: Path) -> KeptSamples | None:
 
 def _read(path: Path, kind: type):
     try:
-        values = read_json(path)
-        if type(version := values.get("format")) is int and version > _FORMAT:
-            raise AdapterError(
-                f"{str(path)!r} was written by a newer sebp-edge, in format {version}; this one reads format "
-                f"{_FORMAT}. Upgrade sebp-edge."
-            )
-        return _checked(kind, values)
+        return parse_dataclass(read_json(path), kind)
+    except NewerFormat as newer:
+        raise AdapterError(
+            f"{str(path)!r} was written by a newer sebp-edge, in format {newer}; this one reads format {_FORMAT}. "
+            "Upgrade sebp-edge."
+        ) from newer
     except FileNotFoundError:
         return None
-    except (OSError, LookupError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
         raise AdapterError(
             f"{str(path)!r} cannot be read{reason}; restore the file, or delete it to do without it."
@@ -318,27 +314,3 @@ def _finite(value):
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _checked(kind, value):
-    """Returns a value of JSON as one of this type; raises a LookupError, TypeError or ValueError if it is none."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _checked(arguments[0], value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_checked(arguments[0], each) for each in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _checked(arguments[1], each) for key, each in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        # A report that was saved before a value was added to reports has its default.
-        fields = [
-            field for field in dataclasses.fields(kind) if field.name in value or field.default is dataclasses.MISSING
-        ]
-        return kind(**{field.name: _checked(field.type, value[field.name]) for field in fields})
-    if kind is float and type(value) in (int, float) and abs(value) < 1e30:
-        return float(value)
-    if kind is int and type(value) is int and 0 <= value < 2**63:
-        return value
-    if kind in (bool, str) and type(value) is kind:
-        return value
-    raise ValueError(kind)

@@ -2,16 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, read_report, read_samples
+from sebp_edge.adapters.training_report import KeptSamples, TrainingReport
 from sebp_edge.pages import chart
 from sebp_edge.pages.render import mark, render
 from sebp_edge.units import duration, gigabytes, percent, plural
-
-if TYPE_CHECKING:
-    from sebp_edge.adapters.store import SavedAdapter
 
 MARK = mark("adapters report")
 
@@ -36,16 +32,6 @@ class VersionReport:
     training: TrainingReport | None
     samples: KeptSamples | None
     with_samples: bool = False
-
-    @classmethod
-    def read(cls, saved: "SavedAdapter", *, with_samples: bool) -> "VersionReport":
-        """Reads the report in a version's folder.
-
-        Raises:
-            AdapterError: a file of it is damaged, or a newer sebp-edge wrote it.
-        """
-        training, samples = read_report(saved.path), read_samples(saved.path) if with_samples else None
-        return cls(saved.name, saved.version, saved.active, saved.record, training, samples, with_samples)
 
     def to_dict(self) -> dict:
         """Returns it as JSON-ready values: all that the page shows."""

@@ -6,11 +6,11 @@ depends on it: if it is lost or damaged, the owner is asked for what it says.
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sebp_edge.errors import OptionError
-from sebp_edge.files import read_json, write_atomically
+from sebp_edge.files import parse_dataclass, read_json, write_atomically
 from sebp_edge.texts.folders import Folder
 
 _FILE = "where.json"
@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[int, Where]:
         values = read_json(folder / _FILE)
         if values["format"] != _FORMAT:
             return {}
-        return {int(version): _where(each) for version, each in values["versions"].items()}
+        return {int(version): parse_dataclass(each, Where) for version, each in values["versions"].items()}
     except (OSError, LookupError, TypeError, ValueError, AttributeError, OptionError):
         return {}
 
@@ -61,8 +61,9 @@ def write(folder: Path, versions: Mapping[int, Where]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    values = {str(version): _to_dict(one) for version, one in versions.items()}
-    write_atomically(folder / _FILE, json.dumps({"format": _FORMAT, "versions": values}, indent=1) + "\n")
+    values = {str(version): asdict(one) for version, one in versions.items()}
+    text = json.dumps({"format": _FORMAT, "versions": values}, indent=1, default=str)
+    write_atomically(folder / _FILE, text + "\n")
 
 
 def forget(folder: Path, removed: Collection[int]) -> None:
@@ -78,22 +79,3 @@ def forget(folder: Path, removed: Collection[int]) -> None:
         write(folder, {version: one for version, one in known.items() if version not in removed})
     except OSError:
         (folder / _FILE).unlink()
-
-
-def _to_dict(where: Where) -> dict:
-    return {"texts": [[_folder_to_dict(folder) for folder in group] for group in where.texts]}
-
-
-def _where(values: dict) -> Where:
-    return Where(texts=tuple(tuple(map(_folder, group)) for group in values["texts"]))
-
-
-def _folder_to_dict(folder: Folder) -> dict:
-    return {"path": str(folder.path), "include": folder.include, "exclude": folder.exclude}
-
-
-def _folder(values: dict) -> Folder:
-    texts = [values["path"], *values["include"], *values["exclude"]]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("texts")
-    return Folder(values["path"], tuple(values["include"]), tuple(values["exclude"]))

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from sebp_edge.errors import Interrupted
+from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.interruptions import SIGNALS
 
 
@@ -29,18 +29,6 @@ def main() -> None:
 
     with reporting_failed_outputs():
         app()
-
-
-def exit_interrupted(signum: int, frame) -> None:
-    """Handles a signal before the command has begun: exits at once, since imports may swallow a KeyboardInterrupt."""
-    message = "Interrupted; nothing was changed."
-    line = f'{{"event": "error", "error": "Interrupted", "message": "{message}"}}\n' if "--json" in sys.argv else ""
-    for descriptor, text in ((1, line), (2, f"sebp-edge: {message}\n")):
-        try:
-            os.write(descriptor, text.encode())
-        except OSError:
-            continue  # the stream is closed
-    os._exit(Interrupted.exit_code)
 
 
 def _open_missing_streams() -> None:

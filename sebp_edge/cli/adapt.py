@@ -6,38 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sebp_edge.cli.console import discard_output, err, one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.console import discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
-from sebp_edge.cli.options import (
-    Context,
-    Device,
-    Epochs,
-    Exclude,
-    Include,
-    Json,
-    ModelName,
-    Paths,
-    RecipeName,
-    Seed,
-    parse_path,
-    select,
-)
+from sebp_edge.cli.options import Request, parse_path, takes_request
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import NameInUse
 
 if TYPE_CHECKING:
-    from sebp_edge.learning_on.unchanged import UnchangedResult
-    from sebp_edge.recipe import Recipe
+    from sebp_edge.run.unchanged import UnchangedResult
 
 NOT_KEPT = 3
 
 
+@takes_request(before=dict.fromkeys(("keep_anyway", "fresh", "sync", "keep_samples"), "seed") | {"memory": "as_json"})
 def adapt(
-    paths: Paths,
-    include: Include = None,
-    exclude: Exclude = None,
-    model: ModelName = "tiny",
-    recipe: RecipeName = "notes",
+    request: Request,
     name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
     out: Annotated[
         Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Save into this new folder instead.")
@@ -49,8 +32,6 @@ def adapt(
         str | None,
         typer.Option("--for", metavar="QUANT", help="Train for an export with this --quant, such as q4_0 or q8_0."),
     ] = None,
-    epochs: Epochs = None,
-    context: Context = None,
     keep_anyway: Annotated[
         bool, typer.Option("--keep-anyway", help="Activate the adapter whatever the gate says.")
     ] = False,
@@ -61,10 +42,7 @@ def adapt(
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
     ] = False,
-    seed: Seed = 0,
-    device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
@@ -74,88 +52,82 @@ def adapt(
     Exit codes: 0 kept or nothing to do, 3 saved but not active (the active version stays), 130 interrupted, 2 invalid
     option, 1 any other error, or the answer is no.
     """
-    with one_sentence_errors(as_json=as_json):
-        from sebp_edge.recipe import Recipe
+    texts, as_json = request.texts, request.as_json
+    recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
+    settings = request.settings | {"recipe": recipe}
+    if out is None:
+        texts, active = _compare(texts, name, settings)
+        if active is not None and not fresh and active.is_unchanged(sync=sync):
+            _show_unchanged(_unchanged(active, texts), as_json=as_json)
+            return
+        if active is not None and active.name_in_use is not None:
+            _ask(active.name_in_use, as_json=as_json)
 
-        chosen = Recipe.load(recipe).replace(
-            load_in_4bit=load_in_4bit, merge_for=merge_for, epochs=epochs, context_length=context
-        )
-        texts = select(paths, include, exclude)
-        if out is None:
-            texts, active = _compare(texts, name, model, chosen, seed)
-            if active is not None and not fresh and active.is_unchanged(sync=sync):
-                _show_unchanged(_unchanged(active, texts), as_json=as_json)
-                return
-            if active is not None and active.name_in_use is not None:
-                _ask(active.name_in_use, as_json=as_json)
+    with quick_imports():
+        from sebp_edge.cli.last_screen import show_result
+        from sebp_edge.cli.progress import show_progress
+        from sebp_edge.personalizer import Personalizer
 
-        with quick_imports():
-            from sebp_edge.cli.last_screen import show_result
-            from sebp_edge.cli.progress import show_progress
-            from sebp_edge.personalizer import Personalizer
-
-        result = None
-        try:
-            with show_progress(as_json) as sink:
+    result = None
+    try:
+        with show_progress(as_json) as sink:
+            personalizer = Personalizer(
+                **settings,
+                memory_budget=memory,
                 # That the name is in use has been said already.
-                personalizer = Personalizer(
-                    model,
-                    recipe=chosen,
-                    device=device,
-                    memory_budget=memory,
-                    seed=seed,
-                    on_event=lambda event: isinstance(event, NameInUse) or sink(event),
-                )
-                result = personalizer.adapt(
-                    texts,
-                    name=name,
-                    out=out,
-                    keep_anyway=keep_anyway,
-                    fresh=fresh,
-                    sync=sync,
-                    keep_samples=keep_samples,
-                )
-            if result.unchanged:
-                _show_unchanged(result, as_json=as_json)
-                return
-            if as_json:
-                print_json(result.to_dict())
-            else:
-                show_result(result, with_samples=keep_samples)
-        except BrokenPipeError:
-            # The reader is gone, but the exit code still says whether the adapter is kept.
-            if result is None:
-                raise
-            discard_output()
-        except KeyboardInterrupt as stop:
-            if result is None:
-                raise
-            raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
-        if result.overtaken_by is not None or not (result.kept or keep_anyway):
-            raise typer.Exit(NOT_KEPT)
+                on_event=lambda event: isinstance(event, NameInUse) or sink(event),
+            )
+            result = personalizer.adapt(
+                texts,
+                name=name,
+                out=out,
+                keep_anyway=keep_anyway,
+                fresh=fresh,
+                sync=sync,
+                keep_samples=keep_samples,
+            )
+        if result.unchanged:
+            _show_unchanged(result, as_json=as_json)
+            return
+        if as_json:
+            print_json(result.to_dict())
+        else:
+            show_result(result, with_samples=keep_samples)
+    except BrokenPipeError:
+        # The reader is gone, but the exit code still says whether the adapter is kept.
+        if result is None:
+            raise
+        discard_output()
+    except KeyboardInterrupt as stop:
+        if result is None:
+            raise
+        raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
+    if result.overtaken_by is not None or not (result.kept or keep_anyway):
+        raise typer.Exit(NOT_KEPT)
 
 
-def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int):
+def _compare(texts, name: str, settings: dict):
     """Compares an adaptation with the active version of its name, without importing torch.
 
     Returns:
         The texts, or what was read of them; and the comparison, None if no version is active.
     """
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.learning_on.comparison import compare_with_active
     from sebp_edge.models.catalog import resolve
+    from sebp_edge.run.texts_comparison import compare_with_active
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
-    if store.active_version(name) is None:
+    if store.adapter(name).active() is None:
         return texts, None
     reading = read_texts(texts)
-    return reading, compare_with_active(store, name, resolve(model), recipe, seed, reading)
+    model, recipe, seed = resolve(settings["model"]), settings["recipe"], settings["seed"]
+    return reading, compare_with_active(store, name, model, recipe, seed, reading)
 
 
 def _unchanged(active, reading) -> "UnchangedResult":
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.learning_on.unchanged import UnchangedResult, remember_texts
+    from sebp_edge.run.unchanged import UnchangedResult, remember_texts
 
     remember_texts(AdapterStore(), active, reading)
     return UnchangedResult.of(active)

@@ -37,13 +37,14 @@ def _readable_versions(store) -> Iterator:
     """Yields all readable versions of all adapters; prints a note about each unreadable one."""
     for name in store.names():
         try:
-            versions = store.versions(name)
+            adapter = store.adapter(name)
+            versions = adapter.versions()
         except SebpEdgeError as error:
             _print_note(error)
             continue
         for version in versions:
             try:
-                yield store.open(name, version)
+                yield adapter.open(version)
             except SebpEdgeError as error:
                 _print_note(error)
 
@@ -87,11 +88,11 @@ def _test(record) -> str:
 def show(name: Name, version: Version = None, as_json: Json = False) -> None:
     """Show all versions of an adapter, or one version and its documents."""
     with one_sentence_errors(as_json=as_json):
-        store = _store()
-        for number in store.versions(name) if version is None else [version]:
-            saved = store.open(name, number)
+        adapter = _store().adapter(name)
+        for number in adapter.versions() if version is None else [version]:
+            saved = adapter.open(number)
             record = _to_dict(saved)
-            documents = [] if version is None else store.documents(name, number)
+            documents = [] if version is None else adapter.documents(number)
             if as_json:
                 print_json(record | ({} if version is None else {"manifest": _to_dicts(documents)}))
                 continue
@@ -127,7 +128,7 @@ def report(
         from sebp_edge.files import check_output_file
         from sebp_edge.pages.render import write
 
-        found = _store().report(name, version, with_samples=with_samples)
+        found = _store().find(name, version).report(with_samples=with_samples)
         if to is None and not as_json:
             to = Path(f"{folder_of(found.name)}-{found.version}.html" if found.name else "adapter.html")
         if to is not None:
@@ -148,7 +149,7 @@ def diff(
 ) -> None:
     """Show which documents came, went and changed from the version OLD to the version NEW."""
     with one_sentence_errors(as_json=as_json):
-        found = _store().diff(name, old, new)
+        found = _store().adapter(name).diff(old, new)
         if as_json:
             print_json(found.to_dict())
             return
@@ -165,8 +166,7 @@ def diff(
 def activate(name: Name, version: Number) -> None:
     """Make a version the active one."""
     with one_sentence_errors():
-        store = _store()
-        store.activate(store.open(name, version))
+        _store().adapter(name).activate(version)
         _print_active(name, version)
 
 
@@ -174,14 +174,14 @@ def activate(name: Name, version: Number) -> None:
 def rollback(name: Name) -> None:
     """Make the version active again that was active before the active one."""
     with one_sentence_errors():
-        _print_active(name, _store().rollback(name).version)
+        _print_active(name, _store().adapter(name).rollback().version)
 
 
 @app.command()
 def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")]) -> None:
     """Give an adapter another name."""
     with one_sentence_errors():
-        _store().rename(name, new_name)
+        _store().adapter(name).rename(new_name)
         out.print(f"The adapter {name!r} is now {new_name!r}.", markup=False)
 
 
@@ -189,18 +189,18 @@ def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new nam
 def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json = False) -> None:
     """Delete an adapter, or one version of it. This cannot be undone."""
     with one_sentence_errors(as_json=as_json):
-        store = _store()
-        versions = store.versions(name)
+        adapter = _store().adapter(name)
+        versions = adapter.versions()
         what = f"{name!r} with {len(versions)} version{'s' * (len(versions) != 1)}"
         if version is not None:
-            store.version_folder(name, version)
+            adapter.version_folder(version)
             versions, what = [version], f"version {version} of {name!r}"
         if as_json and not yes:
             raise OptionError(f"This deletes {what}. Nothing was deleted; pass --yes to delete without a question.")
         if not yes and not typer.confirm(f"Delete {what}?"):
             raise typer.Exit(1)
-        was_active = version is not None and version == store.active_version(name)
-        active = store.remove(name, version)
+        was_active = version is not None and version == adapter.active()
+        active = adapter.remove(version)
         if as_json:
             print_json({"name": name, "versions": versions, "active": active})
             return
@@ -258,7 +258,7 @@ def export_archive(
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors():
-        saved = _store().export_archive(name, to, version, with_names=names)
+        saved = _store().adapter(name).export_archive(to, version, with_names=names)
         out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
 
 

@@ -6,35 +6,17 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import (
-    Context,
-    Device,
-    Exclude,
-    Include,
-    Json,
-    ModelName,
-    Paths,
-    RecipeName,
-    Seed,
-    parse_path,
-    select,
-)
-from sebp_edge.units import plural
+from sebp_edge.cli.console import out, print_json, print_table, quick_imports
+from sebp_edge.cli.options import Request, parse_path, takes_request
+from sebp_edge.units import percent, plural
 
 HTML = "sebp-edge-analysis.html"
 
 
+@takes_request(epochs=False, before={"html": "as_json"})
 def analyze(
-    paths: Paths,
-    include: Include = None,
-    exclude: Exclude = None,
-    model: ModelName = "tiny",
-    recipe: RecipeName = "notes",
+    request: Request,
     examples: Annotated[int, typer.Option(min=1, help="Maximum number of examples to analyze.")] = 16,
-    context: Context = None,
-    seed: Seed = 0,
-    device: Device = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -43,36 +25,31 @@ def analyze(
             help=f"Write the report to this file; by default {HTML}, with --json none.",
         ),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Show how sparse the gradients on the texts in PATH are, by layer: as a table, and by projection as an HTML file.
 
     Analyzes the base model without an adapter and trains nothing. --model may also be a folder with an encoder (BERT,
     RoBERTa, DistilBERT). Overwrites an earlier analysis, but no other file.
     """
-    with one_sentence_errors(as_json=as_json):
-        with quick_imports():
-            from sebp_edge.cli.progress import show_progress
-            from sebp_edge.files import check_output_file
-            from sebp_edge.insight.report import MARK
-            from sebp_edge.pages.render import write
-            from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
+    with quick_imports():
+        from sebp_edge.cli.progress import show_progress
+        from sebp_edge.files import check_output_file
+        from sebp_edge.pages.render import write
+        from sebp_edge.personalizer import Personalizer
+        from sebp_edge.research.analysis.report import MARK
 
-        page = html or (None if as_json else Path(HTML))
-        if page is not None:
-            check_output_file(page, MARK.encode(), "analysis")
-        chosen = Recipe.load(recipe).replace(context_length=context)
-        with show_progress(as_json, lists_left_out=False) as sink:
-            personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
-            analysis = personalizer.analyze(select(paths, include, exclude), examples=examples)
-        if page is not None:
-            write(analysis.to_html(), page)
-        if as_json:
-            print_json(analysis.to_dict() | {"html": page and str(page)})
-        else:
-            show_analysis(analysis)
-            out.print(f"written to {page}", markup=False)
+    page = html or (None if request.as_json else Path(HTML))
+    if page is not None:
+        check_output_file(page, MARK.encode(), "analysis")
+    with show_progress(request.as_json, lists_left_out=False) as sink:
+        analysis = Personalizer(**request.settings, on_event=sink).analyze(request.texts, examples=examples)
+    if page is not None:
+        write(analysis.to_html(), page)
+    if request.as_json:
+        print_json(analysis.to_dict() | {"html": page and str(page)})
+    else:
+        show_analysis(analysis)
+        out.print(f"written to {page}", markup=False)
 
 
 def show_analysis(analysis) -> None:
@@ -85,13 +62,13 @@ def show_analysis(analysis) -> None:
         out.print(dropped)
         for layers, projections in sparsity.grouped().items():
             shares = [fmean(getattr(one, share) for one in projections) for share in ("zero", "below_knee", "top_rows")]
-            rows.append([sparsity.loss, layers, *map("{:.1%}".format, shares)])
-    print_table(["loss on", "layers", "zero rows", "below the knee", "rows with 99%"], rows)
+            rows.append([sparsity.loss, layers, *map(percent, shares)])
+    print_table(["loss on", "layers", "zero rows", "below the knee", "rows with 99 %"], rows)
     if analysis.has_new_head:
         out.print(f"The model has no classification head; a new one was drawn with seed {analysis.seed}.")
     analyzed, total = analysis.analyzed, analysis.texts
     out.print(
         f"Analyzed {analyzed.examples} of {plural(total.examples, 'example')}, {analyzed.tokens:,} of "
-        f"{plural(total.tokens, 'token')}; padded to {analysis.context_length} tokens, {analyzed.padding_share:.1%} of "
-        "the rows are padding."
+        f"{plural(total.tokens, 'token')}; padded to {analysis.context_length} tokens, "
+        f"{percent(analyzed.padding_share)} of the rows are padding."
     )

@@ -9,6 +9,7 @@ from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, pri
 from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
 from sebp_edge.errors import OptionError
 from sebp_edge.files import check_output_file
+from sebp_edge.units import percent
 
 
 def bench(
@@ -41,9 +42,9 @@ def bench(
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
             from sebp_edge.events import Notice
-            from sebp_edge.insight.bench.plot import write_plot
-            from sebp_edge.insight.bench.run import run_bench
-            from sebp_edge.insight.bench.workload import parse_share
+            from sebp_edge.research.bench.plot import write_plot
+            from sebp_edge.research.bench.run import run_bench
+            from sebp_edge.research.bench.workload import parse_share
 
         if padding is not None and context is not None:
             raise OptionError("--padding sets the context length itself; leave out --context or --padding.")
@@ -95,7 +96,8 @@ def show_bench(result) -> None:
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
         f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights} weights) "
-        f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, {result.padding_share:.0%} padding"
+        f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, "
+        f"{percent(result.padding_share, 0)} padding"
     )
     rows = result.rows()
     has_peaks = any(row["peak_bytes"] for row in rows)

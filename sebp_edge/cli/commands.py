@@ -42,7 +42,7 @@ app.command()(doctor.doctor)
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from sebp_edge import __version__
+        from sebp_edge.version import __version__
 
         typer.echo(f"sebp-edge {__version__}")
         raise typer.Exit

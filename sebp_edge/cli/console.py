@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sebp_edge.cli import exit_interrupted
+from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import JsonLines
 from sebp_edge.files import cache_folder

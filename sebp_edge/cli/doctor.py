@@ -14,7 +14,7 @@ def doctor(as_json: Json = False) -> None:
         with quick_imports():
             from rich.markup import escape
 
-            from sebp_edge.insight.doctor import examine
+            from sebp_edge.cli.doctor_checks import examine
 
         findings = examine()
         for finding in findings:

@@ -8,6 +8,7 @@ import typer
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.units import percent
 
 
 def export(
@@ -49,7 +50,7 @@ def export(
             from sebp_edge.personalizer import Personalizer
 
         store = AdapterStore()
-        base = model or find_base_model(store, store.find(name, version)[1])
+        base = model or find_base_model(store, store.find(name, version).record)
         with show_progress(as_json) as sink:
             personalizer = Personalizer(base, store=store, device="cpu", on_event=sink)
             result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)
@@ -66,7 +67,7 @@ def _show(result) -> None:
     if result.mean_difference is not None:
         out.print(
             f"read back      log-probabilities differ by {result.mean_difference:.1g} on average, by up to "
-            f"{result.largest_difference:.1g}; the same likeliest token for {result.same_likeliest:.1%}"
+            f"{result.largest_difference:.1g}; the same likeliest token for {percent(result.same_likeliest)}"
         )
     if result.loss is not None:
         out.print(
@@ -76,7 +77,12 @@ def _show(result) -> None:
     if result.gain_kept:
         columns = ["quant", "rounded base model", "with the adapter", "gain kept"]
         rows = [
-            [one.quant, f"{one.loss_base:.3f}", f"{one.loss:.3f}", "-" if one.share is None else f"{one.share:.1%}"]
+            [
+                one.quant,
+                f"{one.loss_base:.3f}",
+                f"{one.loss:.3f}",
+                "-" if one.share is None else percent(one.share),
+            ]
             for one in result.gain_kept
         ]
         print_table(columns, rows)

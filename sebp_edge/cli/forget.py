@@ -67,8 +67,9 @@ def forget(
             sink = stack.enter_context(show_progress(as_json))
 
         store = AdapterStore()
-        newest = store.active_version(name) or max(store.versions(name))
-        base = model or find_base_model(store, store.open(name, newest).record)
+        adapter = store.adapter(name)
+        newest = adapter.active() or max(adapter.versions())
+        base = model or find_base_model(store, adapter.open(newest).record)
         personalizer = Personalizer(
             base, store=store, device=device, memory_budget=memory, on_event=lambda event: sink(event)
         )

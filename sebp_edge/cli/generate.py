@@ -86,11 +86,11 @@ def generate(
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
         store = AdapterStore()
         chosen = adapter or name or ("default" if version is not None else None)
-        if chosen is None and model is None and store.active_version("default") is not None:
+        if chosen is None and model is None and store.adapter("default").active() is not None:
             chosen = "default"
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
-        record = store.find(chosen, version)[1] if chosen else None
+        record = store.find(chosen, version).record if chosen else None
         base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
         precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}

@@ -4,21 +4,9 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
-from sebp_edge.cli.options import (
-    Context,
-    Device,
-    Epochs,
-    Exclude,
-    Include,
-    Json,
-    ModelName,
-    Paths,
-    RecipeName,
-    Seed,
-    select,
-)
-from sebp_edge.units import plural
+from sebp_edge.cli.console import out, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.units import percent, plural
 
 # Lines of a list, and characters of a rendered run; JSON has all.
 MAX_LINES, MAX_RUN = 8, 400
@@ -26,40 +14,27 @@ MAX_LINES, MAX_RUN = 8, 400
 MIN_BOILERPLATE = 0.01
 
 
+@takes_request()
 def inspect(
-    paths: Paths,
-    include: Include = None,
-    exclude: Exclude = None,
-    model: ModelName = "tiny",
-    recipe: RecipeName = "notes",
+    request: Request,
     name: Annotated[str, typer.Option(help="Name of the adapter, whose documents keep their splits.")] = "default",
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")] = None,
-    epochs: Epochs = None,
-    context: Context = None,
-    seed: Seed = 0,
-    device: Device = None,
-    as_json: Json = False,
+    memory: FreeMemory = None,
 ) -> None:
     """Show what `adapt` would do with the texts in PATH: what is read, the split, examples, memory and time.
 
     Loads no weights and changes nothing.
     """
-    with one_sentence_errors(as_json=as_json):
-        with quick_imports():
-            from sebp_edge.cli.progress import show_progress
-            from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
+    with quick_imports():
+        from sebp_edge.cli.progress import show_progress
+        from sebp_edge.personalizer import Personalizer
 
-        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
-        with show_progress(as_json) as sink:
-            personalizer = Personalizer(
-                model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
-            )
-            found = personalizer.inspect(select(paths, include, exclude), name=name)
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            show_inspection(found)
+    with show_progress(request.as_json) as sink:
+        personalizer = Personalizer(**request.settings, memory_budget=memory, on_event=sink)
+        found = personalizer.inspect(request.texts, name=name)
+    if request.as_json:
+        print_json(found.to_dict())
+    else:
+        show_inspection(found)
 
 
 def show_inspection(found) -> None:
@@ -82,7 +57,7 @@ def show_inspection(found) -> None:
     _show_list("look like templates, but would be read", found.templates)
     _show_list("look like drawings, but would be read", found.drawings)
     if found.boilerplate_share >= MIN_BOILERPLATE:
-        out.print(f"boilerplate: {found.boilerplate_share:.0%} of the tokens are in lines of many documents")
+        out.print(f"boilerplate: {percent(found.boilerplate_share, 0)} of the tokens are in lines of many documents")
     rates = [f"{each.document} ({each.tokens_per_character:.2f})" for each in found.badly_read]
     usual = f"{found.tokens_per_character:.2f}"
     _show_list(f"read badly by this tokenizer, tokens per character (usually {usual})", rates)

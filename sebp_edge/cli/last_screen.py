@@ -3,7 +3,7 @@
 from rich.text import Text
 
 from sebp_edge.cli.console import out
-from sebp_edge.result import AdaptResult
+from sebp_edge.run.result import AdaptResult
 from sebp_edge.texts.documents import printable
 
 # Of a terminal; what does not fit is in the adapter's report.

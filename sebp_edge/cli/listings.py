@@ -77,7 +77,7 @@ def _describe(name: str) -> dict:
         is_local = entry.repository is None or cached_folder(entry.repository) is not None
         return {"name": name.lower(), "on_this_machine": is_local, **asdict(entry)}
     with quick_imports():
-        from sebp_edge.insight.local_models import describe_model
+        from sebp_edge.cli.local_model import describe_model
 
     return {"on_this_machine": True, **asdict(describe_model(name))}
 

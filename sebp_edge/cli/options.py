@@ -1,9 +1,14 @@
 """Arguments and options that several commands share."""
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sebp_edge.cli.console import one_sentence_errors
 
 
 def parse_path(text: str) -> Path:
@@ -40,3 +45,64 @@ Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Device = Annotated[str | None, typer.Option(help="Device: cuda, mps or cpu; by default the best available one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+FreeMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")]
+
+
+class Request:
+    """What the options of an adaptation ask for.
+
+    Attributes:
+        texts: the paths, with the patterns of the files to read.
+        settings: arguments of `Personalizer`: model, recipe, device and seed.
+        as_json: whether to print JSON.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        include: Include = None,
+        exclude: Exclude = None,
+        model: ModelName = "tiny",
+        recipe: RecipeName = "notes",
+        epochs: Epochs = None,
+        context: Context = None,
+        seed: Seed = 0,
+        device: Device = None,
+        as_json: Json = False,
+    ):
+        from sebp_edge.recipe import Recipe
+
+        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
+        self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed}
+        self.texts = select(paths, include, exclude)
+        self.as_json = as_json
+
+
+def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = None) -> Callable[[Callable], Callable]:
+    """Decorates a command that gets a `Request` as its first argument; gives it the options of one.
+
+    Prints an error as one sentence. The command's own options stand before --epochs or, without it, --context.
+
+    Args:
+        epochs: whether it has --epochs.
+        before: the parameters of own options that stand elsewhere, each with the shared one that they stand before.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        shared = [each for each in inspect.signature(Request).parameters.values() if epochs or each.name != "epochs"]
+        _, *own = inspect.signature(command).parameters.values()
+        places = dict.fromkeys((each.name for each in own), "epochs" if epochs else "context") | dict(before or {})
+        options = [
+            option for each in shared for option in (*(one for one in own if places[one.name] == each.name), each)
+        ]
+
+        @functools.wraps(command)
+        def run(**given) -> None:
+            others = {each.name: given.pop(each.name) for each in own}
+            with one_sentence_errors(as_json=given["as_json"]):
+                command(Request(**given), **others)
+
+        run.__signature__ = inspect.Signature(options)
+        return run
+
+    return decorate

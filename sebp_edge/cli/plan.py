@@ -4,20 +4,8 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import (
-    Context,
-    Device,
-    Epochs,
-    Exclude,
-    Include,
-    Json,
-    ModelName,
-    Paths,
-    RecipeName,
-    Seed,
-    select,
-)
+from sebp_edge.cli.console import out, print_json, print_table, quick_imports
+from sebp_edge.cli.options import FreeMemory, Request, takes_request
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -32,21 +20,13 @@ DESCRIPTIONS = {
 }
 
 
+@takes_request()
 def plan(
-    paths: Paths,
-    include: Include = None,
-    exclude: Exclude = None,
-    model: ModelName = "tiny",
-    recipe: RecipeName = "notes",
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")] = None,
+    request: Request,
+    memory: FreeMemory = None,
     gpu: Annotated[
         str | None, typer.Option(help="Plan for another machine's GPU with this much memory, such as 8GB.")
     ] = None,
-    epochs: Epochs = None,
-    context: Context = None,
-    seed: Seed = 0,
-    device: Device = None,
-    as_json: Json = False,
 ) -> None:
     """Plan an adaptation to the texts in PATH: memory by purpose, and the estimated time.
 
@@ -54,21 +34,17 @@ def plan(
 
     Exit code 1 if nothing fits.
     """
-    with one_sentence_errors(as_json=as_json):
-        with quick_imports():
-            from sebp_edge.errors import OptionError
-            from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
+    with quick_imports():
+        from sebp_edge.errors import OptionError
+        from sebp_edge.personalizer import Personalizer
 
-        if gpu is not None and device is not None:
-            raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
-        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
-        personalizer = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed)
-        result = personalizer.plan(select(paths, include, exclude), gpu=gpu)
-        if as_json:
-            print_json({"event": "plan", **result.to_dict()})
-        else:
-            show_plan(result)
+    if gpu is not None and request.settings["device"] is not None:
+        raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
+    result = Personalizer(**request.settings, memory_budget=memory).plan(request.texts, gpu=gpu)
+    if request.as_json:
+        print_json({"event": "plan", **result.to_dict()})
+    else:
+        show_plan(result)
 
 
 def show_plan(result) -> None:

@@ -31,9 +31,12 @@ from sebp_edge.events import (
     TextsRead,
     TrainingStarted,
 )
+from sebp_edge.texts.documents import LeftOut
 from sebp_edge.units import duration, gigabytes, plural, sizes_apart
 
 MAX_LEFT_OUT_LINES = 10
+# More things that are left out for the same reason are one line.
+MAX_OF_A_KIND = 3
 _STAGES = {
     "planning": "planning the memory",
     "asking": "making questions",
@@ -189,10 +192,11 @@ class ProgressPrinter:
             return
         if event.left_out:
             out.print(f"{len(event.left_out):,} left out:")
-        for item in event.left_out[:MAX_LEFT_OUT_LINES]:
-            out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
-        if len(event.left_out) > MAX_LEFT_OUT_LINES:
-            out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists them all)", style="dim")
+        lines = _left_out_lines([LeftOut(**each) for each in event.left_out])
+        for _, line in lines[:MAX_LEFT_OUT_LINES]:
+            out.print(f"  {escape(line)}", style="dim")
+        if more := sum(number for number, _ in lines[MAX_LEFT_OUT_LINES:]):
+            out.print(f"  and {more:,} more (--json lists them all)", style="dim")
 
     def _learning_on(self, event: LearningOn) -> None:
         out.print(event.summary)
@@ -253,3 +257,17 @@ class ProgressPrinter:
             self._bar.update(self._task, completed=event.tensor)
         if event.tensor == event.tensors:
             self._start_task("reading it back")
+
+
+def _left_out_lines(left_out: list[LeftOut]) -> list[tuple[int, str]]:
+    """Returns lines with the number of things that each is about: many of one kind are a line with one of them."""
+    kinds: dict[str, list[LeftOut]] = {}
+    for each in left_out:
+        kinds.setdefault(each.kind, []).append(each)
+    lines = []
+    for kind, found in kinds.items():
+        if len(found) > MAX_OF_A_KIND:
+            lines.append((len(found), f"{len(found):,}, such as {found[0].source}: {kind}"))
+        else:
+            lines += [(1, f"{each.source}: {each.reason}") for each in found]
+    return lines

@@ -10,7 +10,7 @@ from sebp_edge.events import Notice, Sink, TensorWritten
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.k_quants import K_QUANTS, find_program
-from sebp_edge.export.read_back import CPU, Comparison, memory_needed
+from sebp_edge.export.read_back import CPU, BaseComparison, memory_needed
 from sebp_edge.export.result import ExportResult, GainKept
 from sebp_edge.export.source import Source
 from sebp_edge.export.target import check_space, check_target, new_folder
@@ -18,7 +18,7 @@ from sebp_edge.machine.devices import free_memory
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.stopping import Check
 from sebp_edge.texts.readers import Reading
-from sebp_edge.units import sizes_apart
+from sebp_edge.units import percent, sizes_apart
 
 SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"
@@ -121,18 +121,18 @@ def _make(source: Source, format: str, quant: str | None) -> Format:
 
 def _load(
     source: Source, reading: Reading | None, warnings: list[str], on_event: Sink, check: Check
-) -> Comparison | None:
+) -> BaseComparison | None:
     """Loads the base model to compare with; returns None, and adds a warning, if the free memory does not hold it."""
     needed, free = memory_needed(source), free_memory(CPU)
     if needed <= free:
-        return Comparison(source, reading, on_event, check)
+        return BaseComparison(source, reading, on_event, check)
     size, left = sizes_apart(needed, free)
     warnings.append(f"The model was not run to compare it, since that needs {size} of memory, and {left} are free.")
     on_event(Notice(warnings[0]))
     return None
 
 
-def measure(source: Source, comparison: Comparison, formats: Iterable[Gguf]) -> list[GainKept]:
+def measure(source: Source, comparison: BaseComparison, formats: Iterable[Gguf]) -> list[GainKept]:
     """Measures how much of the adapter's gain quantisations keep, up to the first that keeps enough.
 
     The gain is over the base model that the user has, which is not rounded.
@@ -152,7 +152,7 @@ def measure(source: Source, comparison: Comparison, formats: Iterable[Gguf]) -> 
 def _losses(
     written: Format,
     kept: list[GainKept],
-    comparison: Comparison | None,
+    comparison: BaseComparison | None,
     loss: float | None,
     reading: Reading | None,
 ) -> Iterator[str]:
@@ -171,5 +171,5 @@ def _losses(
     elif kept and kept[-1].share is None:
         yield "The adapter does not lower the loss on these texts, so there is no gain to keep."
     elif kept and kept[-1].share < ENOUGH:
-        share = f"{kept[-1].share:.0%}"
+        share = f"{percent(kept[-1].share, 0)}"
         yield f"{kept[-1].quant} keeps only {share} of the adapter's gain on these texts; choose a larger quantisation."

@@ -29,7 +29,7 @@ from sebp_edge.export.gguf_file import (
 from sebp_edge.export.k_quants import K_QUANTS, requantise
 from sebp_edge.export.mlx import read_adapter, write_adapter
 from sebp_edge.export.ollama import RAW, modelfile
-from sebp_edge.export.read_back import Agreement, Comparison, agreement, check_agreement, check_tokens, likeliest
+from sebp_edge.export.read_back import Agreement, BaseComparison, agreement, check_agreement, check_tokens, likeliest
 from sebp_edge.export.safetensors_file import read_tensors, write_weights
 from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_settings
 from sebp_edge.export.source import Source
@@ -82,7 +82,7 @@ class Format(ABC):
         """Writes the files into an existing folder."""
 
     @abstractmethod
-    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+    def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         """Reads the files back and compares what they compute.
 
         Raises:
@@ -129,7 +129,7 @@ class Peft(Format):
             shutil.copyfile(self._source.folder / name, folder / name)
             done(number, len(self._FILES))
 
-    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+    def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         found, loss = comparison.with_adapter(folder)
         return _compare("PEFT", found, comparison, loss)
 
@@ -150,7 +150,7 @@ class Merged(Format):
         write_weights(folder / "model.safetensors", self._source.weights, done)
         write_settings(folder, self._source)
 
-    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+    def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         check_settings(folder, self._source)
         # The files are rounded to their dtype, so they are compared with what they should hold, not with the adapter.
         dtype = self._source.weights.dtype
@@ -159,7 +159,7 @@ class Merged(Format):
         self._refusal = self._ask_mlx_lm(folder, comparison, expected)
         return _compare("transformers", found, comparison, loss, expected)
 
-    def _ask_mlx_lm(self, folder: Path, comparison: Comparison, expected: list[Tensor]) -> str | None:
+    def _ask_mlx_lm(self, folder: Path, comparison: BaseComparison, expected: list[Tensor]) -> str | None:
         """Reads the folder with mlx-lm, if that is installed; returns a sentence if it cannot read such models.
 
         Raises:
@@ -244,7 +244,7 @@ class Gguf(Format):
 
         return rounded
 
-    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+    def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         path = folder / self.file
         expected, loss = comparison.with_weights(open_exported(path, self._model))
         if not llama_cpp.is_installed():
@@ -304,7 +304,7 @@ class GgufLora(Format):
     def write(self, folder: Path, done: Done, check: Check) -> None:
         write_lora(folder / self._file, self._model, self._source.weights.factors, done)
 
-    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+    def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not llama_cpp.is_installed():
             return self.check_tensors(folder, comparison.check)
         # llama.cpp needs a base model too, which is deleted afterwards.
@@ -336,7 +336,7 @@ class Mlx(Format):
         write_adapter(folder, self._source.weights.factors, self._source.config.num_hidden_layers)
         done(1, 1)
 
-    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+    def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not mlx_lm.is_installed():
             return self.check_tensors(folder, comparison.check)
         rows = comparison.texts.rows
@@ -365,7 +365,7 @@ QUANTISED = ("gguf", "ollama")
 
 
 def _compare(
-    program: str, found: list[Tensor], comparison: Comparison, loss: float, expected: list[Tensor] | None = None
+    program: str, found: list[Tensor], comparison: BaseComparison, loss: float, expected: list[Tensor] | None = None
 ) -> ReadBack:
     same = agreement(expected or comparison.expected, likeliest(found), comparison.texts.rows)
     check_agreement(program, same)

@@ -28,6 +28,7 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import Reading
 from sebp_edge.training.scoring import score
+from sebp_edge.units import percent
 
 # Number of tokens of a text that are compared.
 NUM_TOKENS = 200
@@ -59,7 +60,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Texts:
+class ComparedTexts:
     """What models are compared on.
 
     Attributes:
@@ -75,7 +76,7 @@ class Texts:
     context_length: int
 
     @classmethod
-    def of(cls, examples: list[Example], texts: list[str], context_length: int) -> "Texts":
+    def of(cls, examples: list[Example], texts: list[str], context_length: int) -> "ComparedTexts":
         rows, left = [], NUM_TOKENS
         for example in _longest_first(examples):
             if left > 0:
@@ -88,7 +89,7 @@ def _longest_first(examples: list[Example]) -> list[Example]:
     return sorted(examples, key=lambda example: -len(example.input_ids))
 
 
-class Comparison:
+class BaseComparison:
     """The base model on the CPU in fp32, with the adapter or with other weights in turn: one model in memory.
 
     Args:
@@ -178,7 +179,7 @@ def memory_needed(source: Source) -> int:
     return 4 * (sum(sizes) + 2 * max(sizes))
 
 
-def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Texts:
+def _texts(source: Source, base: BaseModel, reading: Reading | None) -> ComparedTexts:
     """Encodes the user's texts, or else enough of the general text."""
     context = min(_CONTEXT_LENGTH, longest_sequence(base.model) or _CONTEXT_LENGTH)
     documents = reading.documents if reading else read_probe()
@@ -188,7 +189,7 @@ def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Texts:
         raise TextsError("These texts have no token to compare models on; give other texts.")
     texts = [own_text(document.content) for document in documents]
     # General text is only to show what the files compute, so a little of it is enough.
-    return Texts.of(examples if reading else _longest_first(examples)[:2], texts, context)
+    return ComparedTexts.of(examples if reading else _longest_first(examples)[:2], texts, context)
 
 
 def agreement(expected: list[Tensor], predicted: Predicted, rows: list[list[int]]) -> Agreement:
@@ -224,7 +225,7 @@ def check_agreement(program: str, found: Agreement, quant: str | None = None) ->
         raise ExportError(
             f"{program} computes something else with the exported files (log-probabilities differ by "
             f"{found.mean_difference:.2g} on average and by up to {found.largest_difference:.2g}, the likeliest token "
-            f"is the same for {found.same_likeliest:.1%}); nothing was exported. Please report this."
+            f"is the same for {percent(found.same_likeliest)}); nothing was exported. Please report this."
         )
 
 

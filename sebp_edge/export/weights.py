@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from sebp_edge.errors import BaseModelMismatch, ExportError
 from sebp_edge.gguf.families import read_weight, weight_names
 from sebp_edge.gguf.file import GgufFile
-from sebp_edge.models.compressed import COMPRESSED, CompressedFile
-from sebp_edge.models.full import FullWeights
+from sebp_edge.models.full import open_weights
 from sebp_edge.models.lora import LoraAdapter, LoraFactors, read_factors
-from sebp_edge.models.weights import raising_adapter_error, refuse_non_finite
+from sebp_edge.models.weights import raising_adapter_error
 
 Read = Callable[[str], Tensor]
 
@@ -56,9 +55,11 @@ class MergedWeights:
             _refuse_other_layers(self.factors, model, adapter_folder)
         elif adapter_folder is not None:
             with raising_adapter_error(adapter_folder):
-                shapes, self._read = _full(adapter_folder)
-                if shapes != self.shapes:
+                saved = open_weights(adapter_folder)
+                saved.refuse_non_finite()
+                if saved.shapes != self.shapes:
                     raise BaseModelMismatch(f"The weights in {adapter_folder.name!r} belong to another base model.")
+                self._read = saved.read
         largest = max(self.shapes, key=lambda name: self.shapes[name].numel())
         self.dtype = torch.bfloat16 if base_path.is_file() else self._read(largest).dtype
 
@@ -105,20 +106,6 @@ def _safetensors(folder: Path) -> tuple[dict[str, torch.Size], Read]:
     holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118, not a dict
     shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in holders.items()}
     return shapes, lambda name: holders[name].get_tensor(name)
-
-
-def _full(folder: Path) -> tuple[dict[str, torch.Size], Read]:
-    """Returns the shapes and the reader of a fully fine-tuned model."""
-    file = next((name for name in FullWeights.MARKERS if (folder / name).is_file()), FullWeights.MARKERS[0])
-    if file == COMPRESSED:
-        compressed = CompressedFile(folder / file)
-        shapes, stored, read = compressed.shapes, compressed.stored, compressed.read
-    else:
-        with (folder / file).open("rb"):  # raises the true OSError, which safetensors reports as a missing file
-            shapes, read = _safetensors(folder)
-        stored = read
-    refuse_non_finite(((name, stored(name)) for name in shapes), folder, file)
-    return shapes, read
 
 
 def _refuse_other_layers(factors: LoraFactors, model: nn.Module, folder: Path) -> None:

@@ -73,11 +73,11 @@ class GgufFile:
         self._file = self._open()
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            table = _Table(self._file, min(self.size, _MAX_TABLE))
+            table = _Header(self._file, min(self.size, _MAX_TABLE))
             self.metadata, self.tensors = self._parse(table)
         except BaseException as error:
             self._file.close()
-            if isinstance(error, _Damaged | OSError):
+            if isinstance(error, _Unusable | OSError):
                 reason = (error.strerror or "the disk refuses it") if isinstance(error, OSError) else error
                 raise ModelError(f"{self.name!r} is not a usable GGUF file: {reason}; download it again.") from error
             raise
@@ -170,18 +170,18 @@ class GgufFile:
             raise ModelError(f"{self.name!r} is not a regular file; expected a GGUF file.")
         return os.fdopen(descriptor, "rb")
 
-    def _parse(self, table: "_Table") -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    def _parse(self, table: "_Header") -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         if self.size < 24 or table.take(4) != _MAGIC:
-            raise _Damaged("it does not begin with GGUF's header")
+            raise _Unusable("it does not begin with GGUF's header")
         version = table.number("I")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
             found = "it is big-endian" if swapped else f"it has version {version}"
-            raise _Damaged(f"{found}, expected version 2 or 3, little-endian")
+            raise _Unusable(f"{found}, expected version 2 or 3, little-endian")
         num_tensors, num_keys = table.number("Q"), table.number("Q")
         for count, what in ((num_tensors, "tensors"), (num_keys, "metadata keys")):
             if count > _MAX_ENTRIES:
-                raise _Damaged(f"its header has {count:.6g} {what}, expected at most {_MAX_ENTRIES}")
+                raise _Unusable(f"its header has {count:.6g} {what}, expected at most {_MAX_ENTRIES}")
         metadata = {}
         for _ in range(num_keys):
             key = table.string()
@@ -189,17 +189,17 @@ class GgufFile:
         entries = [self._entry(table) for _ in range(num_tensors)]
         return metadata, self._located(entries, metadata.get("general.alignment", _ALIGNMENT), table.position)
 
-    def _entry(self, table: "_Table") -> tuple[str, TensorInfo]:
+    def _entry(self, table: "_Header") -> tuple[str, TensorInfo]:
         name = table.string()
         num_dimensions = table.number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-            raise _Damaged(f"a tensor has {num_dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
+            raise _Unusable(f"a tensor has {num_dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
         shape = tuple(reversed([table.number("Q") for _ in range(num_dimensions)]))
         number, offset = table.number("I"), table.number("Q")
         kind = TYPES.get(number)
         # Also keeps products of absurd dimensions from growing.
         if not all(1 <= length <= 8 * self.size for length in shape) or (kind and shape[-1] % kind.weights):
-            raise _Damaged(f"a tensor has the shape {list(shape)}")
+            raise _Unusable(f"a tensor has the shape {list(shape)}")
         size = math.prod(shape) // kind.weights * kind.size if kind else 0
         type_name = kind.name if kind else OTHER_TYPES.get(number, f"number {number}")
         return name, TensorInfo(kind, type_name, shape, offset, size)
@@ -207,26 +207,26 @@ class GgufFile:
     def _located(self, entries: list[tuple[str, TensorInfo]], alignment: Any, end: int) -> dict[str, TensorInfo]:
         """Makes offsets relative to the file; refuses tensors outside of it and on top of each other."""
         if type(alignment) is not int or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
-            raise _Damaged("its alignment is not a power of two")
+            raise _Unusable("its alignment is not a power of two")
         start = -(-end // alignment) * alignment
         tensors = {name: info._replace(offset=start + info.offset) for name, info in entries}
         if len(tensors) < len(entries):
-            raise _Damaged("two tensors have the same name")
+            raise _Unusable("two tensors have the same name")
         end = start
         for info in sorted(tensors.values(), key=lambda info: info.offset):
             if info.offset < end or info.offset % alignment:
-                raise _Damaged("its tensors overlap or are not aligned")
+                raise _Unusable("its tensors overlap or are not aligned")
             end = info.offset + info.size
         if end > self.size:
-            raise _Damaged(f"it ends at byte {self.size}, but its tensors need {end} bytes")
+            raise _Unusable(f"it ends at byte {self.size}, but its tensors need {end} bytes")
         return tensors
 
 
-class _Damaged(Exception):
+class _Unusable(Exception):
     """A reason why a file is not used."""
 
 
-class _Table:
+class _Header:
     """Reads values from the beginning of a file, which is read as far as needed."""
 
     def __init__(self, file: BinaryIO, size: int):
@@ -250,7 +250,7 @@ class _Table:
             kind, count = self.number("I"), self.number("Q")
             self._elements += count
             if self._elements > _MAX_ELEMENTS:
-                raise _Damaged(f"its metadata has over {_MAX_ELEMENTS} elements")
+                raise _Unusable(f"its metadata has over {_MAX_ELEMENTS} elements")
             if kind == _STRING:
                 self._need(8 * count)
                 return list(self._strings(count))
@@ -260,17 +260,17 @@ class _Table:
             return self.string()
         elif kind in _SCALARS:
             return self.number(_SCALARS[kind])
-        raise _Damaged(f"its metadata has a value of the unknown type {kind}")
+        raise _Unusable(f"its metadata has a value of the unknown type {kind}")
 
     def _need(self, length: int) -> None:
         """Reads until the next `length` bytes are there."""
         end = self.position + length
         if end > self._size:
-            raise _Damaged("it ends within its metadata")
+            raise _Unusable("it ends within its metadata")
         if end > len(self._read):
             self._read += self._file.read(max(end - len(self._read), _READ_AHEAD))
             if end > len(self._read):
-                raise _Damaged("it ends within its metadata")
+                raise _Unusable("it ends within its metadata")
 
     def _numbers(self, code: str, count: int) -> tuple:
         layout = struct.Struct(f"<{count}{code}")
@@ -288,4 +288,4 @@ class _Table:
             try:
                 yield self.take(length).decode()
             except UnicodeDecodeError:
-                raise _Damaged("its metadata has a text that is not UTF-8") from None
+                raise _Unusable("its metadata has a text that is not UTF-8") from None

@@ -11,6 +11,8 @@ activations     predicts the memory of one micro-batch, as the sum of what each 
 footprint       predicts the memory of the whole training, by purpose
 work            the sizes of a training's micro-batches, and their cost
 target          the device that the plan is for
+budget          how much memory an adaptation may use
+seconds         estimates how long a training takes
 plan            chooses the first set of options that fits into a budget
 refusal         refuses models that are too large, without a budget
 

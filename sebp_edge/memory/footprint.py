@@ -120,9 +120,9 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    dense = setup.itemsize * _num_pruned(setup)
+    copies = setup.itemsize * _num_copied(setup)
     originals = 0 if setup.on_gpu else _rounded_in_place(setup)
-    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit) + dense + originals
+    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit) + copies + originals
 
 
 def _rounded_in_place(setup: TrainingSetup) -> int:
@@ -131,14 +131,10 @@ def _rounded_in_place(setup: TrainingSetup) -> int:
     return setup.itemsize * (shape.parameters - shape.linear_parameters) if setup.recipe.merge_for else 0
 
 
-def _num_pruned(setup: TrainingSetup) -> int:
-    """Counts the weights of which the model has a pruned and the optimizer a dense version."""
-    sparsity = setup.recipe.sparsity
-    if sparsity is None:
-        return 0
+def _num_copied(setup: TrainingSetup) -> int:
+    """Counts the weights of which the optimizer updates a copy."""
     linears = (item for block in setup.shape.blocks for item in block.linears.items())
-    names = sparsity.layers
-    return sum(linear.size for name, linear in linears if names is None or name.rpartition(".")[2] in names)
+    return sum(linear.size for name, linear in linears if setup.recipe.updates_copy_of(name.rpartition(".")[2]))
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:

@@ -5,95 +5,27 @@ often, or recomputed activations, whichever fits and is faster. Their updates ar
 precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from sebp_edge.errors import MachineError, OptionError
+from sebp_edge.errors import MachineError
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.footprint import Footprint, host_bytes
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
+from sebp_edge.memory.seconds import estimate_seconds
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.work import Work
 from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
-from sebp_edge.patches.mlp_chunks import CHUNK_ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.schedule import RowLimit, Schedule
-from sebp_edge.units import gigabytes, sizes_apart
+from sebp_edge.units import sizes_apart
 
-_UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-# In bytes. A smaller text or number is one whose unit was forgotten; plans of very small models take less than 1 MB.
-_LEAST_TEXT, _LEAST_NUMBER, _MOST = 10**6, 10**5, 9 * 10**18
-# Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
-OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
-# Minimum time of a layer in a captured micro-batch: 9.9 ms for 128 tokens of a 3B model on an H200, less the time of
-# reading its weights twice, divided by 28 layers.
-SECONDS_PER_LAYER = 0.25e-3
-# Maximum slowdown by small buffers: the head is read more often, and each gradient takes a kernel.
-SMALL_BUFFERS_SLOWDOWN = 1.03
-# Slowdown by chunked blocks, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in checkpoints
-# and chunks of 512 rows.
-CHUNKED_BLOCKS_SLOWDOWN = 1.1
-# Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
-# floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
-TOKENS_PER_DEQUANTISATION = 250
-# Cost of merging and rounding the weights in every pass, in tokens: on a GPU it moves 22 bytes per weight; a core takes
-# 1 s for 10^8 weights, in which it multiplies them by some 300 tokens.
-TOKENS_PER_ROUNDING_GPU, TOKENS_PER_ROUNDING_CPU = 2200, 300
-# Bytes per second to the host or back, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
-HOST_RATE = 24e9
 # Ranks that a plan may lower an adapter to.
 LOWER_RANKS = (8, 4)
-
-
-@dataclass(frozen=True)
-class MemoryBudget:
-    """How much memory an adaptation may use, in bytes: GPU memory, or on the CPU the memory of the process.
-
-    Attributes:
-        size: the available bytes.
-        requested: the requested bytes, if more than are available; else None.
-    """
-
-    size: int
-    requested: int | None = None
-
-    @classmethod
-    def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":
-        """Parses "8GB" (10^9 bytes each), "7.5 GiB" (2^30) or "8000MB", or takes a number of bytes.
-
-        Args:
-            what: the name of the size in an error.
-
-        Raises:
-            OptionError: `text` is none of these, has no unit, or is less than 1 MB, or 0.1 MB as a number.
-        """
-        if isinstance(text, MemoryBudget):
-            return text
-        if isinstance(text, str):
-            found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-            size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
-            least, expected = _LEAST_TEXT, "a size with a unit, such as '8GB', '7.5GiB' or '8000MB', from 1 MB"
-        else:
-            size = text if isinstance(text, int) and not isinstance(text, bool) else 0
-            least, expected = _LEAST_NUMBER, "a number of bytes, or a text such as '8GB', from 0.1 MB"
-        if not least <= size <= _MOST:
-            shown = f"above {_MOST:.0e}" if isinstance(text, int) and text > _MOST else repr(text)
-            raise OptionError(f"The {what} is {shown}, but must be {expected} to 9 EB.")
-        return cls(size)
-
-    def within(self, free: int) -> "MemoryBudget":
-        """Returns this budget, limited to `free` bytes."""
-        return self if self.size <= free else MemoryBudget(free, requested=self.size)
-
-    def __str__(self) -> str:
-        if self.requested is None:
-            return gigabytes(self.size)
-        requested, left = sizes_apart(self.requested, self.size)
-        return f"{requested}, of which other programs leave {left}"
 
 
 @dataclass(frozen=True)
@@ -191,7 +123,7 @@ def make_plan(
     recipe: Recipe,
     target: Target,
     budget: MemoryBudget,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
@@ -205,7 +137,7 @@ def make_plan(
     Raises:
         MachineError: nothing fits; the message says what would.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress or Progress())
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):
@@ -322,40 +254,14 @@ class _Candidates:
         )
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
-        return Choice(recipe, dtype, setup.options, footprint, host_memory, _seconds(setup, work, self.target.rate))
+        seconds = estimate_seconds(setup, work, self.target.rate)
+        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds)
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
         return TrainingSetup(
             self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.dtype.itemsize
         )
-
-
-def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
-    """Estimates the time of the work at `rate` floating-point operations per second.
-
-    Per parameter, a token takes 2 operations forward, 2 for the input's gradient, 2 for the weight's gradient if all
-    weights are trained, and 2 if it is recomputed.
-    """
-    parameters, num_recomputed = setup.shape.parameters, setup.recomputed_parameters
-    passes = (2 if setup.is_lora else 3) * parameters + num_recomputed
-    tokens = work.trained_tokens
-    if setup.recipe.load_in_4bit or setup.recipe.merge_for:
-        times = -(-setup.options.max_rows // CHUNK_ROWS) if setup.options.chunked_blocks else 1
-        rounding = TOKENS_PER_ROUNDING_GPU if setup.on_gpu else TOKENS_PER_ROUNDING_CPU
-        tokens += (rounding if setup.recipe.merge_for else TOKENS_PER_DEQUANTISATION) * work.micro_batches * times
-    if setup.options.small_buffers:
-        tokens *= SMALL_BUFFERS_SLOWDOWN
-    if setup.options.chunked_blocks:
-        tokens *= CHUNKED_BLOCKS_SLOWDOWN
-    operations = 2 * (passes * tokens + parameters * work.evaluated_tokens)
-    seconds = (OVERHEAD_GPU if setup.on_gpu else OVERHEAD_CPU) * operations / rate
-    if setup.on_gpu:
-        layers = len(setup.shape.blocks) * (1 + num_recomputed / parameters / 2)
-        seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    copies = setup.offloaded_per_token * work.trained_tokens / HOST_RATE
-    # Copies to the host overlap with the forward pass, a third of the work; copies back with the backward pass.
-    return max(seconds / 3, copies) + max(2 * seconds / 3, copies)
 
 
 def _shares(number: int) -> list[int]:

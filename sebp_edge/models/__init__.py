@@ -17,6 +17,8 @@ small_copy, random_weights
                        models with random weights: a small copy of a decoder, and one of its true sizes
 adaptation, lora, full
                        attach, save, restore and detach trained weights
+training_hook          what trained weights do in a training besides the updates
+compressed             files of N:M weights, which full fine-tuning may have saved
 generation, sampling, text_stream
                        generate text, its options, and the streaming of tokens as text
 answering, greedy      answer many prompts together; one alone, for models that cannot

@@ -11,6 +11,7 @@ from sebp_edge.models.architecture import num_parameters
 from sebp_edge.models.full import FullWeights
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.recipe import Recipe
 
 State = dict[str, Tensor]
@@ -30,6 +31,9 @@ class Adaptation(Protocol):
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
 
+    def training_hook(self) -> TrainingHook:
+        """Returns the hook of one training."""
+
     def disabled(self) -> AbstractContextManager:
         """Context in which the model computes as the base model alone."""
 
@@ -41,7 +45,7 @@ def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
     """Attaches fresh trainable weights to `base`, the same for the same seed."""
     if recipe.method == "lora":
         return LoraAdapter.fresh(base, recipe, seed)
-    return FullWeights.fresh(base, recipe.sparsity)
+    return FullWeights.fresh(base)
 
 
 def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptation:

@@ -18,7 +18,7 @@ from sebp_edge.models.generation import NonFiniteLogits, end_ids_of
 from sebp_edge.models.greedy import decode_alone
 from sebp_edge.models.loading import pad_token_id_of, refuse_unknown_tokens
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.models.prefix_groups import Batch, group_by_prefix, make_batches
+from sebp_edge.models.prefix_groups import PrefixBatch, group_by_prefix, make_batches
 from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks, why_not_rows
 
 # The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
@@ -33,7 +33,7 @@ MAX_FILLED_UP = 64
 
 
 @dataclass
-class _Row:
+class _Reply:
     """A prompt with its new tokens.
 
     Attributes:
@@ -121,7 +121,7 @@ class Answerer:
                 raise TextsError(f"A prompt has {len(prompt)} tokens; expected {room} for this model.")
             refuse_unknown_tokens(self._model, prompt)
         rows = [
-            _Row(prompt, max_new_tokens if limit is None else min(max_new_tokens, limit - len(prompt)))
+            _Reply(prompt, max_new_tokens if limit is None else min(max_new_tokens, limit - len(prompt)))
             for prompt in prompts
         ]
         if self.one_by_one is not None:
@@ -136,14 +136,14 @@ class Answerer:
                 self._cache = self._captured = None
         return [row.new for row in rows]
 
-    def _batches(self, rows: list[_Row]) -> list[Batch]:
+    def _batches(self, rows: list[_Reply]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
         max_cells = self._max_cache_bytes // bytes_per_token(self._model)
         largest_group = max(1, min(self._max_rows, max_cells // max(columns)))
         groups = group_by_prefix([row.prompt for row in rows], largest_group)
         return make_batches(groups, columns, self._max_rows, max_cells)
 
-    def _decode(self, batch: Batch, rows: list[_Row]) -> None:
+    def _decode(self, batch: PrefixBatch, rows: list[_Reply]) -> None:
         self._take_cache(len(rows), batch.columns)
         self._fill_prompts(batch, rows)
         while rows:
@@ -168,7 +168,7 @@ class Answerer:
             if self._captures:
                 self._captured = CapturedSteps(self._model.device, self._cache, self._next_tokens)
 
-    def _fill_prompts(self, batch: Batch, rows: list[_Row]) -> None:
+    def _fill_prompts(self, batch: PrefixBatch, rows: list[_Reply]) -> None:
         """Computes keys and values of all prompts, except those of their last tokens."""
         begin, rest = 0, []
         for group in batch.groups:
@@ -206,7 +206,7 @@ class Answerer:
             self._forward(rows, *(each.to(self._model.device) for each in (ids, positions, columns)), width)
             self._check()
 
-    def _step(self, rows: list[_Row]) -> list[int]:
+    def _step(self, rows: list[_Reply]) -> list[int]:
         """Returns the likeliest token after each row's last one, -1 where logits are not finite."""
         last, positions = [row.last for row in rows], [row.position for row in rows]
         if self._captured is not None:

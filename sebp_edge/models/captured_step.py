@@ -34,7 +34,7 @@ class CapturedSteps:
     def __init__(self, device: torch.device, cache: RowCache, step: Step):
         self._device, self._cache, self._step = device, cache, step
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[tuple[int, int], _CapturedStep] = {}
+        self._captured: dict[tuple[int, int], _StepGraph] = {}
 
     def __call__(self, last: list[int], positions: list[int]) -> list[int]:
         """Returns the next token after each row's last one, whose position is given.
@@ -48,13 +48,13 @@ class CapturedSteps:
         fill = [0] * (rows - len(last))
         tokens = torch.tensor([last + fill, positions + fill])
         if (rows, columns) not in self._captured:
-            self._captured[rows, columns] = _CapturedStep(
+            self._captured[rows, columns] = _StepGraph(
                 tokens.to(self._device), functools.partial(self._step, width=columns), self._pool
             )
         return self._captured[rows, columns](tokens)[: len(last)]
 
 
-class _CapturedStep:
+class _StepGraph:
     """The graph of a step of one size, with the tokens and positions that it reads, [2, rows]."""
 
     def __init__(self, tokens: Tensor, step: Callable[[Tensor, Tensor], Tensor], pool):

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sebp_edge.sparsity import Pattern
+from sebp_edge.models.weights import WeightsFile
+from sebp_edge.recipe import Pattern
 
 COMPRESSED = "compressed.safetensors"
 _VALUES, _POSITIONS, _PATTERN = ".values", ".positions", "pattern"
@@ -32,11 +32,8 @@ def write_compressed(path: Path, tensors: Mapping[str, Tensor], pattern: Pattern
     save_file(parts, path, metadata={"format": "pt", _PATTERN: str(pattern)})
 
 
-class CompressedFile:
-    """A file that `write_compressed` has written; its tensors are decompressed one at a time.
-
-    Attributes:
-        shapes: the shapes of the dense tensors, by name.
+class CompressedFile(WeightsFile):
+    """A file that `write_compressed` has written; its names and shapes are those of the dense tensors.
 
     Raises:
         OSError, SafetensorError: the file cannot be read.
@@ -44,30 +41,26 @@ class CompressedFile:
     """
 
     def __init__(self, path: Path):
-        with path.open("rb"):  # raises the true OSError, which safetensors reports as a missing file
-            self._file = safe_open(path, framework="pt")
+        super().__init__(path)
         self._pattern = Pattern.parse((self._file.metadata() or {}).get(_PATTERN, ""))
-        names = list(self._file.keys())
-        self._compressed = {name.removesuffix(_POSITIONS) for name in names if name.endswith(_POSITIONS)}
-        self.shapes = {}
-        for name in names:
+        parts, self.shapes = self.shapes, {}
+        self._compressed = {name.removesuffix(_POSITIONS) for name in parts if name.endswith(_POSITIONS)}
+        for name, shape in parts.items():
             dense = name.removesuffix(_VALUES)
             if dense in self._compressed and name != dense:
-                rows, columns = self._file.get_slice(name).get_shape()
+                rows, columns = shape
                 self.shapes[dense] = torch.Size([rows, columns * self._pattern.m // self._pattern.n])
             elif not name.endswith(_POSITIONS):
-                self.shapes[name] = torch.Size(self._file.get_slice(name).get_shape())
+                self.shapes[name] = shape
 
     def stored(self, name: str) -> Tensor:
-        """Returns a tensor's stored values."""
-        return self._file.get_tensor(name + _VALUES if name in self._compressed else name)
+        return super().stored(name + _VALUES if name in self._compressed else name)
 
     def read(self, name: str) -> Tensor:
-        """Returns a dense tensor."""
-        values = self.stored(name)
+        tensor = super().read(name)
         if name not in self._compressed:
-            return values
-        return decompress(values, self._file.get_tensor(name + _POSITIONS), self._pattern)
+            return tensor
+        return decompress(tensor, self._file.get_tensor(name + _POSITIONS), self._pattern)
 
 
 def compress(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor] | None:

@@ -1,43 +1,40 @@
 """Full fine-tuning: trains every weight of the base model and saves the whole model."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import BaseModelMismatch, ModelError
-from sebp_edge.models.compressed import COMPRESSED, CompressedFile, write_compressed
+from sebp_edge.models.compressed import COMPRESSED, CompressedFile
 from sebp_edge.models.loading import BaseModel, without_progress_bars
-from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
-from sebp_edge.sparsity import Pattern, Sparsity
+from sebp_edge.models.training_hook import TrainingHook
+from sebp_edge.models.weights import WeightsFile, raising_adapter_error
+
+FORMATS = {"model.safetensors": WeightsFile, COMPRESSED: CompressedFile}
 
 
 class FullWeights:
-    """All weights of the base model, with a copy of the original ones on the CPU.
+    """All weights of the base model, with a copy of the original ones on the CPU."""
 
-    Args:
-        pattern: the N:M pattern to which layers are pruned, if any; what it has pruned is saved compressed.
-    """
-
-    MARKERS = ("model.safetensors", COMPRESSED)
+    MARKERS = tuple(FORMATS)
     merge_for = None
+    training_hook = TrainingHook
 
-    def __init__(self, base: BaseModel, pattern: Pattern | None = None):
+    def __init__(self, base: BaseModel):
         if base.in_4bit:
             raise ModelError(
                 f"{base.reference.name!r} is in 4 bits, which full fine-tuning cannot train; load it in 16 bits."
             )
-        self.model, self._pattern = base.model, pattern
-        self._dtype, self._tokenizer = base.dtype, base.tokenizer
-        self._cpu_weights = {name: tensor.to("cpu", copy=True) for name, tensor in _tensors(self.model)}
+        self.model, self._dtype, self._tokenizer = base.model, base.dtype, base.tokenizer
+        self._cpu_weights = {name: tensor.to("cpu", copy=True) for name, tensor in saved_tensors(self.model)}
 
     @classmethod
-    def fresh(cls, base: BaseModel, sparsity: Sparsity | None = None) -> "FullWeights":
+    def fresh(cls, base: BaseModel) -> "FullWeights":
         """Makes every weight trainable."""
-        weights = cls(base, Pattern.parse(sparsity.pattern) if sparsity else None)
+        weights = cls(base)
         base.model.requires_grad_(True)
         return weights
 
@@ -49,34 +46,36 @@ class FullWeights:
             BaseModelMismatch: its tensors are not this base model's; the base model is unchanged.
             AdapterError: its file is damaged or contains NaN or infinity; the base model is unchanged.
         """
-        expected = dict(_tensors(base.model))
+        expected = dict(saved_tensors(base.model))
         with raising_adapter_error(folder):
-            found = _read(folder, {name: tensor.shape for name, tensor in expected.items()})
-        if found is None:
-            raise BaseModelMismatch(
-                f"The weights in {folder.name!r} belong to a base model other than {base.reference.name!r}."
-            )
+            saved = open_weights(folder)
+            if saved.shapes != {name: tensor.shape for name, tensor in expected.items()}:
+                raise BaseModelMismatch(
+                    f"The weights in {folder.name!r} belong to a base model other than {base.reference.name!r}."
+                )
+            saved.refuse_non_finite()
+            found = {name: saved.read(name) for name in expected}
         weights = cls(base)
         for name, tensor in expected.items():
             tensor.copy_(found[name])
         return weights
 
     def save(self, folder: Path) -> None:
-        """Writes a model folder in the trained dtype, which transformers loads if no layer is pruned.
+        """Writes a model folder in the trained dtype, which transformers loads.
 
         Loaded on a device of this kind, the model is bit for bit the one that was tested.
         """
-        if self._pattern is not None:
-            write_compressed(folder / COMPRESSED, dict(_tensors(self.model)), self._pattern)
-        else:
-            with without_progress_bars():
-                self.model.save_pretrained(
-                    folder, state_dict=dict(_tensors(self.model)), max_shard_size="1TB", save_original_format=False
-                )
+        self._write_weights(folder)
         config = copy.deepcopy(self.model.config)
         config.dtype = self._dtype
         config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
+
+    def _write_weights(self, folder: Path) -> None:
+        with without_progress_bars():
+            self.model.save_pretrained(
+                folder, state_dict=dict(saved_tensors(self.model)), max_shard_size="1TB", save_original_format=False
+            )
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -98,28 +97,22 @@ class FullWeights:
 
     def detach(self) -> None:
         """Restores the base model's weights."""
-        for name, tensor in _tensors(self.model):
+        for name, tensor in saved_tensors(self.model):
             tensor.copy_(self._cpu_weights[name])
         self.model.requires_grad_(False)
 
 
-def _read(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor] | None:
-    """Returns a saved model's tensors by name; None if their names or shapes are others."""
-    file = next(name for name in FullWeights.MARKERS if (folder / name).is_file())
-    if file == COMPRESSED:
-        compressed = CompressedFile(folder / file)
-        if compressed.shapes != shapes:
-            return None
-        refuse_non_finite(((name, compressed.stored(name)) for name in shapes), folder, file)
-        return {name: compressed.read(name) for name in shapes}
-    found = read_weights(folder / file)
-    if {name: tensor.shape for name, tensor in found.items()} != shapes:
-        return None
-    refuse_non_finite(found.items(), folder, file)
-    return found
+def open_weights(folder: Path) -> WeightsFile:
+    """Opens a saved model, compressed or not.
+
+    Raises:
+        OSError, SafetensorError, ValueError, OptionError: its file is missing or damaged.
+    """
+    name = next((name for name in FORMATS if (folder / name).is_file()), next(iter(FORMATS)))
+    return FORMATS[name](folder / name)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors to save, by name; a tied weight, which the state dict has twice, only once."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)

@@ -16,6 +16,7 @@ from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.machine.devices import forked_random_state
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, fake_quantise_, lora_linear
 from sebp_edge.ops.fake_quantise import BLOCK
@@ -45,6 +46,7 @@ class LoraAdapter:
     """Low-rank weights beside every linear projection (Hu et al. 2021), in fp32 whatever the base model's dtype."""
 
     MARKERS = ("adapter_model.safetensors",)
+    training_hook = TrainingHook
 
     def __init__(self, model: PeftModel):
         self.model = model

@@ -7,7 +7,7 @@ from typing import NamedTuple
 PASS_TOKENS = 32
 
 
-class Group(NamedTuple):
+class PrefixGroup(NamedTuple):
     """Prompts that begin with the same tokens.
 
     Attributes:
@@ -19,14 +19,14 @@ class Group(NamedTuple):
     numbers: list[int]
 
 
-class Batch(NamedTuple):
+class PrefixBatch(NamedTuple):
     """Groups that are decoded together.
 
     Attributes:
         columns: the most tokens that one of their rows can have, new tokens included.
     """
 
-    groups: list[Group]
+    groups: list[PrefixGroup]
     columns: int
 
     @property
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
         return [number for group in self.groups for number in group.numbers]
 
 
-def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[Group]:
+def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[PrefixGroup]:
     """Returns the groups of at most `max_rows` prompts that leave the fewest tokens to compute.
 
     A prefix never has a prompt's last token, whose logits are needed for each row.
@@ -55,7 +55,7 @@ def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[Group]:
     groups, end = [], len(order)
     while end > 0:
         begin = best[end][1]
-        groups.append(Group(min(common[begin + 1 : end], default=0), order[begin:end]))
+        groups.append(PrefixGroup(min(common[begin + 1 : end], default=0), order[begin:end]))
         end = begin
     return groups[::-1]
 
@@ -66,7 +66,7 @@ def _common(one: list[int], other: list[int]) -> int:
     return next((at for at in range(length) if one[at] != other[at]), length)
 
 
-def make_batches(groups: list[Group], columns: list[int], max_rows: int, max_cells: int) -> list[Batch]:
+def make_batches(groups: list[PrefixGroup], columns: list[int], max_rows: int, max_cells: int) -> list[PrefixBatch]:
     """Packs groups into batches, those with the longest rows first.
 
     Args:
@@ -75,12 +75,12 @@ def make_batches(groups: list[Group], columns: list[int], max_rows: int, max_cel
         max_cells: the most rows times columns of a batch, unless a single group has more.
     """
     widths = [max(columns[number] for number in group.numbers) for group in groups]
-    batches: list[Batch] = []
+    batches: list[PrefixBatch] = []
     for width, group in sorted(zip(widths, groups, strict=True), key=lambda pair: -pair[0]):
         if batches:
             rows = len(batches[-1].numbers) + len(group.numbers)
             if rows <= max_rows and rows * batches[-1].columns <= max_cells:
                 batches[-1].groups.append(group)
                 continue
-        batches.append(Batch([group], width))
+        batches.append(PrefixBatch([group], width))
     return batches

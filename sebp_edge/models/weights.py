@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Size, Tensor
 
 from sebp_edge.errors import AdapterError, MachineError, SebpEdgeError
 from sebp_edge.machine.devices import ran_out_of_memory
@@ -38,6 +39,46 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not all(tensor.is_floating_point() for tensor in tensors.values()):
         raise TypeError
     return tensors
+
+
+class WeightsFile:
+    """A safetensors file of a whole model; its tensors are read one at a time, and stay memory-mapped.
+
+    Attributes:
+        shapes: the shapes of the tensors, by name.
+
+    Raises:
+        OSError, SafetensorError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        with path.open("rb"):  # raises the true OSError, which safetensors reports as a missing file
+            self._file = safe_open(path, framework="pt")
+        self.shapes = {name: self._shape(name) for name in self._file.keys()}  # noqa: SIM118, not a dict
+
+    def stored(self, name: str) -> Tensor:
+        """Returns a tensor's stored values."""
+        return self._file.get_tensor(name)
+
+    def read(self, name: str) -> Tensor:
+        """Returns a tensor.
+
+        Raises:
+            TypeError: it is not of floating-point numbers.
+        """
+        tensor = self.stored(name)
+        if not tensor.is_floating_point():
+            raise TypeError
+        return tensor
+
+    def refuse_non_finite(self) -> None:
+        """Raises an AdapterError that names the first tensor with NaN or infinity."""
+        tensors = ((name, self.stored(name)) for name in self.shapes)
+        refuse_non_finite(tensors, self._path.parent, self._path.name)
+
+    def _shape(self, name: str) -> Size:
+        return Size(self._file.get_slice(name).get_shape())
 
 
 def refuse_non_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, file: str) -> None:

@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from sebp_edge.files import expand_user, storage_errors, write_atomically
 
 
 def render(template: Path, filters: dict, **values) -> str:
-    """Returns the HTML page; every inserted value is escaped.
+    """Returns the page or plot; every inserted value is escaped.
 
     Args:
-        template: a file that extends `page.html`.
+        template: an HTML file that extends `page.html`, or an SVG file.
     """
+    # Imported here, since commands that may write a page mostly write none.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,

@@ -14,6 +14,7 @@ from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.models.sharding import computing_device, computing_dtype
 from sebp_edge.patches.state import without_hooks
 from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.units import percent
 
 # Errors of a model's code that is called in an unforeseen way or has unforeseen parts. Running out of memory raises one
 # of them too, but proves nothing about the model: see `ran_out_of_memory`.
@@ -70,7 +71,7 @@ def find_mismatch(
         if ran_out_of_memory(error):
             raise
         return f"a trial batch failed ({type(error).__name__}: {error})"
-    return None if difference is None else f"results differ by {difference:.2%} on a trial batch"
+    return None if difference is None else f"results differ by {percent(difference, 2)} on a trial batch"
 
 
 def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: float = OUTPUTS) -> float | None:

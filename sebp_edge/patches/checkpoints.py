@@ -58,14 +58,14 @@ class Checkpoints(Patch):
         """Puts the blocks into checkpoints; `recomputing` returns the context in which one is recomputed."""
         host = None
         for block in self._blocks:
-            host = _HostMemory(previous=host) if self._offload else None
+            host = _HostInput(previous=host) if self._offload else None
             self._replace(block, _InCheckpoint(block, recomputing, host))
 
 
 class _InCheckpoint:
     """Replacement of one block's `forward`."""
 
-    def __init__(self, block: nn.Module, recomputing: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
+    def __init__(self, block: nn.Module, recomputing: Callable[[], AbstractContextManager], host: "_HostInput | None"):
         self._forward, self._recomputing, self._host = forward_of(block), recomputing, host
         self._dropouts = dropouts_of(block)
 
@@ -87,7 +87,7 @@ class _InCheckpoint:
         return self._forward(hidden.take(), *args, **kwargs)
 
 
-class _HostMemory:
+class _HostInput:
     """Host memory for one block's latest input. For inputs on a GPU it is page-locked, so that copies are asynchronous.
 
     Args:
@@ -97,7 +97,7 @@ class _HostMemory:
         num_puts: how many inputs were put, which identifies the latest.
     """
 
-    def __init__(self, previous: "_HostMemory | None" = None):
+    def __init__(self, previous: "_HostInput | None" = None):
         # Outgrown buffers stay: graphs that were captured with one keep using it.
         self._buffers: list[Tensor] = []
         self._previous, self._input = previous, None
@@ -141,7 +141,7 @@ class _Offloaded:
     `take` raises a SparsityError if another input has overwritten the copy.
     """
 
-    def __init__(self, hidden: Tensor, host: _HostMemory):
+    def __init__(self, hidden: Tensor, host: _HostInput):
         self._hidden: Tensor | None = hidden
         self._device, self._needs_gradient, self._host = hidden.device, hidden.requires_grad, host
         host.put(hidden)

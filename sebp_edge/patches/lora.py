@@ -17,7 +17,7 @@ from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.models.sharding import is_sharded
 from sebp_edge.ops import (
-    Gate,
+    GatedInputs,
     LoraGroup,
     LoraProjection,
     QuantisedWeight,
@@ -35,7 +35,7 @@ from sebp_edge.patches.state import has_hooks
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
-SourceOf = Callable[[Tensor], Recompute | Gate | None]
+SourceOf = Callable[[Tensor], Recompute | GatedInputs | None]
 
 
 class FusedLora(Patch):
@@ -48,8 +48,8 @@ class FusedLora(Patch):
     def __init__(self, model: nn.Module):
         super().__init__()
         self._model = model
-        self._groups: list[_Group] = []
-        self._refreshed: list[_Group] = []
+        self._groups: list[_LayerGroup] = []
+        self._refreshed: list[_LayerGroup] = []
 
     def attach(
         self,
@@ -68,7 +68,7 @@ class FusedLora(Patch):
         for parent in list(self._model.modules()):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
-                group = _Group([plain[name] for name in names], rows_for, source_of, scratch)
+                group = _LayerGroup([plain[name] for name in names], rows_for, source_of, scratch)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
@@ -86,7 +86,7 @@ class FusedLora(Patch):
         for group in [group for group in self._groups if any(map(_needs_its_parts, group.layers))]:
             self._unstack(group)
 
-    def _unstack(self, group: "_Group") -> None:
+    def _unstack(self, group: "_LayerGroup") -> None:
         self._refreshed = []
         self._groups = [other for other in self._groups if other is not group]
         group.unstack()
@@ -146,7 +146,7 @@ def _alike(layers: list[nn.Module]) -> bool:
     return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
 
 
-class _Group:
+class _LayerGroup:
     """Layers that are called in succession with the same input: the first call computes all outputs.
 
     Attributes:
@@ -201,7 +201,7 @@ class _Group:
 
     def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         source = self._source_of(x)
-        if isinstance(source, Gate):
+        if isinstance(source, GatedInputs):
             return (gated_lora_linear(x, source, self.stacked),)
         return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
@@ -254,7 +254,7 @@ def _address(weight: Tensor | QuantisedWeight | None) -> int | None:
 class _Member:
     """Replacement of one layer's `forward`."""
 
-    def __init__(self, group: _Group, member: int):
+    def __init__(self, group: _LayerGroup, member: int):
         self.group, self.member = group, member
 
     def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:

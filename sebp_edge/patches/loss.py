@@ -3,7 +3,7 @@
 A trial on one small batch decides which models use it: the model's own loss and this one must agree. Models with
 further terms in their loss, or with another head than their config describes, keep their own loss.
 
-Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary, K tokens of a row.
+Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary.
 """
 
 import inspect
@@ -45,9 +45,6 @@ SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap
 # Keywords of a model's call that its base model does not take.
 HEAD_KEYWORDS = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
 
-# Tokens that are drawn from those that are not the most probable ones.
-NUM_DRAWN = 12
-
 
 class Head:
     """A causal decoder's head: turns hidden states into losses.
@@ -86,10 +83,11 @@ class Head:
         """
         return self._run(partial(self._losses, targets_C=targets_C, weight_VD=weight_VD, others=others), hidden_CD)
 
-    @torch.no_grad()
-    def teacher_tokens(self, hidden_CD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """A few tokens of each row, int64 [C, K], and their shares, fp32 [C, K]; see `teacher_tokens`."""
-        return self._run(partial(self._teacher_tokens, k=k), hidden_CD)
+    def logits(self, hidden_CD: Tensor) -> Iterator[Tensor]:
+        """The logits of each row, a few rows at a time: fp32 [c, V]."""
+        # A chunk and its probabilities in fp32 take more memory than logits.
+        rows = max(1, self._options["max_logits"] // (4 * self.weight.shape[0]))
+        return (self._run(self._logits, hidden) for hidden in hidden_CD.split(rows))
 
     def _run(self, compute: Callable, hidden_CD: Tensor):
         """Returns what a function of the hidden states computes with the head's weight."""
@@ -103,36 +101,8 @@ class Head:
         weight_VD = self.weight if weight_VD is None else weight_VD
         return linear_cross_entropy(hidden_CD, weight_VD, targets_C, others=others, **self._options)
 
-    def _teacher_tokens(self, hidden_CD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        # Probabilities in fp32 take more memory than logits.
-        rows = max(1, self._options["max_logits"] // (4 * self.weight.shape[0]))
-        parts = [self._teacher_tokens_of_chunk(hidden, k) for hidden in hidden_CD.split(rows)]
-        return tuple(torch.cat(part) for part in zip(*parts, strict=True))
-
-    def _teacher_tokens_of_chunk(self, hidden_CD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        logits_CV, _ = final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])
-        return teacher_tokens(logits_CV, k)
-
-
-def teacher_tokens(logits_CV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns a few tokens that stand for each row's probabilities, int64 [C, K], and their shares, fp32 [C, K].
-
-    These are the k most probable tokens, the most probable first, with their probabilities; and tokens drawn from all
-    others, which share the rest. So the expected loss is that with the whole distribution. Without the drawn ones, a
-    student would learn that the others never occur, and its loss on other texts would rise (Anshumann et al. 2025).
-    All tokens are returned, and none is drawn, if there are no more than k.
-    """
-    probabilities_CV = logits_CV.float().softmax(dim=1)
-    shares_CK, ids_CK = probabilities_CV.topk(min(k, logits_CV.shape[1]), dim=1)
-    if k >= logits_CV.shape[1]:
-        return ids_CK, shares_CK
-    rest_CV = probabilities_CV.scatter(1, ids_CK, 0.0)
-    rest_C1 = rest_CV.sum(dim=1, keepdim=True)
-    # A row without a rest needs some token to draw; its share is 0.
-    generator = torch.Generator(logits_CV.device).manual_seed(0)
-    drawn_CN = torch.multinomial(rest_CV + (rest_C1 == 0), NUM_DRAWN, replacement=True, generator=generator)
-    shares = torch.cat([shares_CK, (rest_C1 / NUM_DRAWN).expand(-1, NUM_DRAWN)], dim=1)
-    return torch.cat([ids_CK, drawn_CN], dim=1), shares / shares.sum(dim=1, keepdim=True)
+    def _logits(self, hidden_CD: Tensor) -> Tensor:
+        return final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])[0]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sebp_edge.models.shape import Block, BlockKind
-from sebp_edge.ops import ACTIVATIONS, Gate, Recompute, gated, rms_norm, runs_kernels
+from sebp_edge.ops import ACTIVATIONS, GatedInputs, Recompute, gated, rms_norm, runs_kernels
 from sebp_edge.patches.agreement import find_mismatch
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
@@ -51,7 +51,7 @@ class SmallOps(Patch):
             if replacement is not None:
                 yield module, replacement
 
-    def source_of(self, x: Tensor) -> Recompute | Gate | None:
+    def source_of(self, x: Tensor) -> Recompute | GatedInputs | None:
         """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
@@ -130,7 +130,7 @@ class _Mlp:
         gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
         hidden = gated(gate, up, activation)
         if hidden.requires_grad:
-            self.sources[hidden] = Gate(gate, up, activation)
+            self.sources[hidden] = GatedInputs(gate, up, activation)
         return self.module.down_proj(hidden)
 
 

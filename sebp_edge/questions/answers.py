@@ -13,10 +13,11 @@ def is_right(reply: str, answer: str) -> bool:
 
     Letters' case and punctuation do not matter. Only the first 40 words of the reply count.
     """
-    given, expected = _words(reply)[:MAX_WORDS], _words(answer)
+    given, expected = plain_words(reply)[:MAX_WORDS], plain_words(answer)
     size = len(expected)
     return size > 0 and any(given[begin : begin + size] == expected for begin in range(len(given) - size + 1))
 
 
-def _words(text: str) -> list[str]:
+def plain_words(text: str) -> list[str]:
+    """Returns the words of a text, without case and punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

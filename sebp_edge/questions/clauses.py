@@ -45,7 +45,7 @@ from sebp_edge.questions.verbs import (
     likely_form,
     third_person,
 )
-from sebp_edge.questions.word_lists import listed
+from sebp_edge.questions.word_lists import has_plural_s, is_genitive, listed
 
 MAX_SENTENCE_WORDS = 40
 _MAX_SUBJECT_WORDS = 9
@@ -281,7 +281,7 @@ def _subject_end(tokens: list[str], words: Words) -> int | None:
         if tokens[index] != tokens[index].lower():
             continue
         last = bare(before).lower()
-        if last in DETERMINERS | PREPOSITIONS | {"of", "and", "or", "very", "to"} or last.endswith(("'s", "’s")):
+        if last in DETERMINERS | PREPOSITIONS | {"of", "and", "or", "very", "to"} or is_genitive(last):
             continue
         if word in ADVERBS and index + 1 < len(tokens) - 1:
             following = bare(tokens[index + 1]).lower()
@@ -344,7 +344,7 @@ _NAMES_IN_S = listed("""
 def _is_plural_noun(word: str) -> bool:
     low = bare(word)
     return low in ("people", "children", "feet", "mice", "men", "women", "potatoes") or (
-        len(low) > 3 and low.endswith("s") and not low.endswith(("ss", "us", "is", "'s", "’s"))
+        len(low) > 3 and has_plural_s(low) and not is_genitive(low)
     )
 
 
@@ -399,7 +399,7 @@ def _is_common_start(tokens: list[str], words: Words) -> bool:
     first = bare(tokens[0])
     if not words.is_name(first):
         return True
-    if first in words.names or first.endswith(("'s", "’s")):
+    if first in words.names or is_genitive(first):
         return False
     return (len(tokens) == 1 and _is_plural_noun(first)) or (
         len(tokens) > 1 and tokens[1].islower() and tokens[1] != "and"

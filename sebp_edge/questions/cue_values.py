@@ -8,7 +8,7 @@ from sebp_edge.questions.chunks import PREPOSITIONS
 from sebp_edge.questions.value_patterns import DETERMINER, NAME, NOUN, PATTERN, STREET, VALUES
 from sebp_edge.questions.values import is_time, kind_of
 from sebp_edge.questions.verbs import AUXILIARIES, HAVE, is_participle, known_form
-from sebp_edge.questions.word_lists import listed
+from sebp_edge.questions.word_lists import is_genitive, listed
 
 # Words that mean little by themselves.
 STOP = listed("""
@@ -142,7 +142,7 @@ def _clear(sentence: str, subject: str, names: frozenset[str]) -> Iterator[Cue]:
         if kind == "name" and " " in value and is_start and _leads(value.split()[0].casefold()):
             at = begin + len(value.split()[0])
             continue
-        if value.endswith(("'s", "’s")):  # whose?
+        if is_genitive(value):  # whose?
             continue
         if kind == "kind" and _HAS_END.search(sentence[:begin]) and is_participle(value.split()[0].casefold()):
             continue

@@ -108,7 +108,7 @@ class _Wordings:
         Yields nothing if other words of the clause are the value's, too.
         """
         before, after = self._clause
-        if not (_words(self._value) & _words(f"{before} {after}")) - DETERMINERS:
+        if not (_casefolded(self._value) & _casefolded(f"{before} {after}")) - DETERMINERS:
             before = _PREPOSITION_END.sub("", before)
             yield upper_first(f"{self._named()}{f'{before} {ask} {after}'.strip()}?")
 
@@ -150,7 +150,7 @@ class _Wordings:
 
 def content(text: str, value: str) -> list[str]:
     """Returns the words of a text that mean something, without those of the value."""
-    own = _words(value)
+    own = _casefolded(value)
     return [
         word
         for word in _WORD.findall(text)
@@ -158,7 +158,7 @@ def content(text: str, value: str) -> list[str]:
     ]
 
 
-def _words(text: str) -> set[str]:
+def _casefolded(text: str) -> set[str]:
     return {word.casefold() for word in _WORD.findall(text)}
 
 

@@ -5,13 +5,12 @@ for all such questions. Fragments and sentences that no other rule understands a
 """
 
 from collections import Counter
-from dataclasses import replace
 
 from sebp_edge.questions.cue_values import Cue, find_cues, is_empty
 from sebp_edge.questions.cue_wordings import Title, content, word_cue
 from sebp_edge.questions.notes import Note, read_note
 from sebp_edge.questions.passages import Passage, passages_of, pieces
-from sebp_edge.questions.question import Question
+from sebp_edge.questions.question import Question, distinct
 from sebp_edge.questions.subjects import Subject, subject_of, title_from_name
 
 # Questions of each note: so many, or one for so many words of a longer one, but not more than these.
@@ -73,7 +72,7 @@ def ask_by_cues(text: str, name: str | None = None) -> list[Question]:
             asked.setdefault(wordings[0], (cue, Question(wordings, (), cue.value)))
     most = min(MAX_QUESTIONS, max(FEW_QUESTIONS, len(note.text.split()) // WORDS_PER_QUESTION))
     clear_first = sorted(asked.values(), key=lambda pair: pair[0].kind in _VAGUE)
-    return _distinct([question for _, question in clear_first[:most]])
+    return distinct([question for _, question in clear_first[:most]], least=2)
 
 
 def _cues(text: str, note: Note) -> list[Cue]:
@@ -106,16 +105,6 @@ def _within(passage: Passage, titles: list[Title], note: Note) -> list[Title]:
 
 def _title(subject: Subject) -> Title:
     return Title(subject.title, subject.phrase or subject.title)
-
-
-def _distinct(questions: list[Question]) -> list[Question]:
-    """Leaves out wordings that two questions share, and questions that are left with less than two."""
-    counts = Counter(wording for question in questions for wording in question.wordings)
-    kept = [
-        replace(question, wordings=tuple(wording for wording in question.wordings if counts[wording] == 1))
-        for question in questions
-    ]
-    return [question for question in kept if len(question.wordings) >= 2]
 
 
 def _asks(cue: Cue) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example, encode
 from sebp_edge.texts.general_probe import encode_probe
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.readers import Reading
 
 # Questions in the quiz, and wordings that choose the best epoch: enough to tell a gain, few enough to ask on a CPU.
@@ -41,7 +41,7 @@ REPLY_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Item:
     """A question about the document of a number, or about a practice note.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Quizzed:
         held_out: the wordings that are not trained on, whichever document they are about.
     """
 
-    asked: _Asked
+    asked: _Item
     validated: str
     tested: str
     held_out: tuple[str, ...]
@@ -82,7 +82,7 @@ def add_questions(
     tokenizer,
     recipe: Recipe,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     others: Mapping[int, Sequence[Question]] | None = None,
 ) -> Dataset:
     """Returns the dataset with examples of questions about its documents; all documents are then trained on.
@@ -98,7 +98,7 @@ def add_questions(
         TextsError: there are too few questions, or only records.
         ModelError: the model's chat template does not render questions.
     """
-    progress, others = progress or Progress(), others or {}
+    others = others or {}
     contents = {example.document: reading.documents[example.document].content for example in dataset.examples}
     # Records are questions with answers, or conversations, themselves.
     texts = {number: content for number, content in contents.items() if isinstance(content, str)}
@@ -112,9 +112,9 @@ def add_questions(
         name = reading.documents[number].name
         cues = ask_by_cues(text, name)
         answers = {cue.answer.casefold() for cue in cues}
-        in_keywords += [_Asked(number, text, cue) for cue in cues]
+        in_keywords += [_Item(number, text, cue) for cue in cues]
         asked += [
-            _Asked(number, text, question, question.answer.casefold() in answers)
+            _Item(number, text, question, question.answer.casefold() in answers)
             for question in [*ask(text, name), *others.get(number, ())]
         ]
         progress.advance(len(text))
@@ -126,8 +126,8 @@ def add_questions(
 
 def _with_examples(
     dataset: Dataset,
-    asked: list[_Asked],
-    in_keywords: list[_Asked],
+    asked: list[_Item],
+    in_keywords: list[_Item],
     without: tuple[str, ...],
     tokenizer,
     recipe: Recipe,
@@ -164,18 +164,16 @@ def _with_examples(
     return replace(dataset, draw=draw, concerns=(), is_chat=bool(tokenizer.chat_template), asked=made)
 
 
-def _practice(num_notes: int, seed: int) -> list[_Asked]:
+def _practice(num_notes: int, seed: int) -> list[_Item]:
     """Returns questions about so many practice notes, or about all: in a person's words and in keywords."""
     bundled = practice_notes()
     notes = random.Random(seed).sample(bundled, min(num_notes, len(bundled)))
     return [
-        _Asked(NO_DOCUMENT, note.text, question)
-        for note in notes
-        for question in [*note.questions, *note.in_keywords()]
+        _Item(NO_DOCUMENT, note.text, question) for note in notes for question in [*note.questions, *note.in_keywords()]
     ]
 
 
-def _trained(asked: list[_Asked], held_out: Container[str], tokenizer, context_length: int, seed: int) -> list[Example]:
+def _trained(asked: list[_Item], held_out: Container[str], tokenizer, context_length: int, seed: int) -> list[Example]:
     """Returns the examples of all turns, each question also after its document in one of them."""
     examples = []
     for turn in range(TURNS):
@@ -185,7 +183,7 @@ def _trained(asked: list[_Asked], held_out: Container[str], tokenizer, context_l
     return examples
 
 
-def _draw(asked: list[_Asked], tokenizer, context_length: int, seed: int) -> list[_Quizzed]:
+def _draw(asked: list[_Item], tokenizer, context_length: int, seed: int) -> list[_Quizzed]:
     """Draws the questions of the quiz: first those that are trained on in keywords, about different documents."""
     seen, ranked, drawn = Counter(), [], set()
     for each in random.Random(seed).sample(asked, len(asked)):
@@ -201,7 +199,7 @@ def _draw(asked: list[_Asked], tokenizer, context_length: int, seed: int) -> lis
     return [quizzed for *_, quizzed in sorted(ranked, key=lambda key: key[:2])]
 
 
-def _quizzed(asked: _Asked) -> _Quizzed | None:
+def _quizzed(asked: _Item) -> _Quizzed | None:
     """Returns the question as the quiz asks it; None if it has too few wordings."""
     question = asked.question
     if asked.in_keywords and len(question.wordings) >= 2:
@@ -227,20 +225,20 @@ def _prompt(wording: str, tokenizer, document: str | None = None) -> tuple[int, 
         return None
 
 
-_Conversation = tuple[_Asked, list[tuple[str, str]], str | None]
+_Conversation = tuple[_Item, list[tuple[str, str]], str | None]
 
 
-def _one(asked: _Asked, wording: str) -> _Conversation:
+def _one(asked: _Item, wording: str) -> _Conversation:
     return asked, [(wording, asked.question.answer)], None
 
 
-def _alone(wordings: list[tuple[_Asked, tuple[str, ...]]]) -> Iterator[_Conversation]:
+def _alone(wordings: list[tuple[_Item, tuple[str, ...]]]) -> Iterator[_Conversation]:
     """Yields each wording by itself."""
     for asked, own in wordings:
         yield from (_one(asked, wording) for wording in own)
 
 
-def _after_documents(wordings: list[tuple[_Asked, tuple[str, ...]]], tokenizer, seed: int) -> Iterator[_Conversation]:
+def _after_documents(wordings: list[tuple[_Item, tuple[str, ...]]], tokenizer, seed: int) -> Iterator[_Conversation]:
     """Yields one wording of each question after its document, a few in each conversation.
 
     In the plain format only the last answer of a conversation has loss, so each is one by itself.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sebp_edge.errors import TextsError
 from sebp_edge.questions.answers import is_right
 from sebp_edge.questions.asking import prompt_for
-from sebp_edge.questions.question import Question
+from sebp_edge.questions.question import MAX_ANSWER_WORDS, Question
 
 # Answers prompts with at most so many new tokens each.
 Answer = Callable[[list[list[int]], int], list[str]]
@@ -21,7 +21,6 @@ Answer = Callable[[list[list[int]], int], list[str]]
 LIST_TOKENS = 256
 WORDINGS_TOKENS = 128
 REPLY_TOKENS = 32
-MAX_ANSWER_WORDS = 12
 MAX_ANSWER_CHARACTERS = 80
 MAX_QUESTION_CHARACTERS = 200
 # The largest part of a document that is asked about at once, in tokens: a longer prompt is read less well.

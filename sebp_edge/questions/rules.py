@@ -1,14 +1,12 @@
 """Makes questions about a note by rules, without a model."""
 
-import re
-import unicodedata
-from collections import Counter
 from dataclasses import replace
 
+from sebp_edge.questions.answers import plain_words
 from sebp_edge.questions.clauses import PRONOUNS
 from sebp_edge.questions.facts import Core, Fact
 from sebp_edge.questions.notes import Note, read_note
-from sebp_edge.questions.question import Question
+from sebp_edge.questions.question import MAX_ANSWER_WORDS, Question, distinct
 from sebp_edge.questions.sentences import facts_of_sentences
 from sebp_edge.questions.structures import facts_of_structures
 from sebp_edge.questions.subjects import DETERMINERS, FUNCTION_WORDS
@@ -16,11 +14,8 @@ from sebp_edge.questions.wordings import worded
 
 # Facts of one note that are asked for; the most specific ones.
 MAX_FACTS = 24
-MAX_ANSWER_WORDS = 12
 MAX_QUESTION_CHARACTERS = 300
 _MAX_GIST_WORDS = 45
-
-_WORD = re.compile(r"\w+", re.UNICODE)
 
 
 def ask(text: str, name: str | None = None) -> list[Question]:
@@ -35,7 +30,7 @@ def ask(text: str, name: str | None = None) -> list[Question]:
     facts = [fact for fact in [*facts_of_structures(note), *facts_of_sentences(note)] if _is_good(fact, spaced)]
     facts = sorted(_unambiguous(facts), key=lambda fact: -fact.rank)[:MAX_FACTS]
     gist = _gist(note)
-    return _distinct([_checked(worded(fact)) for fact in facts] + ([worded(gist)] if gist and facts else []))
+    return distinct([_checked(worded(fact)) for fact in facts] + ([worded(gist)] if gist and facts else []))
 
 
 def _gist(note: Note) -> Fact | None:
@@ -93,18 +88,6 @@ def _checked(question: Question) -> Question:
     return replace(question, wordings=kept)
 
 
-def _distinct(questions: list[Question]) -> list[Question]:
-    """Leaves out wordings that two questions share, and questions that are left without any."""
-    counts = Counter(wording for question in questions for wording in (*question.wordings, *question.kept_out))
-    distinct = []
-    for question in questions:
-        wordings = tuple(wording for wording in question.wordings if counts[wording] == 1)
-        kept_out = tuple(wording for wording in question.kept_out if counts[wording] == 1)
-        if wordings and (len(kept_out) == len(question.kept_out)):
-            distinct.append(Question(wordings, kept_out, question.answer))
-    return distinct
-
-
 def _holds(text: str, words: list[str]) -> bool:
     return f" {' '.join(words)} " in _spaced(text)
 
@@ -114,4 +97,4 @@ def _spaced(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(unicodedata.normalize("NFKC", text).replace("_", " ").casefold())
+    return [part for word in plain_words(text) for part in word.split("_") if part]

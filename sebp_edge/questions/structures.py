@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from sebp_edge.questions.facts import Core, Fact, genitive, lower_first
 from sebp_edge.questions.notes import Note, Pair, Section
+from sebp_edge.questions.question import MAX_ANSWER_WORDS
 from sebp_edge.questions.subjects import DETERMINERS, Subject, is_person_name, is_surely_person, subject_of
 from sebp_edge.questions.values import has_date, kind_of
 from sebp_edge.questions.verbs import BASES, PAST, THIRD, is_participle
-from sebp_edge.questions.word_lists import listed
+from sebp_edge.questions.word_lists import has_plural_s, is_genitive, listed
 
-MAX_ANSWER_WORDS = 12
 # Items of a list that are asked for together.
 MAX_ITEMS = 8
 
@@ -63,7 +63,7 @@ _GENERIC_HEADINGS = listed(
 
 def facts_of_structures(note: Note) -> Iterator[Fact]:
     for section in note.sections:
-        where = _Where(note, section)
+        where = _InSection(note, section)
         for pair in section.pairs:
             yield from _pair_facts(pair, where)
         for head, rest in section.entries:
@@ -74,7 +74,7 @@ def facts_of_structures(note: Note) -> Iterator[Fact]:
             yield from _table_facts(table, where)
 
 
-class _Where:
+class _InSection:
     """Names the section of a note in questions."""
 
     def __init__(self, note: Note, section: Section):
@@ -104,7 +104,7 @@ class _Where:
         return ", ".join(filter(None, (self.note.subject.title, self.within.title)))
 
 
-def _pair_facts(pair: Pair, where: _Where) -> Iterator[Fact]:
+def _pair_facts(pair: Pair, where: _InSection) -> Iterator[Fact]:
     value = short_value(pair.value)
     if not value or not where.path:
         return
@@ -154,11 +154,11 @@ def _is_verb(word: str) -> bool:
     return low in THIRD or (low in PAST and low not in BASES) or low in ("do", "did", "took", "call", "ask", "remember")
 
 
-def _lowered(key: str, where: _Where, *, may_be_name: bool = False) -> str:
+def _lowered(key: str, where: _InSection, *, may_be_name: bool = False) -> str:
     """Returns a key as it stands within a sentence; one that `may_be_name` keeps its capital if it is unknown."""
     first, _, rest = key.partition(" ")
     words = where.note.words
-    is_name = first in words.names or (first.endswith(("'s", "’s")) and words.is_name(first))
+    is_name = first in words.names or (is_genitive(first) and words.is_name(first))
     if may_be_name and words.is_name(first) and (not rest or rest.split()[0] in _PLACES):
         is_name = True
     return key if is_name else lower_first(key)
@@ -167,8 +167,7 @@ def _lowered(key: str, where: _Where, *, may_be_name: bool = False) -> str:
 def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: int = 10) -> Fact:
     """Returns the fact that an attribute of a subject has a value."""
     last = key.split()[-1].lower()
-    is_plural = last.endswith("s") and not last.endswith(("ss", "us", "is"))
-    be = "are" if is_plural else "is"
+    be = "are" if has_plural_s(last) else "is"
     kind = kind_of(value)
     if kind in ("phone", "email") and last in ("phone", "mobile", "telephone", "email", "e-mail"):
         key = f"{key} {'number' if kind == 'phone' else 'address'}"
@@ -181,7 +180,7 @@ def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: i
         phrases = [f"{genitive(subject.phrase)} {key}", f"the {key} of {subject.phrase}"]
     else:
         phrases = [f"the {key} of {subject.phrase}", f"the {key} for {subject.phrase}"]
-    if key.split()[0] in DETERMINERS or key.split()[0].endswith(("'s", "’s")):
+    if key.split()[0] in DETERMINERS or is_genitive(key.split()[0]):
         phrases = [f"{key} of {subject.topic}", f"{key} for {subject.topic}"]
     elif last == "date" and " " not in key and not subject.is_person:
         phrases = [f"the date of my note on {subject.topic}", f"the date in my note on {subject.topic}"]
@@ -206,7 +205,7 @@ def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: i
     return Fact(value, tuple(cores), f"{subject.bare} {key}", phrases[-1], cloze, topic, rank)
 
 
-def _happened(key: str, value: str, where: _Where) -> Fact:
+def _happened(key: str, value: str, where: _InSection) -> Fact:
     """A key such as "Last serviced"."""
     subject, original = where.subject, key
     key = lower_first(key)
@@ -226,10 +225,10 @@ def _happened(key: str, value: str, where: _Where) -> Fact:
 
 def _is_plural_phrase(phrase: str) -> bool:
     last = phrase.split()[-1].lower()
-    return last.endswith("s") and not last.endswith(("ss", "us", "is", "'s", "’s")) and phrase[0].islower()
+    return has_plural_s(last) and not is_genitive(last) and phrase[0].islower()
 
 
-def _entry(key: str, value: str, where: _Where, rank: int = 7) -> Fact:
+def _entry(key: str, value: str, where: _InSection, rank: int = 7) -> Fact:
     """An item "name: what is noted for it" of a list."""
     key = key if is_person_name(key, where.note.words) else _lowered(key, where)
     subject = where.note.subject if where.note.subject.topic else where.subject
@@ -259,7 +258,7 @@ def _entry(key: str, value: str, where: _Where, rank: int = 7) -> Fact:
     return Fact(value, tuple(cores), keywords, f"what is noted for {key}{at}", f"{key}: ___", None, rank)
 
 
-def _written_under(key: str, value: str, where: _Where) -> Fact:
+def _written_under(key: str, value: str, where: _InSection) -> Fact:
     subject = where.note.subject if where.note.subject.topic else where.subject
     at = f" in my notes on {subject.topic}"
     cores = (
@@ -273,7 +272,7 @@ def _written_under(key: str, value: str, where: _Where) -> Fact:
     return Fact(value, cores, f"{subject.bare} {lower_first(key)}", phrase, cloze, None, 6)
 
 
-def _entry_facts(head: str, rest: str, where: _Where) -> Iterator[Fact]:
+def _entry_facts(head: str, rest: str, where: _InSection) -> Iterator[Fact]:
     """An item such as "**Skruv**, grey cat, seven years old."."""
     value = short_value(re.sub(r"^[\s:,–—-]+", "", rest))
     value = re.split(r"(?<=[a-z])\. ", value)[0]
@@ -300,7 +299,7 @@ def _entry_facts(head: str, rest: str, where: _Where) -> Iterator[Fact]:
     yield Fact(value, cores, head, None, f"{head}: ___", where.note.subject.topic, 7)
 
 
-def _list_facts(introduction: str, items: list[str], where: _Where) -> Iterator[Fact]:
+def _list_facts(introduction: str, items: list[str], where: _InSection) -> Iterator[Fact]:
     """A list of short items: all of them, if they are few, and its first and last."""
     name = introduction or where.within.title or where.note.subject.title
     if not name or len(items) < 2:
@@ -340,7 +339,7 @@ def _place_fact(place: str, item: str, label: str, name: str) -> Fact:
     return Fact(item, cores, f"{place} item list {lower_first(name)}", phrase, cloze, None, 4)
 
 
-def _table_facts(table: list[list[str]], where: _Where) -> Iterator[Fact]:
+def _table_facts(table: list[list[str]], where: _InSection) -> Iterator[Fact]:
     header = table[0]
     for row in table[1:]:
         if not row[0] or not re.search(r"\w", row[0]):
@@ -352,7 +351,7 @@ def _table_facts(table: list[list[str]], where: _Where) -> Iterator[Fact]:
         yield from _row_facts(table, where)
 
 
-def _cell_fact(label: str, column: str, value: str, where: _Where) -> Fact:
+def _cell_fact(label: str, column: str, value: str, where: _InSection) -> Fact:
     if not where.note.is_english:
         return Fact(value, keywords=", ".join(filter(None, (where.path, label, column))), rank=8)
     last = column.split()[-1].lower()
@@ -367,7 +366,7 @@ def _cell_fact(label: str, column: str, value: str, where: _Where) -> Fact:
     return Fact(value, cores, f"{label} {lower_first(column)}", None, cloze, where.subject.topic, 8)
 
 
-def _row_facts(table: list[list[str]], where: _Where) -> Iterator[Fact]:
+def _row_facts(table: list[list[str]], where: _InSection) -> Iterator[Fact]:
     """Asks for the row that a value stands in, where only one has it."""
     header = table[0]
     kind = lower_first(header[0]) if re.fullmatch(r"[\w -]+", header[0]) else "row"

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from sebp_edge.questions.facts import lower_first, upper_first
-from sebp_edge.questions.word_lists import listed
+from sebp_edge.questions.word_lists import is_genitive, listed
 
 _FIRST_DATE = re.compile(r"^\d{4}[-_.]?\d{2}[-_.]?\d{2}[-_ ]*")
 _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
@@ -195,12 +195,8 @@ def _phrase(title: str, words: Words) -> str | None:
     first = parts[0].lower()
     if first in DETERMINERS:
         return lower_first(title)
-    if (
-        first in FUNCTION_WORDS
-        or first.endswith("ing")
-        or (parts[0].endswith(("'s", "’s")) and words.is_name(parts[0]))
-    ):
-        return title if parts[0].endswith(("'s", "’s")) else None
+    if first in FUNCTION_WORDS or first.endswith("ing") or (is_genitive(parts[0]) and words.is_name(parts[0])):
+        return title if is_genitive(parts[0]) else None
     if _PERSON_TITLE.match(title):
         return title
     rest_is_lower = len(parts) > 1 and all(part.islower() for part in parts[1:])

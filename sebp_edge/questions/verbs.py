@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sebp_edge.questions.word_lists import listed
+from sebp_edge.questions.word_lists import has_plural_s, listed
 
 BE = frozenset({"is", "are", "was", "were", "am"})
 AUXILIARIES = BE | {
@@ -128,7 +128,7 @@ def likely_form(word: str) -> Verb | None:
         return None
     if word.endswith("ed") and not word.endswith("eed"):
         return Verb(None, "past")
-    if word.endswith("s") and not word.endswith(("ss", "us", "is", "ous", "ways")):
+    if has_plural_s(word) and not word.endswith("ways"):
         if word.endswith("ies"):
             return Verb(word[:-3] + "y", "third")
         return Verb(word[:-2] if word.endswith(("shes", "ches", "sses", "xes", "zzes")) else word[:-1], "third")

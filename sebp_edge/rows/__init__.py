@@ -6,7 +6,6 @@ row_plan                RowPlan: the active rows and loss rows of a padded batch
 batch_rows              the rows that each layer computes, in decoders and encoders
 active_tokens, buckets  the packed active rows, and the few fixed sizes that they are padded to with filler
 shared_prefixes         beginnings that sequences have in common, computed once
-soft_targets            the tokens that a teacher finds most probable, with their shares
-selection, row_rules, histogram
-                        sparsify(rows=...): exact, detect, TopN, Threshold, Energy
+soft_targets            tokens that share the loss of a row with its target
+row_rule                the protocol of rules that drop rows which carry gradient, for sparsify(rows=...)
 """

@@ -1,7 +1,6 @@
 """ActiveTokens: the packed active rows of a batch, with everything a hoisted model needs to compute them.
 
-Shapes: B sequences, T positions, A active tokens, C loss rows, S sequences (B, or the slots of a bucket), K other
-targets.
+Shapes: B sequences, T positions, A active tokens, C loss rows, S sequences (B, or the slots of a bucket).
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,6 +12,7 @@ from torch import Tensor
 from sebp_edge.errors import SparsityError
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.rows.soft_targets import SoftTargets
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ActiveTokens:
         sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
         weights: fp32 [C], the weight of each loss: 1, unless `weighted` scales it; 0 for filler.
         token_type_ids: int64 [A], which text of a pair each token belongs to; None if the model takes none.
-        other_targets, other_shares: see `RowPlan`; filler has share 0.
+        soft_targets: see `RowPlan`; filler has share 0.
         continues: int64 [S], the sequence that each sequence continues, or -1; None if none does (see
             `share_prefixes`).
     """
@@ -43,8 +43,7 @@ class ActiveTokens:
     sequences: Tensor
     weights: Tensor
     token_type_ids: Tensor | None = None
-    other_targets: Tensor | None = None
-    other_shares: Tensor | None = None
+    soft_targets: SoftTargets | None = None
     continues: Tensor | None = None
 
     @classmethod
@@ -75,11 +74,10 @@ class ActiveTokens:
             sequences=plan.loss_rows // num_positions,
             weights=torch.ones(len(plan.loss_rows), device=plan.loss_rows.device),
             token_type_ids=None if token_type_ids_BT is None else token_type_ids_BT.flatten()[rows],
-            other_targets=plan.other_targets,
-            other_shares=plan.other_shares,
+            soft_targets=plan.soft_targets,
         )
 
-    def first_token(self) -> "ActiveTokens":
+    def first_token(self, num_soft_targets: int = 0) -> "ActiveTokens":
         """Returns a batch of only the first token, with a loss, for uses that need any valid batch; on the host."""
         zero = torch.zeros(1, dtype=torch.int64)
         return replace(
@@ -93,27 +91,14 @@ class ActiveTokens:
             sequences=zero,
             weights=torch.ones(1),
             token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
-            other_targets=None,
-            other_shares=None,
+            soft_targets=SoftTargets.unused(1, num_soft_targets) if num_soft_targets else None,
             continues=None,
         )
 
-    def with_unused_others(self, number: int) -> "ActiveTokens":
-        """Returns tokens that have no other targets with so many of share 0, for uses that need these sizes."""
-        if number == 0:
-            return self
-        shares = self.weights.new_zeros(len(self.targets), number)
-        return replace(self, other_targets=shares.long(), other_shares=shares)
-
     @property
-    def num_others(self) -> int:
-        """The number of other targets of each loss row."""
-        return 0 if self.other_targets is None else self.other_targets.shape[1]
-
-    @property
-    def others(self) -> tuple[Tensor, Tensor] | None:
-        """The other targets and their shares; None if no row has any."""
-        return None if self.other_targets is None else (self.other_targets, self.other_shares)
+    def num_soft_targets(self) -> int:
+        """The number of soft targets of each loss row."""
+        return 0 if self.soft_targets is None else self.soft_targets.ids.shape[1]
 
     @property
     def sizes(self) -> Bucket:
@@ -173,14 +158,8 @@ class ActiveTokens:
             sequences=F.pad(self.sequences, (0, len(filler_indices)))[order],
             weights=F.pad(self.weights, (0, len(filler_indices)))[order],
             token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
-            **{name: F.pad(rows, (0, 0, 0, len(filler_indices)))[order] for name, rows in self._rows_of_others.items()},
+            soft_targets=self.soft_targets and self.soft_targets.filled(len(filler_indices), order),
         )
-
-    @property
-    def _rows_of_others(self) -> dict[str, Tensor]:
-        if self.other_targets is None:
-            return {}
-        return {"other_targets": self.other_targets, "other_shares": self.other_shares}
 
     def weighted(self, factor: float) -> "ActiveTokens":
         """Returns the same tokens with all weights multiplied by `factor`."""
@@ -188,9 +167,15 @@ class ActiveTokens:
 
     def to(self, device: torch.device | str) -> "ActiveTokens":
         """Returns the same tokens on `device`."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        on_a_device = {name: value for name, value in values.items() if isinstance(value, Tensor | SoftTargets)}
+        return replace(self, **{name: value.to(device, non_blocking=True) for name, value in on_a_device.items()})
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors; tokens of the same sizes have the same ones in the same order."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return [value for value in [*values, *(self.soft_targets or ())] if isinstance(value, Tensor)]
 
 
 def _describe(sizes: Bucket) -> str:

@@ -9,7 +9,7 @@ since attention passes no gradient to later positions. So rows after the last lo
 are exactly zero everywhere. In an encoder with an attention mask, masked keys get no gradient: the active rows are the
 real tokens, wherever the padding is, and the loss rows are those that the head reads.
 
-Shapes: B sequences, T positions, N = B*T rows, A active rows, C loss rows, K other targets.
+Shapes: B sequences, T positions, N = B*T rows, A active rows, C loss rows.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.rows.soft_targets import SoftTargets
 
 IGNORE = -100
 
@@ -34,8 +35,7 @@ class RowPlan:
         cu_seqlens: int32 [B + 1], where each sequence begins in active_rows.
         max_len: the most active rows of any sequence.
         active_span, loss_span: the same rows as a slice if they are contiguous (a batch of one sequence), else None.
-        other_targets, other_shares: other targets of each loss row, int64 [C, K], and their shares, fp32 [C, K]; the
-            target has what they leave of 1. None if no row has any.
+        soft_targets: further targets of the loss rows; None if no row has any.
     """
 
     num_rows: int
@@ -46,8 +46,7 @@ class RowPlan:
     max_len: int
     active_span: slice | None
     loss_span: slice | None
-    other_targets: Tensor | None = None
-    other_shares: Tensor | None = None
+    soft_targets: SoftTargets | None = None
 
     @classmethod
     def from_labels(cls, labels_BT: Tensor, attention_mask_BT: Tensor | None = None) -> "RowPlan":
@@ -109,8 +108,8 @@ class RowPlan:
     def to(self, device: torch.device | str) -> "RowPlan":
         """Returns the same plan with its tensors on `device`."""
         names = ["active_rows", "loss_rows", "targets", "cu_seqlens"]
-        if self.other_targets is not None:
-            names += ["other_targets", "other_shares"]
+        if self.soft_targets is not None:
+            names.append("soft_targets")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 

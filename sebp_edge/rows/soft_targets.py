@@ -1,50 +1,35 @@
-"""SoftTargets: tokens that stand for a teacher's probabilities at each loss token of an example, with their shares.
+"""SoftTargets: tokens that share the loss of each loss row with its target, as a teacher finds them probable.
 
-Shapes: C loss tokens, K tokens of each.
+Shapes: C loss rows, K soft targets of each.
 """
 
-import math
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from sebp_edge.errors import OptionError
-
-# The largest difference of a group's sum of shares from 1: rounding, also that of shares in 16 bits.
-TOLERANCE = 1e-3
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 
-@dataclass(frozen=True)
-class SoftTargets:
-    """What a teacher would predict at each loss token, as groups of k tokens; kept as arrays, as in examples.
+class SoftTargets(NamedTuple):
+    """Further targets of each loss row; the row's own target has the share that they leave of 1.
 
     Attributes:
-        ids: token ids, [C * K], each group's most probable token first.
-        shares: their shares, [C * K]; those of a group sum to 1.
-        k: the size of a group.
-
-    Raises:
-        OptionError: there are not as many shares as ids, or no whole number of groups, or a group does not sum to 1.
+        ids: token ids, int64 [C, K].
+        shares: their shares, fp32 [C, K]; 0 for those that a row lacks.
     """
 
-    ids: Sequence[int]
-    shares: Sequence[float]
-    k: int
+    ids: Tensor
+    shares: Tensor
 
-    def __post_init__(self):
-        object.__setattr__(self, "ids", array("i", self.ids))
-        object.__setattr__(self, "shares", array("f", self.shares))
-        if self.k < 1 or len(self.ids) % self.k or len(self.ids) != len(self.shares):
-            raise OptionError(
-                f"SoftTargets got {len(self.ids)} ids and {len(self.shares)} shares in groups of {self.k}; expected "
-                "as many shares as ids, in whole groups of 1 or more."
-            )
-        totals = [math.fsum(self.shares[begin : begin + self.k]) for begin in range(0, len(self.ids), self.k)]
-        wrong = next((total for total in totals if not abs(total - 1) <= TOLERANCE), None)
-        if wrong is not None:
-            raise OptionError(f"SoftTargets got a group whose shares sum to {wrong:g}; expected 1.")
+    @classmethod
+    def unused(cls, num_rows: int, number: int) -> "SoftTargets":
+        """Returns soft targets of share 0, on the host."""
+        return cls(torch.zeros(num_rows, number, dtype=torch.int64), torch.zeros(num_rows, number))
 
-    @property
-    def num_loss_tokens(self) -> int:
-        """The number of groups, C."""
-        return len(self.ids) // self.k
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "SoftTargets":
+        """Returns the same soft targets on `device`."""
+        return SoftTargets(*(part.to(device, non_blocking=non_blocking) for part in self))
+
+    def filled(self, num_filler: int, order_C: Tensor) -> "SoftTargets":
+        """Appends rows of share 0; returns the rows in this order."""
+        return SoftTargets(*(F.pad(part, (0, 0, 0, num_filler))[order_C] for part in self))

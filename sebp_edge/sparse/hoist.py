@@ -13,7 +13,6 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -121,15 +120,14 @@ class Hoisted(Patch):
         self._follow_changes()
         return self._row_losses(tokens, self._restricts(tokens))
 
-    @torch.no_grad()
-    def teacher_tokens(self, tokens: ActiveTokens, k: int) -> tuple[Tensor, Tensor]:
-        """A few tokens of every loss row, and their shares; see `teacher_tokens`.
+    def row_logits(self, tokens: ActiveTokens) -> Iterator[Tensor]:
+        """The logits of every loss row, a few rows at a time: fp32 [c, V].
 
         Args:
             tokens: the batch's active tokens, on the model's device.
         """
         self._follow_changes()
-        return self._head.teacher_tokens(self._hidden_states(tokens, self._restricts(tokens)), k)
+        return self._head.logits(self._hidden_states(tokens, self._restricts(tokens)))
 
     def _restricts(self, tokens: ActiveTokens) -> bool:
         """Whether the last layer computes loss rows only."""
@@ -145,7 +143,7 @@ class Hoisted(Patch):
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         hidden_CD = self._hidden_states(tokens, restricted)
         weight_VD = self._embedding.head_weight(self._head.weight)
-        return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.others)
+        return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.soft_targets)
 
     def _hidden_states(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""

@@ -13,6 +13,7 @@ from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.units import percent
 
 # Lengths in tokens of the sequences whose losses are compared.
 LENGTHS = (48, 31)
@@ -68,7 +69,9 @@ class _HoistedIfExact(Hoisted):
                     raise SparsityError(f"the model failed on active rows ({type(error).__name__}).") from error
                 difference = disagreement(self.model, expected, found, ROW_LOSSES)
                 if difference is not None:
-                    raise SparsityError(f"its losses on active rows differ from the padded ones by {difference:.2%}.")
+                    raise SparsityError(
+                        f"its losses on active rows differ from the padded ones by {percent(difference, 2)}."
+                    )
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +32,13 @@ from sebp_edge.models.architecture import (
 )
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
-from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
+from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_linear, sparse_rowwise
 from sebp_edge.ops.rows import num_active
 from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.loss import FusedLoss, teacher_tokens
+from sebp_edge.patches.loss import FusedLoss
 from sebp_edge.patches.patch import Patch, forward_of, has_own_forward
 from sebp_edge.patches.state import ModelState
 from sebp_edge.rows.batch_rows import (
@@ -50,13 +51,15 @@ from sebp_edge.rows.batch_rows import (
     encoder_rows,
 )
 from sebp_edge.rows.row_plan import RowPlan
-from sebp_edge.rows.selection import DroppedRows, RowSelection, Selection
+from sebp_edge.rows.row_rule import DroppedRows, RowRule, Selection
 from sebp_edge.sparse.causality import Causality
 from sebp_edge.sparse.verification import UnverifiedRows, Verification
 
 # Gathering the rows of a norm or an activation saves time only from this many skipped elements on, and from this many
 # skipped rows per active row. Below, the launches on the host or the second forward pass on the GPU cost more.
 MIN_SKIPPED_ELEMENTS, MIN_SKIPPED_RATIO = 2**23, 4
+
+RowsToCompute = Literal["exact", "detect"] | RowRule
 
 
 class Sparsified(Patch):
@@ -66,12 +69,14 @@ class Sparsified(Patch):
         layers: the linear layers that have the sparse backward, by name.
     """
 
-    def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
+    def __init__(self, model: nn.Module, rows: RowsToCompute = "exact", *, keep_logits: bool = False):
         super().__init__()
         self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
         _refuse(model, self.layers)
         self.model = model
-        self._selection = Selection(model, rows)
+        self._reads_labels = rows == "exact"
+        # None if every non-zero row is computed.
+        self._selection = _begin(rows, model)
         self._inner = inner_model(model)
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
@@ -88,7 +93,7 @@ class Sparsified(Patch):
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
                 # An approximation counts rows on the host, which a compiled graph cannot do.
-                self._replace(layer, forward if self._selection.is_exact else torch.compiler.disable(forward))
+                self._replace(layer, forward if self._selection is None else torch.compiler.disable(forward))
             self._include(self._fused_lora, self._linear_rows, ungrouped=self._last_layer.query)
             self._include(self._last_layer)
             self._keeps_logits, self._is_wrapped = keep_logits, not has_own_forward(self._inner)
@@ -99,7 +104,7 @@ class Sparsified(Patch):
 
     def dropped(self) -> list[DroppedRows]:
         """Returns what an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
-        return self._selection.dropped()
+        return [] if self._selection is None else self._selection.dropped()
 
     def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
         """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
@@ -116,21 +121,23 @@ class Sparsified(Patch):
         if torch.is_grad_enabled() and self._causality(self._current_findings()).is_causal is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} is not causal: it sees later tokens; expected a causal decoder.")
-        logits_CV = self._row_logits(input_ids_BT, plan)
+        logits_CV = self.row_logits(input_ids_BT, plan)
         losses_C = F.cross_entropy(logits_CV, plan.targets, reduction="none")
-        if plan.other_targets is None:
+        if plan.soft_targets is None:
             return losses_C
-        differences_CK = logits_CV.gather(1, plan.targets[:, None]) - logits_CV.gather(1, plan.other_targets)
-        return losses_C + (plan.other_shares * differences_CK).sum(dim=1)
+        ids_CK, shares_CK = plan.soft_targets
+        differences_CK = logits_CV.gather(1, plan.targets[:, None]) - logits_CV.gather(1, ids_CK)
+        return losses_C + (shares_CK * differences_CK).sum(dim=1)
 
-    @torch.no_grad()
-    def teacher_tokens(self, input_ids_BT: Tensor, plan: RowPlan, k: int) -> tuple[Tensor, Tensor]:
-        """A few tokens of every loss row of a right-padded batch, and their shares; see `teacher_tokens`.
+    def row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+        """The logits of every loss row of a right-padded batch: fp32 [C, V].
 
         Args:
             input_ids_BT, plan: see `row_losses`.
         """
-        return teacher_tokens(self._row_logits(input_ids_BT, plan), k)
+        with self._calling(_Call(DETECTED, plan)):
+            logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
+        return logits_BTV.flatten(0, 1)[plan.loss_rows].float()
 
     def measure(self, num_rows: int, num_active: int) -> None:
         """Finds the fastest algorithms for batches of `num_rows` rows (batch times time), `num_active` of them active.
@@ -152,12 +159,6 @@ class Sparsified(Patch):
         from sebp_edge.ops.measure import measure
 
         measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype)
-
-    def _row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-        """The logits of the loss rows, fp32 [C, V]."""
-        with self._calling(_Call(DETECTED, plan)):
-            logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
-        return logits_BTV.flatten(0, 1)[plan.loss_rows].float()
 
     def _run(self, *args, **kwargs):
         """Runs the forward pass with the batch's rows: known from its inputs, or else detected in the backward pass."""
@@ -258,11 +259,7 @@ class Sparsified(Patch):
         return given, is_cast, self._inner.training, are_trained, uses_fused_loss, has_plan
 
     def _batch_rows(self, findings: "_Findings", inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if (
-            not self._selection.reads_labels
-            or findings.verification.has_failed
-            or asks_for_more_outputs(self._inner, inputs)
-        ):
+        if not self._reads_labels or findings.verification.has_failed or asks_for_more_outputs(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
@@ -280,12 +277,16 @@ class Sparsified(Patch):
             return None
         # The batch's rows would compile a new graph for each batch, and are gone when a checkpoint recomputes.
         if torch.compiler.is_compiling() or is_in_checkpoint():
-            return self._selection.selector(layers)
+            return self._selector(layers)
         if num_rows == rows.num_rows:
             if isinstance(rows, UnverifiedRows) and not _gets_gradient(layers, x):
                 return None
             return rows.linear_rows(after_attention=self._findings.after_attention.issuperset(layers))
-        return None if num_rows == rows.num_pooled else self._selection.selector(layers)
+        return None if num_rows == rows.num_pooled else self._selector(layers)
+
+    def _selector(self, layers: list[nn.Module]) -> Selector:
+        """Returns what selects the rows of layers that are computed together, in the backward pass."""
+        return detect if self._selection is None else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
         """The rows of a norm whose input has the batch's rows; None, which means all rows, for others."""
@@ -385,7 +386,7 @@ class _SparseForward:
         return out
 
 
-def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False) -> Sparsified:
+def sparsify(model: nn.Module, rows: RowsToCompute = "exact", *, keep_logits: bool = False) -> Sparsified:
     """Gives every linear layer of `model` the row-sparse backward pass, and large norms and activations whose rows are
     known beforehand.
 
@@ -406,7 +407,7 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
         model: a transformers model, inside PEFT and DistributedDataParallel or not, sharded by `fully_shard` before or
             after this call or not; or any module. The first call with labels runs trials, which all processes must run.
         rows: "exact", as above; "detect", which never uses labels; or an approximation, `TopN`, `Threshold` or
-            `Energy` of `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
+            `Energy` of `sebp_edge.research`, which drops rows that carry gradient and counts them (`dropped()`).
         keep_logits: whether the model computes its own loss and returns logits.
 
     Raises:
@@ -415,6 +416,15 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
         OptionError: `rows` is none of these.
     """
     return Sparsified(model, rows, keep_logits=keep_logits)
+
+
+def _begin(rows: RowsToCompute, model: nn.Module) -> Selection | None:
+    """Returns the selection of a rule for a model; None for exact rows."""
+    if rows in ("exact", "detect") if isinstance(rows, str) else isinstance(rows, RowRule):
+        return None if isinstance(rows, str) else rows.begin(model)
+    raise OptionError(
+        f"rows={rows!r}; expected 'exact', 'detect', TopN(n), Threshold() or Energy() of sebp_edge.research."
+    )
 
 
 def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import ActiveRows, Rows, nonzero_rows, select_rows
+from sebp_edge.ops.rows import skipped_rows
 from sebp_edge.rows.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class UnverifiedRows:
     def _find_rows(self, douts_NM: tuple[Tensor, ...], predicted: Rows) -> ActiveRows:
         found_N = nonzero_rows(*douts_NM)
         if not callable(predicted):
-            wrong = (found_N & _outside(predicted, found_N)).any()
+            wrong = (found_N & skipped_rows(predicted, found_N)).any()
             self._wrong = wrong if self._wrong is None else self._wrong | wrong
         self._num_finished += 1
         # A backward pass through a part of the graph verifies nothing.
@@ -169,7 +170,7 @@ class _GradientCheck:
 
     def _check(self, gradient: Tensor, predicted: ActiveRows | slice) -> None:
         found_N = nonzero_rows(gradient.reshape(-1, gradient.shape[2:].numel()))
-        wrong = (found_N & _outside(predicted, found_N)).any()
+        wrong = (found_N & skipped_rows(predicted, found_N)).any()
         if self._wrong is None:
             # At the end of the backward pass, so that the host waits for the device only once.
             torch.autograd.Variable._execution_engine.queue_callback(self._report)
@@ -181,15 +182,6 @@ class _GradientCheck:
             self._verification.fail()
             if self._raises:
                 raise SparsityError(INCOMPLETE_GRADIENTS)
-
-
-def _outside(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
-    """Marks the rows that are not in `rows`, bool [N]."""
-    if isinstance(rows, ActiveRows):
-        return rows.slots < 0
-    outside_N = torch.ones_like(like_N)
-    outside_N[rows] = False
-    return outside_N
 
 
 def _tensors(outputs) -> Iterator[Tensor]:

@@ -15,8 +15,10 @@ concerns, learnable              what makes a gain on these texts meaningless, o
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
 near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
+remembered                       what a version remembers of a document; imports no numpy
 splits, lessons, schedule        examples -> splits -> what is trained on -> epochs, steps and micro-batches
 general_probe                    general text on which the cost of an adaptation is measured
 progress                         events while texts are read, compared and tokenised
 batches                          a micro-batch -> packed active tokens, or a padded batch
+teacher_tokens                   what a teacher finds probable at each loss token of an example
 """

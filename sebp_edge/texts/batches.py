@@ -1,6 +1,6 @@
 """Collates examples into tensors: their active tokens packed, or all tokens right-padded to the context length.
 
-Shapes: B sequences, T = context length, A active tokens, C loss rows, S = B, K other targets.
+Shapes: B sequences, T = context length, A active tokens, C loss rows, S = B, K soft targets.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.texts.examples import Example
 
 
@@ -80,29 +81,27 @@ def pack(examples: list[Example]) -> ActiveTokens:
     return replace(packed, **_taught(examples, packed.targets))
 
 
-def num_others(examples: list[Example]) -> int:
-    """Returns the number of other targets that each loss row of a micro-batch has."""
+def num_soft_targets(examples: list[Example]) -> int:
+    """Returns the number of soft targets that each loss row of a micro-batch has."""
     return max((example.teacher.k - 1 for example in examples if example.teacher is not None), default=0)
 
 
-def _taught(examples: list[Example], targets_C: Tensor) -> dict[str, Tensor]:
-    """Returns the targets that teachers change: those of their examples, and the other targets of all loss rows.
+def _taught(examples: list[Example], targets_C: Tensor) -> dict[str, Tensor | SoftTargets | None]:
+    """Returns the targets that teachers change: those of their examples, and the soft targets of all loss rows.
 
     A teacher's most probable token becomes the target. Rows without a teacher, or with one of fewer tokens, have share
     0 at what they lack.
     """
     if all(example.teacher is None for example in examples):
         return {}
-    targets_C, number, begin = targets_C.clone(), num_others(examples), 0
-    others_CK = torch.zeros(len(targets_C), number, dtype=torch.int64)
-    shares_CK = torch.zeros(len(targets_C), number)
+    targets_C, number, begin = targets_C.clone(), num_soft_targets(examples), 0
+    soft = SoftTargets.unused(len(targets_C), number)
     for example in examples:
         end, teacher = begin + example.num_loss_tokens, example.teacher
         if teacher is not None and end > begin:
             ids = torch.tensor(teacher.ids, dtype=torch.int64).view(-1, teacher.k)
             shares = torch.tensor(teacher.shares, dtype=torch.float32).view(-1, teacher.k)
             targets_C[begin:end] = ids[:, 0]
-            others_CK[begin:end, : teacher.k - 1], shares_CK[begin:end, : teacher.k - 1] = ids[:, 1:], shares[:, 1:]
+            soft.ids[begin:end, : teacher.k - 1], soft.shares[begin:end, : teacher.k - 1] = ids[:, 1:], shares[:, 1:]
         begin = end
-    others = {"other_targets": others_CK, "other_shares": shares_CK} if number else {}
-    return {"targets": targets_C} | others
+    return {"targets": targets_C, "soft_targets": soft if number else None}

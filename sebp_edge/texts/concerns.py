@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
+from sebp_edge.units import percent
+
 # Sizes in characters: of the sample that is checked, of the part of it that is tokenised, of their pieces.
 SAMPLE, TOKENISED_SAMPLE, PIECE = 1_000_000, 100_000, 10_000
 # Texts are random if the preference of neighbours is below this. Of 15,000 real texts, those with words have 0.15 or
@@ -124,6 +126,6 @@ def _concerns_about_tokens(text: str, tokenizer) -> Iterator[str]:
     unknown = tokens.count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
     if unknown > MAX_UNKNOWN_TOKENS * len(tokens):
         yield (
-            f"This model's tokenizer does not know {unknown / len(tokens):.0%} of these texts; choose a model that was "
-            "made for their language or symbols."
+            f"This model's tokenizer does not know {percent(unknown / len(tokens), 0)} of these texts; choose a model "
+            "that was made for their language or symbols."
         )

@@ -57,7 +57,7 @@ def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = (
         Unreadable: it refuses this conversation, has no place for a part of it, or a message contains a
             control token, which after rendering would look like the template's own.
     """
-    template = _Template(tokenizer, tools)
+    template = _ChatTemplate(tokenizer, tools)
     _refuse_control_tokens([messages, tools], tokenizer)
     # Nothing after the assistant's last turn has loss.
     messages = messages[: turns_with_loss(messages)[-1] + 1]
@@ -101,7 +101,7 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
         ModelError: there is no chat template.
         Unreadable: see `render_conversation`.
     """
-    template = _Template(tokenizer)
+    template = _ChatTemplate(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
     try:
         return template.render_all(messages, prompt=True, **variables).text
@@ -112,7 +112,7 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
 def render_end_of_turn(tokenizer) -> str:
     """Returns what the chat template puts after the assistant's text; "" if it refuses a question with an answer."""
     try:
-        return _Template(tokenizer).render_all(_QUESTION_AND_ANSWER).text.rpartition("answer")[2]
+        return _ChatTemplate(tokenizer).render_all(_QUESTION_AND_ANSWER).text.rpartition("answer")[2]
     except TemplateRefuses:
         return ""
 
@@ -126,7 +126,7 @@ def refuse_unusable_template(tokenizer) -> None:
         raise ModelError(f"This model cannot be asked questions: {reason}; choose another model.") from reason
 
 
-class _Template:
+class _ChatTemplate:
     """The chat template of a tokenizer, with the tools that the assistant may call.
 
     Raises:
@@ -181,7 +181,7 @@ def _strings(value) -> Iterator[str]:
             yield from _strings(each)
 
 
-def _by_marks(messages: Messages, template: _Template) -> Rendered | None:
+def _by_marks(messages: Messages, template: _ChatTemplate) -> Rendered | None:
     if not template.has_marks:
         return None
     text, spans = template.render_all(messages)
@@ -193,7 +193,7 @@ def _by_marks(messages: Messages, template: _Template) -> Rendered | None:
     return [(text, [span for span, turn in zip(spans, written, strict=True) if turn in turns])]
 
 
-def _by_turns(messages: Messages, template: _Template) -> Rendered:
+def _by_turns(messages: Messages, template: _ChatTemplate) -> Rendered:
     """Renders up to the beginning and up to the end of each turn.
 
     Returns one text if each of these is a prefix of the next one, else a text for each turn.
@@ -221,7 +221,7 @@ def _by_turns(messages: Messages, template: _Template) -> Rendered:
     return apart
 
 
-def _before_and_after(messages: Messages, turns: Sequence[int], template: _Template) -> Iterator[tuple[str, str]]:
+def _before_and_after(messages: Messages, turns: Sequence[int], template: _ChatTemplate) -> Iterator[tuple[str, str]]:
     for begin in range(0, len(turns), TURNS_AT_ONCE):
         some = turns[begin : begin + TURNS_AT_ONCE]
         cuts = [cut for turn in some for cut in ((turn, True), (turn + 1, False))]

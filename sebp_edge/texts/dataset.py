@@ -7,7 +7,7 @@ from sebp_edge.texts.boilerplate import common_lines
 from sebp_edge.texts.concerns import find_concerns
 from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, own_text
 from sebp_edge.texts.examples import Example, encode
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import MIN_CLUSTERS, Draw, Split, draw_splits
@@ -149,7 +149,7 @@ def make_dataset(
     recipe: Recipe,
     model_limit: int | None,
     drawing: Drawing,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Dataset:
     """Encodes documents as examples and draws their splits.
 

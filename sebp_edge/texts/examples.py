@@ -14,11 +14,11 @@ import numpy as np
 
 from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.rows.row_plan import IGNORE
-from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import NotShown, is_of_people, render_conversation, render_plain
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
+from sebp_edge.texts.teacher_tokens import TeacherTokens
 from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
 
 # The document number of an example that belongs to no document of the user's.
@@ -50,7 +50,7 @@ class Example:
     labels: Sequence[int]
     document: int
     in_boilerplate: bytes = b""
-    teacher: SoftTargets | None = None
+    teacher: TeacherTokens | None = None
     turn: int | None = None
 
     def __post_init__(self):
@@ -91,7 +91,7 @@ def encode(
     *,
     chat_template: bool = False,
     common_lines: frozenset[str] = frozenset(),
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> tuple[list[Example], list[LeftOut]]:
     """Encodes documents as examples of at most `context_length` tokens.
 
@@ -114,7 +114,7 @@ def encode(
         raise ModelError(
             "This model's tokenizer has no fast version, which is needed to cut texts; choose another model."
         )
-    examples, left_out, is_hidden, progress = [], [], False, progress or Progress()
+    examples, left_out, is_hidden = [], [], False
     bos = first_tokens(tokenizer)
     capacity = context_length - max(1, len(bos))
     progress.begin("tokenising", sum(_num_characters(document) for document in documents))

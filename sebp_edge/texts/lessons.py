@@ -7,17 +7,8 @@ import random
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from sebp_edge.texts.split_history import (
-    FOLD_ROLES,
-    NUM_FOLDS,
-    ROLES,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Fingerprint,
-    SplitHistory,
-    match,
-)
+from sebp_edge.texts.remembered import FOLD_ROLES, NUM_FOLDS, ROLES, TEST, TRAIN, VALIDATION
+from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match
 from sebp_edge.texts.splits import Draw
 
 # Documents that are replayed for each new or changed one.

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-SKETCH_SIZE = 64
+from sebp_edge.texts.remembered import Shingles
 
 # Near-duplicates share this part of the larger one's shingles, and at least this number (a run of eight words) unless
 # all their shingles are the same.
@@ -43,25 +43,6 @@ _BLANK = re.compile(r"[ \n。]")
 _PIECE, _MAX_WORDS = 250_000, 100_000
 # Odd numbers without a pattern, one for each word of a shingle.
 _FACTORS = [np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
-
-
-@dataclass(frozen=True, slots=True)
-class Shingles:
-    """The shingles of a document, or a sketch of them: the smallest only.
-
-    Attributes:
-        hashes: uint32, sorted, without duplicates.
-        number: the number of different shingles of the document.
-    """
-
-    hashes: np.ndarray
-    number: int
-
-    def sketch(self) -> "Shingles":
-        """Returns the smallest shingles, from which the number that two documents share can be estimated."""
-        if len(self.hashes) <= SKETCH_SIZE:
-            return self
-        return Shingles(self.hashes[:SKETCH_SIZE].copy(), self.number)
 
 
 class Shingler:

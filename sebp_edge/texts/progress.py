@@ -42,3 +42,16 @@ class Progress:
         self._reported = time.monotonic()
         self._on_event(PreparationProgress(self._stage, min(self._done, self._total), self._total))
         self._check()
+
+
+class _Silent(Progress):
+    """Reports nothing and counts nothing, so one is enough for all."""
+
+    def begin(self, stage: str, total: int) -> None: ...
+
+    def advance(self, amount: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+SILENT = _Silent()

@@ -30,7 +30,7 @@ from sebp_edge.texts.formats import FORMATS, text_size
 from sebp_edge.texts.formats.records import Read, read_records
 from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
-from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.vaults import Vault
 from sebp_edge.units import gigabytes
 
@@ -67,9 +67,7 @@ class Reading:
     chats: Chats = field(default_factory=Chats)
 
 
-def read_texts(
-    texts, memory: int | None = None, progress: Progress | None = None, me: str | Sequence[str] = ()
-) -> Reading:
+def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me: str | Sequence[str] = ()) -> Reading:
     """Reads a user's texts.
 
     Args:
@@ -97,7 +95,7 @@ def read_texts(
     return reading
 
 
-def read_all(texts, memory: int | None = None, progress: Progress | None = None) -> Reading:
+def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> Reading:
     """Reads a user's texts, and leaves chats and mails as they are, so that `Reading.authors` can be asked about.
 
     See `read_texts`, which makes documents of them.
@@ -106,7 +104,6 @@ def read_all(texts, memory: int | None = None, progress: Progress | None = None)
     sources = _with_different_names(list(_sources(texts, reading)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
-    progress = progress or Progress()
     progress.begin("reading", size)
     additions = _Additions(reading)
     for source in sources:
@@ -263,7 +260,7 @@ def _nothing_readable(left_out: list[LeftOut]) -> str:
 # ---------------------------------------------------------------------------------------------- where texts come from
 
 
-class _Source(NamedTuple):
+class _TextSource(NamedTuple):
     """A file, a string or a record.
 
     Attributes:
@@ -281,7 +278,7 @@ class _Source(NamedTuple):
     folder: Path | None = None
 
 
-def _sources(texts, reading: Reading) -> Iterator[_Source]:
+def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
     """Yields the sources in `texts` without reading them; adds the folders, and what is left out, to the reading."""
     if isinstance(texts, str) and (path := _existing_path(texts)):
         kind = "folder" if path.is_dir() else "file"
@@ -314,16 +311,16 @@ def _kind(value) -> str:
     return type(value).__name__
 
 
-def _source_of(name: str, content: Content) -> _Source:
-    return _Source(name, num_bytes(content), lambda: [content])
+def _source_of(name: str, content: Content) -> _TextSource:
+    return _TextSource(name, num_bytes(content), lambda: [content])
 
 
-def _record_source(number: int, record: dict) -> _Source:
+def _record_source(number: int, record: dict) -> _TextSource:
     name = record.get("name")
     name = printable(name.strip())[:_MAX_NAME] if isinstance(name, str) else ""
     found: list[Read] = list(read_records([record]))
     size = sum(num_bytes(content) for content in found if not isinstance(content, Unreadable | NotRead))
-    return _Source(name or f"record {number}", size, partial(iter, found), is_named=bool(name))
+    return _TextSource(name or f"record {number}", size, partial(iter, found), is_named=bool(name))
 
 
 def _existing_path(text: str) -> Path | None:
@@ -335,7 +332,7 @@ def _existing_path(text: str) -> Path | None:
         return None  # The name is too long, the folder cannot be opened, or the path is not valid.
 
 
-def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source]:
+def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSource]:
     path = expand_user(Path(folder.path))
     if is_archive(path):
         yield from _archive_sources(path, left_out)
@@ -343,15 +340,15 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
-        yield _Source(file.name, text_size(file.path), load, is_named=True, folder=root)
+        yield _TextSource(file.name, text_size(file.path), load, is_named=True, folder=root)
 
 
-def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
+def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSource]:
     try:
         for file in find_members(path, lambda name, reason: left_out.append(LeftOut(name, reason))):
             name = printable(str(file.path))
             load = partial(read_member, partial(_read_found, vault=None), file)
-            yield _Source(name, text_size(file), load, is_named=True, folder=path.absolute())
+            yield _TextSource(name, text_size(file), load, is_named=True, folder=path.absolute())
     except Unreadable as reason:
         left_out.append(LeftOut(printable(path.name), str(reason)))
 
@@ -364,7 +361,7 @@ def _read_found(path: Path, vault: Vault | None) -> Iterator[Part]:
         yield content
 
 
-def _with_different_names(sources: list[_Source]) -> list[_Source]:
+def _with_different_names(sources: list[_TextSource]) -> list[_TextSource]:
     """Puts the last parts of the given folders before files' names, as many as it takes to tell the files apart."""
     names = [source.name for source in sources]
     for depth in count(1):

@@ -7,13 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from sebp_edge.texts.near_duplicates import Relations, Shingler, Shingles, compare
-from sebp_edge.texts.progress import Progress
-
-NUM_FOLDS = 3
-SPLITS = TRAIN, VALIDATION, TEST = "train", "validation", "test"
-FOLD_ROLES = tuple(f"fold {fold + 1}" for fold in range(NUM_FOLDS))
-ROLES = (*SPLITS, *FOLD_ROLES)
+from sebp_edge.texts.near_duplicates import Relations, Shingler, compare
+from sebp_edge.texts.progress import SILENT, Progress
+from sebp_edge.texts.remembered import FOLD_ROLES, TEST, TRAIN, Remembered, Shingles
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +27,7 @@ class Fingerprint:
     shingles: Shingles
 
 
-def take_fingerprints(
-    texts: Mapping[int, str], salt: bytes, progress: Progress | None = None
-) -> dict[int, Fingerprint]:
+def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress = SILENT) -> dict[int, Fingerprint]:
     """Returns the documents' fingerprints by number, in an order that depends on the texts only.
 
     Args:
@@ -41,7 +35,7 @@ def take_fingerprints(
         salt: up to 64 secret bytes, the same for all versions of an adapter.
         progress: of the preparation.
     """
-    shingler, progress = Shingler(salt), progress or Progress()
+    shingler = Shingler(salt)
     progress.begin("comparing", sum(map(len, texts.values())))
     found = {
         number: Fingerprint(*_digests(text, salt), shingler.shingles(text, progress.advance))
@@ -56,27 +50,6 @@ def _digests(text: str, salt: bytes) -> tuple[bytes, int]:
     content = text.encode(errors="surrogatepass")
     key = int.from_bytes(blake2b(content, digest_size=8, key=salt).digest(), "little")
     return blake2b(content, digest_size=16).digest(), key
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """A document of a version of an adapter or of an earlier version, without its text.
-
-    Attributes:
-        key, sketch: the key of its fingerprint, and a sketch of its shingles.
-        split: its split, one of SPLITS; None if none was drawn.
-        fold: the fold that tests it; None if none was drawn.
-        role: how this version used it: one of ROLES, where "fold 1" is tested by the first fold and trained on by
-            another; None if this version does not know it.
-        absent: whether this version knows it only from the version that it learnt on from.
-    """
-
-    key: int
-    sketch: Shingles
-    split: str | None
-    fold: int | None
-    role: str | None
-    absent: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,8 @@ from hashlib import blake2b
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.near_duplicates import Clusters, find_clusters
-from sebp_edge.texts.split_history import (
-    FOLD_ROLES,
-    NUM_FOLDS,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Fingerprint,
-    Matches,
-    Remembered,
-    SplitHistory,
-    match,
-)
+from sebp_edge.texts.remembered import FOLD_ROLES, NUM_FOLDS, TEST, TRAIN, VALIDATION, Remembered
+from sebp_edge.texts.split_history import Fingerprint, Matches, SplitHistory, match
 
 MIN_CLUSTERS = 6
 MIN_TOKENS = 300

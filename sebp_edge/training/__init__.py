@@ -6,7 +6,6 @@ run                   trains and tests, on one split or on folds, then trains on
 gate                  decides whether an adapter is better than the base model and than the active version
 quiz                  decides by right answers whether an adapter is better
 comparison            compares the test losses of two states, with a confidence bound
-range_test            runs a learning-rate range test
 loop                  runs one training: learning rates, steps, evaluations, the best state
 evaluation            computes held-out losses by document
 scoring               computes losses without training

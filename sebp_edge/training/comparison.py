@@ -71,7 +71,7 @@ def interval(losses: HeldOutLoss, cluster_of: Mapping[int, int]) -> tuple[float,
         return None
     nats, tokens = (np.bincount(unit_of, list(part.values()), len(units)) for part in (losses.nats, losses.tokens))
     with np.errstate(all="ignore"):
-        # Of the share by which `tokens`, one nat each, exceed the nats.
+        # With one nat per token as the loss before, one minus the gain is the mean loss.
         highest = 1 - float(jackknife_bound(tokens, nats, level=0.975))
     if not math.isfinite(highest):
         return None

@@ -9,7 +9,6 @@ keeps results in it.
 import functools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import NamedTuple, Protocol
 
 import torch
@@ -121,14 +120,14 @@ class MicroBatchGraphs:
         self._state: ModelState | None = None  # of the model that was captured
 
     def prepare(
-        self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = (), nums_others: Iterable[int] = (0,)
+        self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = (), nums_soft_targets: Iterable[int] = (0,)
     ) -> None:
         """Chooses a few buckets that hold all later micro-batches.
 
         Args:
             needed: the sizes of micro-batches with gradients, as buckets on the grid.
             held_out: the sizes of micro-batches without gradients, as buckets on the grid.
-            nums_others: the numbers of other targets that rows of micro-batches with gradients have.
+            nums_soft_targets: the numbers of soft targets that rows of micro-batches with gradients have.
         """
         new = [own for own in needed if own not in self._held]
         self._buckets += choose_buckets(new)
@@ -137,7 +136,7 @@ class MicroBatchGraphs:
             self._key(part, bucket, number)
             for part in self._updates
             for bucket in self._buckets
-            for number in nums_others
+            for number in nums_soft_targets
         }
         self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
 
@@ -185,11 +184,11 @@ class MicroBatchGraphs:
 
     def _get_graph(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_CapturedGraph":
         """Returns a part's graph for a bucket, captured on first use."""
-        key = self._key(part, bucket, tokens.num_others)
+        key = self._key(part, bucket, tokens.num_soft_targets)
         if key not in self._captured:
             # Tensors made in inference mode could not be written to later.
             with torch.inference_mode(False):
-                self._warm_up(key, tokens.first_token())
+                self._warm_up(key, tokens)
                 on_device = tokens.filled(bucket).to(self._loss.device)
                 self._captured[key] = _CapturedGraph(self._graphs, part, on_device, functools.partial(self._run, part))
             self._state = self._hoisted.state
@@ -206,11 +205,11 @@ class MicroBatchGraphs:
                 "and capture graphs again. Set all gradients to zero before the next step."
             )
 
-    def _key(self, part: str, bucket: Bucket, num_others: int = 0) -> "_Key":
-        return _Key(part, bucket, self._hoisted.model.training, num_others)
+    def _key(self, part: str, bucket: Bucket, num_soft_targets: int = 0) -> "_Key":
+        return _Key(part, bucket, self._hoisted.model.training, num_soft_targets)
 
     @torch.enable_grad()
-    def _warm_up(self, requested: "_Key", token: ActiveTokens) -> None:
+    def _warm_up(self, requested: "_Key", tokens: ActiveTokens) -> None:
         """Warms up the requested key and all planned ones that are not warmed up yet, the largest first.
 
         All are warmed up before the first capture, since a graph keeps the memory of its run, and later warm-ups would
@@ -219,7 +218,7 @@ class MicroBatchGraphs:
         planned = {key for key in self._planned if requested.part != LOSSES or key.part == LOSSES}
         for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
             # With weights of zero, gradients and loss do not change.
-            filled = token.with_unused_others(key.num_others).filled(key.bucket)
+            filled = tokens.first_token(key.num_soft_targets).filled(key.bucket)
             weightless = filled.to(self._loss.device).weighted(0.0)
             self._graphs.warm_up(functools.partial(self._run, key.part, weightless))
             self._warmed_up.add(key)
@@ -238,16 +237,19 @@ class MicroBatchGraphs:
 
 
 class _Key(NamedTuple):
-    """A part of a micro-batch's work, its bucket, the model's mode, and the number of other targets of a loss row."""
+    """A part of a micro-batch's work, its bucket, the model's mode, and the number of soft targets of a loss row.
+
+    That number is a size of the graph's tensors, which a warm-up needs before it has seen a micro-batch with teachers.
+    """
 
     part: str
     bucket: Bucket
     training: bool
-    num_others: int
+    num_soft_targets: int
 
     def order(self) -> tuple[bool, str, float, int]:
         """Sort key: those with gradients first, then the largest first."""
-        return self.part == LOSSES, self.part, -self.bucket.cost, -self.num_others
+        return self.part == LOSSES, self.part, -self.bucket.cost, -self.num_soft_targets
 
 
 class _CapturedGraph:
@@ -269,8 +271,7 @@ class _CapturedGraph:
 
     def __call__(self, tokens: ActiveTokens) -> Tensor | None:
         """Returns the function's result for tokens on the host; it is valid until the next call."""
-        for field in fields(tokens):
-            if isinstance(buffer := getattr(self._tokens, field.name), Tensor):
-                buffer.copy_(getattr(tokens, field.name).pin_memory(), non_blocking=True)
+        for buffer, values in zip(self._tokens.tensors, tokens.tensors, strict=True):
+            buffer.copy_(values.pin_memory(), non_blocking=True)
         self._replay()
         return self._result

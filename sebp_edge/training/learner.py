@@ -16,10 +16,9 @@ from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
-from sebp_edge.pruning.pruning import Pruning
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
-from sebp_edge.texts.batches import Collator, num_others, pack
+from sebp_edge.texts.batches import Collator, num_soft_targets, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
@@ -52,7 +51,7 @@ class Learner:
         adaptation: the adaptation whose parameters are trained.
         row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if micro-batches run eagerly.
-        pruning: prunes layers to N:M at each step; None if the recipe does not ask for it.
+        hook: what the adaptation does around the steps.
         can_accumulate: whether a step may have several micro-batches.
     """
 
@@ -69,12 +68,12 @@ class Learner:
         self.adaptation, self._on_event, self._guard = adaptation, on_event, guard
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
-        self.pruning = Pruning(adaptation.model, recipe.sparsity) if recipe.sparsity else None
+        self.hook = adaptation.training_hook()
         self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(self.parameters, recipe, options, self.pruning)
+            self._update = _update_for(self.parameters, recipe, options, self.hook.updated(self.parameters))
             self.can_accumulate = self._update.can_accumulate
             if device.type == "cuda" and self.row_losses.hoisted is not None:
                 self.begin_graphs()
@@ -94,7 +93,7 @@ class Learner:
         if self.graphs is not None:
             trained = list(trained)
             needed, held_out = ([Bucket.holding(*each.sizes) for each in group] for group in (trained, evaluated))
-            self.graphs.prepare(needed, held_out, {num_others(each.examples) for each in trained})
+            self.graphs.prepare(needed, held_out, {num_soft_targets(each.examples) for each in trained})
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
@@ -114,11 +113,6 @@ class Learner:
         losses, sequences = self.row_losses(micro_batch.examples)
         self._guard.check()
         return losses.cpu(), sequences
-
-    def begin_training(self, num_steps: int) -> None:
-        """Begins a training of at most `num_steps` steps with the current weights."""
-        if self.pruning is not None:
-            self.pruning.begin(num_steps)
 
     def begin_step(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
@@ -152,8 +146,7 @@ class Learner:
     def finish_step(self) -> Outcome:
         """Updates the parameters; returns the step's outcome."""
         outcome = Outcome(self._loss.clone(), self._update.finish())
-        if self.pruning is not None:
-            self.pruning.step(dict.fromkeys(self.pruning.weights, self._learning_rate))
+        self.hook.after_step(self._learning_rate)
         return outcome
 
     def dry_run(self, micro_batch: MicroBatch) -> None:
@@ -197,11 +190,10 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def _update_for(
-    parameters: list[Tensor], recipe: Recipe, options: MemoryOptions, pruning: Pruning | None
+    parameters: list[Tensor], recipe: Recipe, options: MemoryOptions, weights: list[Tensor] | None
 ) -> Update | UpdateInBackward:
     """Returns updates within the backward pass for full fine-tuning in bf16, else updates after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
-    weights = pruning and [pruning.weights.dense(parameter) for parameter in parameters]
     if recipe.method == "full" and in_bf16:
         return UpdateInBackward(parameters, recipe, weights)
     return Update(parameters, recipe, options, weights)

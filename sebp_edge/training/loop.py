@@ -4,7 +4,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Progress of a training, updated as it runs.
 
     Attributes:
@@ -75,14 +74,14 @@ class Trainer:
     recipe: Recipe
     on_event: Sink
     phase: str
-    progress: Progress = field(default_factory=Progress)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
 
-    def train(self, schedule: Schedule) -> Progress:
+    def train(self, schedule: Schedule) -> TrainingProgress:
         """Runs the steps of a schedule that the learner is prepared for.
 
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
-        Pruned layers are evaluated and kept as if the training ended there: pruned to their pattern. They never stop a
-        training before the sparse phase.
+        Each state is evaluated and kept as if the training ended there. No training stops early before the hook of its
+        adaptation has settled.
         After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
 
@@ -93,8 +92,8 @@ class Trainer:
         rates = learning_rates(recipe, schedule.num_steps)
         epochs = schedule.epochs[: schedule.last_epoch]
         progress.total_steps = sum(map(len, epochs))
-        self.learner.begin_training(schedule.num_steps)
-        pruning, last_dense_epoch = self.learner.pruning, 0
+        hook, last_unsettled_epoch = self.learner.hook, 0
+        hook.begin(schedule.num_steps)
         try:
             if schedule.learns_on:
                 progress.best_state = snapshot(self.learner.adaptation)
@@ -103,16 +102,16 @@ class Trainer:
             for epoch, steps in enumerate(epochs, start=1):
                 self._train_epoch(epoch, steps, rates)
                 self._evaluate(schedule.validation, epoch)
-                if pruning is not None and not pruning.is_final:
-                    last_dense_epoch = epoch
-                if epoch - max(progress.best_epoch, last_dense_epoch) >= recipe.patience:
+                if not hook.is_settled:
+                    last_unsettled_epoch = epoch
+                if epoch - max(progress.best_epoch, last_unsettled_epoch) >= recipe.patience:
                     break
         except BaseException as stop:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
                 restore(self.learner.adaptation, progress.best_state)
-            elif pruning is not None:
-                pruning.finish()
+            else:
+                hook.finish()
             raise
         restore(self.learner.adaptation, progress.best_state)
         return progress
@@ -169,8 +168,8 @@ class Trainer:
 
     def _evaluate(self, validation: Group, epoch: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples."""
-        progress, pruning = self.progress, self.learner.pruning
-        with pruning.finished() if pruning else nullcontext():
+        progress = self.progress
+        with self.learner.hook.finished():
             losses = evaluate(self.learner, validation) if validation.examples else None
             loss = losses.mean if losses else math.nan
             best = not losses or loss < progress.best_loss

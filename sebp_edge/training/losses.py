@@ -1,5 +1,7 @@
 """Computes the losses of a batch: on hoisted rows if a trial shows that this is exact, else on padded batches."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -67,12 +69,12 @@ class RowLosses:
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
         return losses, batch.plan.loss_rows // self._collator.context_length
 
-    def teacher_tokens(self, examples: list[Example], k: int) -> tuple[Tensor, Tensor]:
-        """Returns a few tokens of each loss row, int64 [C, K], and their shares; see `teacher_tokens`."""
+    def row_logits(self, examples: list[Example]) -> Iterable[Tensor]:
+        """Returns the logits of a micro-batch's loss rows, some rows at a time: fp32 [c, V]."""
         if self.hoisted is not None:
-            return self.hoisted.teacher_tokens(self._pack(examples).to(self._device), k)
+            return self.hoisted.row_logits(self._pack(examples).to(self._device))
         batch = self._collator(examples)
-        return self._padded.teacher_tokens(batch.input_ids.to(self._device), batch.plan.to(self._device), k)
+        return [self._padded.row_logits(batch.input_ids.to(self._device), batch.plan.to(self._device))]
 
     def _pack(self, examples: list[Example]) -> ActiveTokens:
         tokens = pack(examples)

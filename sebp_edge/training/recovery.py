@@ -17,7 +17,6 @@ from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_m
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable
-from sebp_edge.pruning.pruning import Pruning
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -40,6 +39,7 @@ class RecoveringLearner:
     Attributes:
         adaptation: the adaptation whose parameters are trained.
         inner: the learner that computes losses, gradients and updates.
+        hook: what the adaptation does around the steps.
         schedule: the current schedule.
         limit: the current maximum number of rows of a micro-batch.
         steps_ahead: the number of steps whose outcome may be unread when the next one starts.
@@ -62,7 +62,7 @@ class RecoveringLearner:
         self._guard = guard or MemoryGuard(device)
         self._guard.begin()
         self.inner = Learner(adaptation, recipe, examples, collator, on_event, options, self._guard)
-        self.limit = self.inner.row_losses.limit
+        self.hook, self.limit = self.inner.hook, self.inner.row_losses.limit
         self.schedule = Schedule([])
         self._later: Sequence[Schedule] = ()
         self.steps_ahead = 1 if device.type == "cuda" else 0
@@ -147,15 +147,6 @@ class RecoveringLearner:
             self.inner.discard_step()
             step.cut(self.limit)
         return self.inner.finish_step()
-
-    @property
-    def pruning(self) -> Pruning | None:
-        """See `Learner`."""
-        return self.inner.pruning
-
-    def begin_training(self, num_steps: int) -> None:
-        """See `Learner.begin_training`."""
-        self.inner.begin_training(num_steps)
 
     def start_again(self, state: list[Tensor]) -> None:
         """See `Learner.start_again`."""

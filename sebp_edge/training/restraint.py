@@ -10,14 +10,14 @@ from sebp_edge.models.adaptation import restore, restore_scaled, snapshot
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.texts.schedule import Group
 from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.loop import Progress
+from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.recovery import RecoveringLearner
 
 # From the whole adapter to half of it.
 SCALES = tuple(percent / 100 for percent in range(100, 45, -5))
 
 
-def restrain(learner: RecoveringLearner, progress: Progress, general: Group, base_loss: float) -> float:
+def restrain(learner: RecoveringLearner, progress: TrainingProgress, general: Group, base_loss: float) -> float:
     """Scales the best state of a training, which the adapter is in; returns the scale, the least if none is enough.
 
     The scale is the largest one at which the loss rises by at most `MAX_RISE`, if a smaller one never rises more.

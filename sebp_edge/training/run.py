@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
+from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
@@ -26,11 +26,11 @@ from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.loop import Progress, Trainer
+from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.restraint import restrain
 from sebp_edge.training.scoring import score
-from sebp_edge.units import duration
+from sebp_edge.units import duration, percent
 
 # A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180
@@ -43,6 +43,7 @@ class TrainingRun:
         schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
         starts: the folders of the states that the trainings begin in, that of the training on all documents last; by
             default, they begin with fresh weights.
+        attach: attaches the fresh weights that the recipe trains.
 
     Attributes:
         adaptation: the trained adaptation; None before the first training.
@@ -68,14 +69,16 @@ class TrainingRun:
         options: MemoryOptions,
         guard: MemoryGuard,
         starts: Sequence[Path] = (),
+        *,
+        attach: Callable[[BaseModel, Recipe, int], Adaptation],
     ):
         self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
         self.seed, self.options, self._schedules, self._on_event = seed, options, schedules, on_event
         self._collator = Collator(dataset.context_length, base.pad_token_id)
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
-        self._folders = starts
+        self._folders, self._attach = starts, attach
         self.adaptation: Adaptation | None = None
-        self.progress: list[Progress] = []
+        self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.began = time.perf_counter()
@@ -90,15 +93,15 @@ class TrainingRun:
 
         With folds, each document is tested in a training that has not seen it, and the last training always follows.
         With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
-        states. If the loss on the validation documents, which it has seen, is not lower than before, a single judged
-        state is used instead; so it is after a stop, or if the loss becomes NaN or infinite.
+        states. It is used if the loss on the validation documents, which it has seen, is lower than before.
+        Otherwise, after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
         self._announce_slow_run()
         starts = [read_state(self.base, folder) for folder in self._folders]
-        self.adaptation = attach(self.base, self.recipe, self.seed)
+        self.adaptation = self._attach(self.base, self.recipe, self.seed)
         with RecoveringLearner(
             self.adaptation,
             self.recipe,
@@ -191,11 +194,11 @@ class TrainingRun:
         refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
         return Group(probe, learner.limit, is_evaluated=True)
 
-    def _restrain(self, learner: RecoveringLearner, best: Progress, general: Group, base_loss: float) -> None:
+    def _restrain(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
         scale = restrain(learner, best, general, base_loss)
         if scale < 1:
-            because = f"since the loss on general text rose by more than {MAX_RISE:.1%}"
-            self._on_event(Notice(f"The adapter was scaled to {scale:.0%}, {because}."))
+            because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
+            self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
     def _refit(
         self, learner: RecoveringLearner, schedule: Schedule, start: list[Tensor], result: GateResult
@@ -228,7 +231,7 @@ class TrainingRun:
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         recipe = self.recipe.learning_on() if schedule.learns_on else self.recipe
-        trainer = Trainer(learner, recipe, self._on_event, phase, Progress(phase))
+        trainer = Trainer(learner, recipe, self._on_event, phase, TrainingProgress(phase))
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])

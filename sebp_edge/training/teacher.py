@@ -1,30 +1,33 @@
 """Gives examples a teacher: what a model, as it is now, finds probable at each of their loss tokens.
 
-Trained on these examples, a model learns to predict as its teacher does. The teacher may read another text before the
-same loss tokens: with a note in its prompt, it teaches the student to answer without the note.
-Shapes: C loss rows, K tokens of each (see `patches.loss.teacher_tokens`).
+Trained on these examples, a model learns to predict as its teacher does.
+Shapes: C loss rows, V vocabulary, K tokens of each.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.stopping import Check
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.teacher_tokens import TeacherTokens
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.scoring import in_micro_batches
 
-# The most probable tokens that a teacher gives at each loss token, besides drawn ones.
+# The most probable tokens that a teacher gives at each loss token.
 K = 20
+# Tokens that are drawn from all others.
+NUM_DRAWN = 12
 
 
+@torch.no_grad()
 def with_teacher(
     model: nn.Module,
     examples: Sequence[Example],
@@ -36,87 +39,65 @@ def with_teacher(
     k: int = K,
     options: MemoryOptions = FASTEST,
 ) -> list[Example]:
-    """Returns the examples with `model` as their teacher, which reads the same as the student; see `taught_by`."""
-    return taught_by(
-        model, [(example, example) for example in examples], collator, device, on_event, check, k=k, options=options
-    )
-
-
-@torch.no_grad()
-def taught_by(
-    model: nn.Module,
-    pairs: Sequence[tuple[Example, Example]],
-    collator: Collator,
-    device: torch.device,
-    on_event: Sink,
-    check: Check = lambda: None,
-    *,
-    k: int = K,
-    options: MemoryOptions = FASTEST,
-) -> list[Example]:
-    """Returns the students' examples with `model` as their teacher; restores the model.
+    """Returns the examples with `model` as their teacher; restores the model.
 
     Args:
         model: the teacher, a decoder in evaluation mode; disable the adapter of one that is its own teacher.
-        pairs: what the teacher reads and what the student reads, with the same loss tokens, in this order.
         on_event: receives the progress after each micro-batch; may raise to stop.
         check: is called after each micro-batch; may raise to stop.
         k: the number of the most probable tokens that are kept at each loss token, besides drawn ones.
         options: what to hold in memory at once.
 
     Raises:
-        OptionError: k is below 1, or a pair has different numbers of loss tokens.
+        OptionError: k is below 1.
         RuntimeError, MemoryError: a single example does not fit into memory.
     """
     if k < 1:
         raise OptionError(f"A teacher got k={k}; expected 1 token or more at each loss token.")
-    for teacher, student in pairs:
-        _refuse_other_loss_tokens(teacher, student)
     # Each example once, without a teacher of its own; one without loss tokens teaches nothing.
-    read = {id(teacher): replace(teacher, teacher=None) for teacher, _ in pairs if teacher.num_loss_tokens}
+    read = {id(example): replace(example, teacher=None) for example in examples if example.num_loss_tokens}
     if not read:
-        return [student for _, student in pairs]
-    taught = _teach(model, list(read.values()), collator, device, on_event, check, k, options)
-    targets = {number: taught[id(example)] for number, example in read.items()}
-    return [replace(student, teacher=targets.get(id(teacher))) for teacher, student in pairs]
-
-
-def _refuse_other_loss_tokens(teacher: Example, student: Example) -> None:
-    if teacher.num_loss_tokens != student.num_loss_tokens:
-        raise OptionError(
-            f"A teacher's example has {teacher.num_loss_tokens} loss tokens and its student's "
-            f"{student.num_loss_tokens}; expected the same loss tokens in both."
-        )
-
-
-def _teach(
-    model: nn.Module,
-    examples: list[Example],
-    collator: Collator,
-    device: torch.device,
-    on_event: Sink,
-    check: Check,
-    k: int,
-    options: MemoryOptions,
-) -> dict[int, SoftTargets]:
-    """Returns the soft targets of each example, by its id."""
-    taught: dict[int, SoftTargets] = {}
+        return list(examples)
+    taught: dict[int, TeacherTokens] = {}
     # The training tells the user if the model runs on padded batches.
-    with RowLosses(model, examples, collator, device, silent, options) as row_losses:
+    with RowLosses(model, list(read.values()), collator, device, silent, options) as row_losses:
 
-        def soft_targets(micro_batch: list[Example]) -> list[SoftTargets]:
-            return _split(*(part.cpu() for part in row_losses.teacher_tokens(micro_batch, k)), micro_batch)
+        def teach(micro_batch: list[Example]) -> list[TeacherTokens]:
+            chunks = map(partial(tokens_and_shares, k=k), row_losses.row_logits(micro_batch))
+            return _split(*(torch.cat(parts).cpu() for parts in zip(*chunks, strict=True)), micro_batch)
 
-        for micro_batch, targets in in_micro_batches(soft_targets, examples, row_losses.limit, device, on_event):
+        for micro_batch, targets in in_micro_batches(teach, list(read.values()), row_losses.limit, device, on_event):
             taught |= {id(example): own for example, own in zip(micro_batch, targets, strict=True)}
             check()
-    return taught
+    targets = {number: taught[id(example)] for number, example in read.items()}
+    return [replace(example, teacher=targets.get(id(example))) for example in examples]
 
 
-def _split(ids_CK: torch.Tensor, shares_CK: torch.Tensor, examples: list[Example]) -> list[SoftTargets]:
+def _split(ids_CK: Tensor, shares_CK: Tensor, examples: list[Example]) -> list[TeacherTokens]:
     """Splits the tokens of a micro-batch's loss rows, which are in the order of the examples."""
     counts = [example.num_loss_tokens for example in examples]
     return [
-        SoftTargets(ids.flatten().tolist(), shares.flatten().tolist(), ids.shape[1])
+        TeacherTokens(ids.flatten().tolist(), shares.flatten().tolist(), ids.shape[1])
         for ids, shares in zip(ids_CK.split(counts), shares_CK.split(counts), strict=True)
     ]
+
+
+def tokens_and_shares(logits_CV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Returns a few tokens that stand for each row's probabilities, int64 [C, K], and their shares, fp32 [C, K].
+
+    These are the k most probable tokens, the most probable first, with their probabilities; and tokens drawn from all
+    others, which share the rest. So the expected loss is that with the whole distribution. Without the drawn ones, a
+    student would learn that the others never occur, and its loss on other texts would rise (Anshumann et al. 2025).
+    All tokens are returned, and none is drawn, if there are no more than k.
+    """
+    probabilities_CV = logits_CV.float().softmax(dim=1)
+    shares_CK, ids_CK = probabilities_CV.topk(min(k, logits_CV.shape[1]), dim=1)
+    if k >= logits_CV.shape[1]:
+        return ids_CK, shares_CK
+    rest_CV = probabilities_CV.scatter(1, ids_CK, 0.0)
+    rest_C1 = rest_CV.sum(dim=1, keepdim=True)
+    # A row without a rest needs some token to draw; its share is 0.
+    generator = torch.Generator(logits_CV.device).manual_seed(0)
+    drawn_CN = torch.multinomial(rest_CV + (rest_C1 == 0), NUM_DRAWN, replacement=True, generator=generator)
+    shares = torch.cat([shares_CK, (rest_C1 / NUM_DRAWN).expand(-1, NUM_DRAWN)], dim=1)
+    return torch.cat([ids_CK, drawn_CN], dim=1), shares / shares.sum(dim=1, keepdim=True)

@@ -13,14 +13,15 @@ import tarfile
 import pytest
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
 
 
 @pytest.fixture
 def store(tmp_path):
     store = AdapterStore(tmp_path / "data")
-    store.save(FakeAdaptation(os.urandom(5000)), AdapterRecord(**RECORD), "日記 2", activate=True)
+    store.adapter("日記 2").save(FakeAdaptation(os.urandom(5000)), AdapterRecord(**RECORD), activate=True)
     return store
 
 
@@ -31,7 +32,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def archive(store, tmp_path):
-    store.export_archive("日記 2", tmp_path / "moved.tar")
+    store.adapter("日記 2").export_archive(tmp_path / "moved.tar")
     return tmp_path / "moved.tar"
 
 
@@ -66,10 +67,10 @@ def assert_refused(other, archive, reason):
 def test_a_version_is_moved_bit_for_bit(store, other, archive):
     saved = other.import_archive(archive)
     assert (saved.name, saved.version, saved.active) == ("日記 2", 1, False)
-    assert contents(saved.path) == contents(store.open("日記 2").path)
-    assert saved.record == store.open("日記 2").record
-    assert other.active_version("日記 2") is None
-    assert other.activate(saved).active
+    assert contents(saved.path) == contents(store.adapter("日記 2").open().path)
+    assert saved.record == store.adapter("日記 2").open().record
+    assert other.adapter("日記 2").active() is None
+    assert other.adapter(saved.name).activate(saved.version).active
     again = other.import_archive(archive, "new name")
     assert (again.name, again.version, other.names()) == ("new name", 1, ["new name", "日記 2"])
     assert store.import_archive(archive).version == 2
@@ -80,25 +81,25 @@ def test_an_archive_is_a_plain_tar_file_that_only_its_owner_can_read(store, arch
     found = dict(members(archive))
     listed = json.loads(found.pop("archive.json"))
     assert (listed["format"], listed["name"]) == (1, "日記 2")
-    assert found == contents(store.open("日記 2").path)
+    assert found == contents(store.adapter("日記 2").open().path)
     assert [each["path"] for each in listed["files"]] == list(found)
 
 
 def test_a_file_is_never_overwritten(store, archive, tmp_path):
     before = archive.read_bytes()
     with pytest.raises(OptionError, match=r"moved\.tar' already exists; choose a new file"):
-        store.export_archive("日記 2", archive)
+        store.adapter("日記 2").export_archive(archive)
     assert archive.read_bytes() == before
     with pytest.raises(StorageError, match=r"Cannot write to '.*': No such file or directory"):
-        store.export_archive("日記 2", tmp_path / "nowhere" / "x")
+        store.adapter("日記 2").export_archive(tmp_path / "nowhere" / "x")
     with pytest.raises(AdapterError, match="has no version 7"):
-        store.export_archive("日記 2", tmp_path / "x", 7)
+        store.adapter("日記 2").export_archive(tmp_path / "x", 7)
 
 
 def test_files_that_are_not_plain_are_not_exported(store, tmp_path):
-    (store.open("日記 2").path / "link").symlink_to("/etc/passwd")
+    (store.adapter("日記 2").open().path / "link").symlink_to("/etc/passwd")
     with pytest.raises(AdapterError, match="has files that sebp-edge did not write"):
-        store.export_archive("日記 2", tmp_path / "x")
+        store.adapter("日記 2").export_archive(tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -124,7 +125,7 @@ def test_a_damaged_archive_is_one_sentence_and_changes_nothing(other, archive):
             imported += 1
             assert number % 3
             assert AdapterRecord(**RECORD | {"created": saved.record.created}) == saved.record
-            other.remove(saved.name)
+            other.adapter(saved.name).remove()
         assert list(other.folder.glob(".saving*")) == []
     assert imported < 100
 
@@ -225,6 +226,7 @@ def test_a_pipe_or_a_folder_or_no_file_is_refused_at_once(other, tmp_path):
     signal.alarm(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_archive_is_imported_in_bounded_memory(other, archive):
     """The process may hold 200 MB beside a file of 600 MB."""

@@ -13,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "store_faults.py"
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="Windows has no fork")]
 
 
 def run(folder, mode, *arguments):

@@ -9,9 +9,12 @@ import pytest
 from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.documents import Entry, latest_history, write_history
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.adapters.history import Entry, write_history
+from sebp_edge.adapters.lock import locked
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, StorageError
+from sebp_edge.run.start import latest_history
 from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import draw_splits
 
@@ -24,7 +27,7 @@ def store(tmp_path):
 
 
 def save(store, name="mine", *, activate=True, **values):
-    return store.save(FakeAdaptation(b"x" * 1000), AdapterRecord(**RECORD | values), name, activate=activate)
+    return store.adapter(name).save(FakeAdaptation(b"x" * 1000), AdapterRecord(**RECORD | values), activate=activate)
 
 
 # ------------------------------------------------------------------------------------------------------------ rollback
@@ -33,19 +36,19 @@ def save(store, name="mine", *, activate=True, **values):
 def test_a_rollback_goes_back_through_the_versions_that_were_active(store):
     for number in range(1, 5):
         save(store, activate=number != 2)
-    store.activate(store.open("mine", 1))
-    assert [store.rollback("mine").version for _ in range(2)] == [4, 3]
-    assert store.open("mine").version == 3
+    store.adapter("mine").activate(1)
+    assert [store.adapter("mine").rollback().version for _ in range(2)] == [4, 3]
+    assert store.adapter("mine").open().version == 3
     with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' was active before version 3; activate "):
-        store.rollback("mine")
-    assert store.active_version("mine") == 3
+        store.adapter("mine").rollback()
+    assert store.adapter("mine").active() == 3
 
 
 def test_a_rollback_passes_over_versions_that_were_removed(store):
     for _ in range(3):
         save(store)
-    store.remove("mine", 2)
-    assert store.rollback("mine").version == 1
+    store.adapter("mine").remove(2)
+    assert store.adapter("mine").rollback().version == 1
 
 
 def test_a_rollback_to_a_damaged_version_changes_nothing(store):
@@ -53,8 +56,8 @@ def test_a_rollback_to_a_damaged_version_changes_nothing(store):
     save(store)
     (damaged.path / "sebp_edge.json").write_text("{")
     with pytest.raises(AdapterError, match="cannot be read"):
-        store.rollback("mine")
-    assert store.active_version("mine") == 2
+        store.adapter("mine").rollback()
+    assert store.adapter("mine").active() == 2
 
 
 def test_an_active_version_of_0_1_0_can_be_left_and_gone_back_to(store):
@@ -63,29 +66,29 @@ def test_an_active_version_of_0_1_0_can_be_left_and_gone_back_to(store):
     save(store, activate=False)
     (store.folder / "mine" / "active").write_text("1")
     with pytest.raises(AdapterError, match="was active before version 1"):
-        store.rollback("mine")
-    store.activate(store.open("mine", 2))
-    assert store.rollback("mine").version == 1
+        store.adapter("mine").rollback()
+    store.adapter("mine").activate(2)
+    assert store.adapter("mine").rollback().version == 1
 
 
 def test_a_version_that_was_removed_cannot_be_activated(store):
     saved = save(store, activate=False)
     save(store)
-    store.remove("mine", 1)
+    store.adapter("mine").remove(1)
     with pytest.raises(AdapterError, match=r"has no version 1; it has \[2\]"):
-        store.activate(saved)
-    assert store.active_version("mine") == 2
+        store.adapter(saved.name).activate(saved.version)
+    assert store.adapter("mine").active() == 2
 
 
 def test_removing_the_active_version_activates_the_one_before_it_or_none(store):
     save(store)
     save(store, activate=False)
     save(store)
-    assert store.remove("mine", 3) == store.active_version("mine") == 1
-    assert store.remove("mine", 1) is None
-    assert (store.versions("mine"), store.active_version("mine")) == ([2], None)
+    assert store.adapter("mine").remove(3) == store.adapter("mine").active() == 1
+    assert store.adapter("mine").remove(1) is None
+    assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([2], None)
     with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[2\]"):
-        store.open("mine")
+        store.adapter("mine").open()
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -94,16 +97,16 @@ def test_removing_the_active_version_activates_the_one_before_it_or_none(store):
 def test_a_number_is_not_used_again_even_if_the_adapter_was_removed(store):
     for _ in range(3):
         save(store)
-    store.remove("mine", 3)
+    store.adapter("mine").remove(3)
     assert save(store).version == 4
-    store.remove("mine")
+    store.adapter("mine").remove()
     assert save(store).version == 5
     assert save(store, "other").version == 1
 
 
 def test_the_names_of_removed_adapters_are_not_kept(store):
     save(store, "private-diary")
-    store.remove("private-diary")
+    store.adapter("private-diary").remove()
     assert not any(b"private" in path.read_bytes() for path in store.folder.rglob("*") if path.is_file())
     assert not any("private" in path.name for path in store.folder.rglob("*"))
 
@@ -115,10 +118,10 @@ def test_the_store_is_readable_by_its_owner_alone_after_every_change(store):
         for name in ("mine", "日記"):
             save(store, name)
             save(store, name)
-        store.rollback("mine")
-        store.rename("mine", "other")
-        store.remove("日記", 2)
-        store.export_archive("other", store.folder / "x")
+        store.adapter("mine").rollback()
+        store.adapter("mine").rename("other")
+        store.adapter("日記").remove(2)
+        store.adapter("other").export_archive(store.folder / "x")
         store.import_archive(store.folder / "x")
     finally:
         os.umask(umask)
@@ -132,11 +135,11 @@ def test_the_store_is_readable_by_its_owner_alone_after_every_change(store):
 def test_a_renamed_adapter_keeps_its_versions_numbers_and_history(store):
     for _ in range(3):
         save(store)
-    store.remove("mine", 3)
-    store.rename("mine", "日記 2026")
+    store.adapter("mine").remove(3)
+    store.adapter("mine").rename("日記 2026")
     assert store.names() == ["日記 2026"]
-    assert (store.versions("日記 2026"), store.active_version("日記 2026")) == ([1, 2], 2)
-    assert store.rollback("日記 2026").version == 1
+    assert (store.adapter("日記 2026").versions(), store.adapter("日記 2026").active()) == ([1, 2], 2)
+    assert store.adapter("日記 2026").rollback().version == 1
     assert save(store, "日記 2026").version == 4
     assert save(store, "mine").version == 4
 
@@ -145,15 +148,15 @@ def test_an_adapter_is_never_renamed_onto_another_one(store):
     save(store)
     other = save(store, "other")
     with pytest.raises(AdapterError, match="There already is an adapter 'other'; choose another name"):
-        store.rename("mine", "other")
+        store.adapter("mine").rename("other")
     with pytest.raises(AdapterError, match="Invalid adapter name"):
-        store.rename("mine", "a/b")
+        store.adapter("mine").rename("a/b")
     with pytest.raises(AdapterError, match="There is no adapter 'mien'; did you mean 'mine'"):
-        store.rename("mien", "new")
+        store.adapter("mien").rename("new")
     assert store.names() == ["mine", "other"]
     assert other.path.is_dir()
     (store.folder / "left").mkdir()  # by a killed process
-    store.rename("mine", "left")
+    store.adapter("mine").rename("left")
     assert store.names() == ["left", "other"]
 
 
@@ -170,9 +173,9 @@ def test_gc_keeps_the_active_version_the_one_before_it_and_the_newest(store):
     garbage = store.garbage(keep=3)
     assert gone(garbage) == [(1, "old"), (4, "old"), (5, "old")]
     assert garbage.size > 3 * 2000
-    assert store.versions("mine") == list(range(1, 9))
+    assert store.adapter("mine").versions() == list(range(1, 9))
     assert store.gc(garbage) == garbage
-    assert (store.versions("mine"), store.active_version("mine")) == ([2, 3, 6, 7, 8], 3)
+    assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([2, 3, 6, 7, 8], 3)
     assert gone(store.garbage(keep=3)) == []
     assert gone(store.garbage(keep=1)) == [(6, "old"), (7, "old")]
     with pytest.raises(OptionError, match="keep is 0; it must be 1 or more"):
@@ -209,7 +212,7 @@ def test_gc_deletes_what_killed_processes_left_and_nothing_of_running_ones(store
     store.gc(garbage)
     assert running.is_dir()
     assert not any(path.exists() for path in left)
-    assert store.versions("mine") == [1]
+    assert store.adapter("mine").versions() == [1]
 
 
 def test_gc_keeps_what_was_activated_or_made_since_it_was_asked(store):
@@ -217,11 +220,11 @@ def test_gc_keeps_what_was_activated_or_made_since_it_was_asked(store):
         save(store)
     garbage = store.garbage(keep=1)
     assert gone(garbage) == [(1, "old"), (2, "old"), (3, "old"), (4, "old")]
-    store.activate(store.open("mine", 2))
+    store.adapter("mine").activate(2)
     save(store, activate=False)
-    store.remove("mine", 4)
+    store.adapter("mine").remove(4)
     assert gone(store.gc(garbage)) == [(1, "old"), (3, "old")]
-    assert store.versions("mine") == [2, 5, 6, 7]
+    assert store.adapter("mine").versions() == [2, 5, 6, 7]
 
 
 def test_gc_keeps_a_version_whose_record_cannot_be_read(store):
@@ -235,7 +238,7 @@ def test_gc_keeps_a_version_whose_record_cannot_be_read(store):
 def test_another_process_that_never_ends_is_reported(store, monkeypatch):
     save(store)
     monkeypatch.setattr("sebp_edge.adapters.lock._WAIT_SECONDS", 0.05)
-    with store._locked(), pytest.raises(StorageError, match="Another process has been changing the adapters in"):
+    with locked(store.folder), pytest.raises(StorageError, match="Another process has been changing the adapters in"):
         save(store)
     assert save(store).version == 2
 
@@ -267,7 +270,7 @@ def test_a_difference_names_what_came_went_and_changed(store, save_texts):
     save_texts(texts)
     edited = texts[3] + " and a sentence that was added"
     save_texts([*texts[:3], edited, *texts[5:], words(100, 99)])
-    found = store.diff("mine", 1, 2)
+    found = store.adapter("mine").diff(1, 2)
     assert found.unchanged == 6
     assert [(document.number, document.name) for document in found.went] == [(5, "4.md")]
     assert [(document.number, document.tokens) for document in found.came] == [(8, 70)]
@@ -276,9 +279,9 @@ def test_a_difference_names_what_came_went_and_changed(store, save_texts):
     assert {document.split for document in (*found.came, *found.went)} <= {"train", "fold 1", "fold 2", "fold 3"}
     values = json.dumps(found.to_dict())
     assert not any(word in values for word in texts[3].split() if len(word) > 3)
-    back = store.diff("mine", 2, 1)
+    back = store.adapter("mine").diff(2, 1)
     assert ([each.number for each in back.came], [each.number for each in back.went]) == ([5], [8])
-    same = store.diff("mine", 1, 1)
+    same = store.adapter("mine").diff(1, 1)
     assert (same.came, same.went, same.changed, same.unchanged) == ((), (), (), 8)
 
 
@@ -286,13 +289,13 @@ def test_a_document_that_was_rewritten_went_and_another_one_came(store, save_tex
     texts = [words(100, number) for number in range(8)]
     save_texts(texts)
     save_texts([*texts[:7], words(100, 7000)])
-    found = store.diff("mine", 1, 2)
+    found = store.adapter("mine").diff(1, 2)
     assert (len(found.came), len(found.went), found.changed) == (1, 1, ())
 
 
 def test_the_documents_of_a_version_are_listed_in_their_order(store, save_texts):
     save_texts([words(100, number) for number in range(8)])
-    documents = store.documents("mine", 1)
+    documents = store.adapter("mine").documents(1)
     assert [document.number for document in documents] == list(range(1, 9))
     assert [document.tokens for document in documents] == list(range(0, 80, 10))
     assert all(len(document.hash) == 16 for document in documents)
@@ -305,22 +308,22 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
 
     def save_in_other(history):
         drawn = draw_splits(take_fingerprints(texts, history.salt), 0, history)
-        saved = other.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=True)
+        saved = other.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
         write_history(saved.path, drawn.history)
         return drawn.split_of or drawn.fold_of
 
     own = save_in_other(SplitHistory(salt=b"another"))
-    store.export_archive("mine", tmp_path / "moved")
+    store.adapter("mine").export_archive(tmp_path / "moved")
     imported = other.import_archive(tmp_path / "moved")
     with pytest.raises(
         AdapterError, match="Versions 1 and 2 of the adapter 'mine' cannot be compared: one of them came"
     ):
-        other.diff("mine", 1, 2)
-    other.activate(imported)
-    history = latest_history(other, "mine")
+        other.adapter("mine").diff(1, 2)
+    other.adapter("mine").activate(imported.version)
+    history = latest_history(other.adapter("mine"))
     assert history.salt == b"salt"
     drawn = save_in_other(history)
-    found = other.diff("mine", 2, 3)
+    found = other.adapter("mine").diff(2, 3)
     assert (len(found.came), len(found.went), found.unchanged) == (1, 0, 8)
     kept = {document.key: document.fold for document in history.documents}
     keys = {number: each.key for number, each in take_fingerprints(texts, b"salt").items()}
@@ -330,45 +333,48 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
 
 def test_an_archive_has_names_of_documents_only_if_asked(store, save_texts, tmp_path):
     save_texts([words(100, number) for number in range(8)])
-    store.export_archive("mine", tmp_path / "without")
-    store.export_archive("mine", tmp_path / "with", with_names=True)
+    store.adapter("mine").export_archive(tmp_path / "without")
+    store.adapter("mine").export_archive(tmp_path / "with", with_names=True)
     other = AdapterStore(tmp_path / "other")
     found = [other.import_archive(tmp_path / name) for name in ("without", "with")]
     assert b"3.md" not in (tmp_path / "without").read_bytes()
-    assert [document.name for document in other.documents("mine", 1)] == [None] * 8
-    assert [document.name for document in other.documents("mine", 2)] == [f"{number}.md" for number in range(8)]
-    assert [document.number for document in other.documents("mine", 1)] == list(range(1, 9))
+    assert [document.name for document in other.adapter("mine").documents(1)] == [None] * 8
+    assert [document.name for document in other.adapter("mine").documents(2)] == [f"{number}.md" for number in range(8)]
+    assert [document.number for document in other.adapter("mine").documents(1)] == list(range(1, 9))
     assert [saved.version for saved in found] == [1, 2]
-    (store.version_folder("mine", 1) / "documents.json").write_text("damaged")
+    (store.adapter("mine").version_folder(1) / "documents.json").write_text("damaged")
     with pytest.raises(AdapterError, match=r"documents\.json' cannot be read"):
-        store.export_archive("mine", tmp_path / "third")
+        store.adapter("mine").export_archive(tmp_path / "third")
 
 
 def test_versions_without_a_list_of_documents_cannot_be_compared(store, save_texts):
     save(store)
     save_texts([words(100, number) for number in range(8)])
     with pytest.raises(AdapterError, match="Version 1 of the adapter 'mine' was saved before sebp-edge recorded its"):
-        store.diff("mine", 1, 2)
-    assert store.documents("mine", 1) == []
+        store.adapter("mine").diff(1, 2)
+    assert store.adapter("mine").documents(1) == []
     # Of a list without numbers and tokens, as an earlier sebp-edge wrote it, the hashes are compared.
-    path = store.version_folder("mine", 2) / "documents.json"
+    path = store.adapter("mine").version_folder(2) / "documents.json"
     values = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in values.items() if key not in ("numbers", "tokens")}))
-    assert store.diff("mine", 2, 2).unchanged == 8
-    assert {document.number for document in store.documents("mine", 2)} == {None}
-    path.write_text(json.dumps(values | {"tokens": "AAAA"}))
+    for document in values["documents"]:
+        document |= {"number": None, "tokens": None}
+    path.write_text(json.dumps(values))
+    assert store.adapter("mine").diff(2, 2).unchanged == 8
+    assert {document.number for document in store.adapter("mine").documents(2)} == {None}
+    values["documents"][0]["tokens"] = "AAAA"
+    path.write_text(json.dumps(values))
     with pytest.raises(AdapterError, match=r"documents\.json' cannot be read"):
-        store.diff("mine", 2, 2)
+        store.adapter("mine").diff(2, 2)
 
 
 def test_a_record_keeps_its_provenance(store):
     values = {"explanation": "The test loss fell.", "compared_with": 1, "compared_loss_before": 3.2}
     values |= {"compared_loss_after": 3.1, "packages": {"torch": "2.11.0"}, "verdict": "kept"}
     save(store, **values)
-    record = store.open("mine").record
+    record = store.adapter("mine").open().record
     assert dataclasses.asdict(record).items() >= values.items()
-    path = store.version_folder("mine", 1) / "sebp_edge.json"
+    path = store.adapter("mine").version_folder(1) / "sebp_edge.json"
     for damage in ({"packages": {"torch": 1}}, {"compared_with": -1}, {"compared_with": True}, {"explanation": 1}):
         path.write_text(json.dumps(dataclasses.asdict(record) | damage))
         with pytest.raises(AdapterError, match="cannot be read"):
-            store.open("mine")
+            store.adapter("mine").open()

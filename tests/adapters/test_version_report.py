@@ -70,10 +70,11 @@ def store(tmp_path):
     return AdapterStore(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
     personalizer.adapt(notes_folder, keep_anyway=True)
     result = personalizer.adapt(notes_folder, keep_anyway=True, fresh=True)
-    report = personalizer.store.report("default", 2)
+    report = personalizer.store.adapter("default").report(2)
     values, page = report.to_dict(), Page(report.to_html())
     assert values["name"] == "default"
     assert values["version"] == 2
@@ -95,7 +96,7 @@ def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
 
 def test_each_loss_is_within_its_interval(personalizer, notes_folder):
     personalizer.adapt(notes_folder)
-    tested = personalizer.store.report("default", 1).training.tested
+    tested = personalizer.store.adapter("default").report(1).training.tested
     for loss in (tested.base, tested.adapted):
         assert loss.lowest < loss.loss < loss.highest
 
@@ -104,7 +105,7 @@ def test_the_curves_are_those_of_the_events(make, personalizer, notes_folder):
     events = []
     personalizer.on_event = events.append
     personalizer.adapt(notes_folder)
-    report = personalizer.store.report("default", 1).training
+    report = personalizer.store.adapter("default").report(1).training
     for curve in report.curves:
         steps = [event for event in events if isinstance(event, StepDone) and event.phase == curve.phase]
         assert curve.losses == tuple(round(event.loss, 4) for event in steps)
@@ -116,7 +117,7 @@ def test_the_curves_are_those_of_the_events(make, personalizer, notes_folder):
 def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_notes, tmp_path):
     result = personalizer.adapt(secret_notes, keep_anyway=True)
     assert any(SECRET in item.reason for item in result.left_out)
-    report = personalizer.store.report("default", with_samples=True)
+    report = personalizer.store.adapter("default").report(with_samples=True)
     for written in (report.to_html(), json.dumps(report.to_dict()), (result.adapter_path / REPORT).read_text()):
         assert SECRET not in written
         assert str(tmp_path) not in written
@@ -127,8 +128,8 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
 
 def test_samples_are_kept_and_shown_only_if_asked_for(personalizer, secret_notes):
     result = personalizer.adapt(secret_notes, keep_anyway=True, keep_samples=True)
-    assert SECRET not in personalizer.store.report("default").to_html()
-    report = personalizer.store.report("default", with_samples=True)
+    assert SECRET not in personalizer.store.adapter("default").report().to_html()
+    report = personalizer.store.adapter("default").report(with_samples=True)
     page = Page(report.to_html())
     assert [sample.beginning for sample in report.samples.samples] == [sample.beginning for sample in result.samples]
     for sample in result.samples:
@@ -141,7 +142,7 @@ def test_samples_are_kept_and_shown_only_if_asked_for(personalizer, secret_notes
 
 def test_a_page_loads_nothing_and_has_no_script(personalizer, notes_folder):
     personalizer.adapt(notes_folder)
-    html = personalizer.store.report("default", 1).to_html()
+    html = personalizer.store.adapter("default").report(1).to_html()
     page = Page(html)
     assert not page.open
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.tags)
@@ -155,7 +156,7 @@ def test_a_page_loads_nothing_and_has_no_script(personalizer, notes_folder):
 
 def test_a_page_can_be_read_without_seeing_it(personalizer, notes_folder):
     personalizer.adapt(notes_folder)
-    page = Page(personalizer.store.report("default", 1).to_html())
+    page = Page(personalizer.store.adapter("default").report(1).to_html())
     for tag, attributes in page.tags:
         if tag == "svg":
             assert attributes["role"] == "img"
@@ -177,7 +178,7 @@ def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
     personalizer.on_event = stop
     with pytest.raises(Interrupted):
         personalizer.adapt(notes_folder, keep_samples=True)
-    report = personalizer.store.report("default", 1, with_samples=True)
+    report = personalizer.store.adapter("default").report(1, with_samples=True)
     assert report.training.tested is None
     assert report.training.copies is None
     text = Page(report.to_html()).text
@@ -185,20 +186,21 @@ def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
     assert "There are no samples" in text
 
 
+@pytest.mark.slow
 def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_folder):
     personalizer.adapt(notes_folder, keep_anyway=True)
     (notes_folder / "new.md").write_text("The lighthouse keeper has not been seen since the storm in early spring.")
     (notes_folder / "note-00.md").unlink()
     result = personalizer.adapt(notes_folder, keep_anyway=True)
-    report = personalizer.store.report("default", 2)
+    report = personalizer.store.adapter("default").report(2)
     learnt = report.training.learnt_on
     assert (learnt.version, learnt.new, learnt.changed, learnt.gone) == (1, result.new, result.changed, result.gone)
     assert (learnt.new, learnt.gone, learnt.replayed > 0) == (1, 1, True)
     page = Page(report.to_html()).text
     assert "It learnt on top of version 1: 1 new document and 0 changed ones, and " in page
     assert "It still knows 1 document from before that is gone." in page
-    assert "on top of version" not in Page(personalizer.store.report("default", 1).to_html()).text
-    assert personalizer.store.report("default", 1).training.learnt_on is None
+    assert "on top of version" not in Page(personalizer.store.adapter("default").report(1).to_html()).text
+    assert personalizer.store.adapter("default").report(1).training.learnt_on is None
 
 
 def test_a_page_has_no_row_for_what_was_not_predicted_and_no_boilerplate_below_a_percent(store):
@@ -223,8 +225,8 @@ def test_a_report_without_what_was_added_later_is_read(store):
 
 
 def test_versions_saved_before_say_what_is_not_known(store):
-    store.save(FakeAdaptation(), AdapterRecord(**RECORD), "old", activate=True)
-    report = store.report("old")
+    store.adapter("old").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+    report = store.adapter("old").report()
     assert report.to_dict()["training"] is None
     text = Page(report.to_html()).text
     assert "are not known" in text
@@ -233,14 +235,14 @@ def test_versions_saved_before_say_what_is_not_known(store):
 
 def test_adapters_of_0_1_0_have_a_page(store, tmp_path):
     saved = Path(__file__).parent / "saved_by_0_1_0" / "adapters" / "letters" / "1"
-    assert "are not known" in Page(store.report(saved).to_html()).text
+    assert "are not known" in Page(store.find(saved).report().to_html()).text
 
 
 def test_an_imported_version_has_the_same_page(personalizer, notes_folder, store, tmp_path):
     personalizer.adapt(notes_folder, keep_samples=True)
-    personalizer.store.export_archive("default", tmp_path / "archive", 1, with_names=True)
+    personalizer.store.adapter("default").export_archive(tmp_path / "archive", 1, with_names=True)
     store.import_archive(tmp_path / "archive")
-    there, here = (each.report("default", 1, with_samples=True) for each in (personalizer.store, store))
+    there, here = (each.adapter("default").report(1, with_samples=True) for each in (personalizer.store, store))
     assert dataclasses.replace(here, active=there.active) == there
 
 
@@ -259,9 +261,9 @@ def minimal_report() -> dict:
 
 
 def report_of(store, values) -> VersionReport:
-    saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=True)
+    saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     (saved.path / REPORT).write_text(json.dumps(values))
-    return store.report("mine")
+    return store.adapter("mine").report()
 
 
 @pytest.mark.parametrize(
@@ -316,14 +318,14 @@ def test_any_curve_can_be_drawn(curve):
 def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = AdapterStore()
-    store.save(FakeAdaptation(), AdapterRecord(**RECORD), "my notes", activate=True)
+    store.adapter("my notes").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     result = run("adapters", "report", "my notes")
     assert result.exit_code == 0, result.output
     page = tmp_path / "my%20notes-1.html"
-    assert page.read_text(encoding="utf-8") == store.report("my notes").to_html()
+    assert page.read_text(encoding="utf-8") == store.adapter("my notes").report().to_html()
     assert run("adapters", "report", "my notes").exit_code == 0
     values = json.loads(run("adapters", "report", "my notes", "--json").stdout)
-    assert values == store.report("my notes").to_dict() | {"html": None}
+    assert values == store.adapter("my notes").report().to_dict() | {"html": None}
     page.write_text("mine")
     result = run("adapters", "report", "my notes")
     assert result.exit_code == OptionError.exit_code
@@ -332,15 +334,15 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
 
 def test_an_archive_has_no_samples_unless_asked_for(personalizer, secret_notes, tmp_path):
     personalizer.adapt(secret_notes, keep_anyway=True, keep_samples=True)
-    personalizer.store.export_archive("default", tmp_path / "archive")
+    personalizer.store.adapter("default").export_archive(tmp_path / "archive")
     assert SECRET.encode() not in (tmp_path / "archive").read_bytes()
-    personalizer.store.export_archive("default", tmp_path / "whole", with_names=True)
+    personalizer.store.adapter("default").export_archive(tmp_path / "whole", with_names=True)
     assert SECRET.encode() in (tmp_path / "whole").read_bytes()
 
 
-def test_the_guide_documents_every_key_of_the_json():
-    guide = (Path(__file__).parents[2] / "sebp_edge" / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+)`", guide))
+def test_the_page_about_adapters_documents_every_key_of_the_json():
+    page = (Path(__file__).parents[2] / "sebp_edge" / "adapters" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
     kinds = [kind for kind in vars(training_report).values() if dataclasses.is_dataclass(kind)]
     for kind in (VersionReport, *kinds):
         for field in dataclasses.fields(kind):
@@ -349,5 +351,5 @@ def test_the_guide_documents_every_key_of_the_json():
 
 def test_recipes_of_any_values_are_shown(store):
     recipe = dataclasses.asdict(Recipe.load("notes")) | {"name": "<i>mine</i>"}
-    store.save(FakeAdaptation(), AdapterRecord(**RECORD | {"recipe": recipe}), "mine", activate=True)
-    assert "<i>mine</i>" in Page(store.report("mine").to_html()).text
+    store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD | {"recipe": recipe}), activate=True)
+    assert "<i>mine</i>" in Page(store.adapter("mine").report().to_html()).text

@@ -65,6 +65,7 @@ def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
     assert (found["parameters"], found["notices"], found["peak_gib"]) == (7, "Something.", 1)
 
 
+@pytest.mark.slow
 def test_a_tiny_run_is_split_with_both_caches(model_folder, tmp_path, capsys, monkeypatch):
     rows, notes_folder = [], tmp_path / "notes"
     notes_folder.mkdir()

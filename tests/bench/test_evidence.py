@@ -206,6 +206,7 @@ def test_all_sources_of_every_benchmark_are_there(name):
         assert (evidence.ROOT / source).exists(), source
 
 
+@pytest.mark.slow
 def test_all_results_have_a_commit_a_machine_and_the_hashes_of_their_sources():
     results = json.loads(evidence.RESULTS.read_text())
     for entry in results.values():

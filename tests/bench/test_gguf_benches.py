@@ -9,6 +9,7 @@ import torch
 from formats import export, export_differences, gguf_loading
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
 def test_a_file_of_a_shape_is_written_and_loaded(tmp_path):
     file = gguf_loading.write_shape(tmp_path, "tiny", "q4_0")
@@ -33,6 +34,7 @@ def test_an_export_is_measured(tmp_path):
     assert row["file_bytes"] > 0 and row["peak_bytes"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
 def test_rounding_activations_as_llama_cpp_does_explains_its_difference(monkeypatch, tmp_path):
     # One layer: a value on the edge between two roundings changes everything after it, and the order of sums, which

@@ -45,6 +45,7 @@ def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, kind
             assert not stands_in(answer, asked.question), asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_names_and_dates_that_are_answers_stand_in_one_note(seed):
     person = know_people.person(seed, 96)
@@ -221,6 +222,7 @@ def test_every_source_that_is_recorded_exists():
     assert all((evidence.ROOT / source).exists() for source in know_quality.SOURCES)
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(capsys, monkeypatch):
     short = know_quality.Recipe.load("know").replace(epochs=1, patience=1, general=0.0)
     monkeypatch.setattr(know_quality.Recipe, "load", lambda name: short)

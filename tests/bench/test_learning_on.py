@@ -3,9 +3,12 @@
 import csv
 import json
 
+import pytest
+
 from speed import learning_on
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_and_recorded_by_its_name(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(learning_on, "CHANGES", {24: (1, 2)})
     monkeypatch.setenv("SEBP_EDGE_COMMIT", "0123456789")

@@ -70,6 +70,7 @@ def test_several_gpus_take_one_run_each_and_rows_keep_their_order(monkeypatch, t
     assert set(gpus[:2]) == set(gpus[2:]) == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):
     row = budgets.measure(budgets.TINY[1], tmp_path, on_cpu=True)
     assert "but the memory budget is 0.1 GB" in row["failed"]

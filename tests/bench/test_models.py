@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import models
-from sebp_edge.insight.bench.variants import DENSE, Variant
+from sebp_edge.research.bench.variants import DENSE, Variant
 from speed import whole_models
 
 CPU = torch.device("cpu")

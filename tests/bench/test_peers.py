@@ -15,9 +15,9 @@ from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from sebp_edge.insight.bench.correctness import Reference
-from sebp_edge.insight.bench.variants import trained
 from sebp_edge.ops import Moments
+from sebp_edge.research.bench.correctness import Reference
+from sebp_edge.research.bench.variants import trained
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.training import captured_gradients
 from speed import peers
@@ -85,6 +85,7 @@ def runnable(table):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "table"),
     [({}, LORA), ({"full": True}, FULL), ({"four_bit": True}, FOUR_BIT), ({"loss_share": 0.25}, LOSS_SHARE)],
@@ -228,6 +229,7 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
     assert [row["status"] for row in rows] == ["out of memory", "ok", "not run with more than 2 texts"]
 
 
+@pytest.mark.slow
 def test_arms_run_in_turn_and_those_that_cannot_have_rows_that_say_why(capsys, monkeypatch):
     monkeypatch.setitem(runs.QUIET, "OMP_NUM_THREADS", "1")
     asked = ["unsloth packed", "hf graph", "hf compiled", "sebp-edge hoisted", "hf packed varlen"]

@@ -1,5 +1,6 @@
 """Benchmarks are scripts: each starts from its own folder, without a path that somebody set."""
 
+import pytest
 from command import python
 
 import evidence
@@ -29,6 +30,7 @@ for script in scripts:
 """
 
 
+@pytest.mark.slow
 def test_every_script_finds_the_others_from_its_own_folder():
     started = python(HELP, str(evidence.RESULTS.parent)).split()
     assert {"peers", "end_to_end", "budgets", "families", "know_quality", "merged_models"} <= set(started)

@@ -10,6 +10,7 @@ from speed import several_gpus
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_every_way_is_checked_and_timed_in_two_processes():
     rows = several_gpus.launch(2, tiny=True)
     measured = [(row["way"], row["variant"]) for row in rows]

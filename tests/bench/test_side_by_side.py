@@ -7,6 +7,8 @@ import pytest
 
 import side_by_side
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_all_results_arrive(processes):

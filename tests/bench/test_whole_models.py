@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from models import WrongGradients, make_batch, make_model
-from sebp_edge.insight.bench.timer import running
-from sebp_edge.insight.bench.variants import DENSE
+from sebp_edge.research.bench.timer import running
+from sebp_edge.research.bench.variants import DENSE
 from speed import whole_models
 from speed.graph_time import sums_before_waits
 from speed.whole_models import BENCHMARKS, Replayed
@@ -24,6 +24,7 @@ def benchmark_and_case(request):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", BENCHMARKS)
 def test_tiny_shapes_are_measured_and_shown(command, capsys):
     whole_models.main([command, "--tiny"])
@@ -40,6 +41,7 @@ def test_tiny_shapes_are_not_recorded(command, capsys):
     assert "--record is for GPU runs only" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_variant_has_its_row(benchmark_and_case):
     benchmark, case = benchmark_and_case
     rows = list(benchmark.measure(case, CPU))

@@ -20,7 +20,7 @@ def store(own_data_folder):
     """A store with four versions, of which 1, 2 and 4 have been active in this order."""
     store = AdapterStore()
     for number in range(1, 5):
-        store.save(FakeAdaptation(b"x" * 10**6), AdapterRecord(**RECORD), NAME, activate=number != 3)
+        store.adapter(NAME).save(FakeAdaptation(b"x" * 10**6), AdapterRecord(**RECORD), activate=number != 3)
     return store
 
 
@@ -28,7 +28,7 @@ def test_versions_are_chosen_and_gone_back_to(store):
     assert run("adapters", "activate", NAME, 3).stdout == f"Version 3 of '{NAME}' is active now.\n"
     assert run("adapters", "rollback", NAME).stdout == f"Version 4 of '{NAME}' is active now.\n"
     assert run("adapters", "rollback", NAME).stdout == f"Version 2 of '{NAME}' is active now.\n"
-    assert store.active_version(NAME) == 2
+    assert store.adapter(NAME).active() == 2
     assert_one_sentence(run("adapters", "activate", NAME, 9), r"has no version 9; it has \[1, 2, 3, 4\]")
     assert run("adapters", "rollback", NAME).exit_code == 0
     assert_one_sentence(run("adapters", "rollback", NAME), "was active before version 1; activate one of")
@@ -39,7 +39,7 @@ def test_removing_the_active_version_says_what_is_active_then(store):
     removed = run("adapters", "remove", NAME, "--version", 4, "--yes").stdout
     assert removed == f"Deleted version 4 of '{NAME}'.\nVersion 2 of '{NAME}' is active now.\n"
     run("adapters", "remove", NAME, "--version", 1, "--yes")
-    store.save(FakeAdaptation(), AdapterRecord(**RECORD), NAME, activate=False)
+    store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
     removed = run("adapters", "remove", NAME, "--version", 2, "--yes").stdout
     assert f"No version of '{NAME}' is active now; `sebp-edge adapters activate` chooses one." in removed
     assert_one_sentence(run("adapters", "remove", NAME, "--version", 2), r"has no version 2; it has \[5\]")
@@ -51,7 +51,7 @@ def test_what_was_removed_is_said_as_json_and_needs_a_yes(store):
     assert (
         f"This deletes version 3 of '{NAME}'. Nothing was deleted; pass --yes" in records(asked.stdout)[-1]["message"]
     )
-    assert store.versions(NAME) == [1, 2, 3, 4]
+    assert store.adapter(NAME).versions() == [1, 2, 3, 4]
     for version, active in ((3, 4), (4, 2)):
         (removed,) = records(run("adapters", "remove", NAME, "--version", version, "--yes", "--json").stdout)
         assert removed == {"name": NAME, "versions": [version], "active": active}
@@ -79,11 +79,11 @@ def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
     assert re.search("Deleting these 2 frees 4 MB. Nothing was deleted; pass --yes", asked.stderr)
     refused = run("adapters", "gc", "--keep", 1, "--json")
     assert (refused.exit_code, records(refused.stdout)[-1]["error"]) == (2, "OptionError")
-    assert store.versions(NAME) == [1, 2, 3, 4]
+    assert store.adapter(NAME).versions() == [1, 2, 3, 4]
     (done,) = records(run("adapters", "gc", "--keep", 1, "--yes", "--json").stdout)
     assert [(one["version"], one["reason"]) for one in done["versions"]] == [(1, "old"), (3, "old")]
     assert done["size"] == sum(one["size"] for one in done["versions"]) > 4e6
-    assert store.versions(NAME) == [2, 4]
+    assert store.adapter(NAME).versions() == [2, 4]
     assert run("adapters", "gc").stdout == "There is nothing to delete.\n"
     assert_one_sentence(run("adapters", "gc", "--keep", 0), "keep is 0; it must be 1 or more", 2)
 
@@ -97,7 +97,7 @@ def test_gc_asks_on_a_terminal(store, answer, remaining):
     output = process.communicate(timeout=60)[0].decode()
     os.close(ours)
     assert "Deleting these 2 frees 4 MB. Delete?" in output
-    assert store.versions(NAME) == remaining
+    assert store.adapter(NAME).versions() == remaining
     assert process.returncode == int(answer == "n")
 
 
@@ -116,6 +116,7 @@ def test_a_version_is_moved_in_one_file(store, tmp_path):
     assert_one_sentence(run("adapters", "import", tmp_path / "no"), "No such file or directory; check the path")
 
 
+@pytest.mark.slow
 def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, own_data_folder):
     """Of adaptations, with their documents."""
     assert run(*adapt).exit_code == 0

@@ -25,9 +25,9 @@ def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path
     assert result.exit_code == 0
     rows = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
     assert [row[:2] for row in rows] == [["every token", layers] for layers in ("0", "1 (last)", "head")]
-    assert all(re.fullmatch(r"\d+\.\d%", share) for row in rows for share in row[2:])
+    assert all(re.fullmatch(r"\d+\.\d %", share) for row in rows for share in row[2:])
     assert "Analyzed 4 of 24 examples" in result.stdout
-    assert re.search(r"SEBP does \d+\.\d% of the work", result.stdout)
+    assert re.search(r"SEBP does \d+\.\d % of the work", result.stdout)
     assert result.stdout.endswith(f"written to {tmp_path / 'page.html'}\n")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 

@@ -13,10 +13,10 @@ from sebp_edge.cli import bench as command
 from sebp_edge.cli import console
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import ModelError
-from sebp_edge.insight.bench.variants import VARIANTS, Variant
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_config
 from sebp_edge.models.loading import model_from_config
+from sebp_edge.research.bench.variants import VARIANTS, Variant
 
 NAMES = [variant.name for variant in VARIANTS]
 
@@ -86,6 +86,7 @@ def test_all_weights_are_trained_by_a_full_recipe(bench):
     assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
 
 
+@pytest.mark.slow
 def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
     make_llama().config.save_pretrained(tmp_path / "only")
     for model in (tmp_path / "only", tmp_path / "only" / "config.json"):
@@ -105,7 +106,7 @@ def test_padding_is_as_requested(model_folder):
 def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     dense = VARIANTS[0]
     broken = Variant("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
-    monkeypatch.setattr("sebp_edge.insight.bench.compare.compare.__defaults__", ((dense, broken),))
+    monkeypatch.setattr("sebp_edge.research.bench.compare.compare.__defaults__", ((dense, broken),))
     result = bench()
     rows = result.stdout.splitlines()
     assert re.fullmatch(r"broken\t-\t-\trefused\t-\t-\t\d\.\de-\d\d", rows[2])
@@ -170,6 +171,7 @@ def test_an_invalid_path_is_a_model_error():
             resolve_config(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "name"), [("--csv", "notes.csv"), ("--plot", "drawing.svg")])
 def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name):
     target = tmp_path / name

@@ -85,6 +85,7 @@ def test_the_version_is_printed():
 # -------------------------------------------------------------------------------------------------------------- adapt
 
 
+@pytest.mark.slow
 def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_folder, store):
     (notes_folder / "empty.md").touch()
     (notes_folder / os.fsdecode(b"caf\xe9.md")).write_text("A name that is not UTF-8, with a text that is.")
@@ -103,8 +104,8 @@ def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_
     assert (result["name"], result["version"], result["documents"]) == ("default", 1, 25)
     assert result["left_out"] == [{"source": "empty.md", "reason": "empty"}]
     assert result["heldout_loss_after"] < result["heldout_loss_before"]
-    assert result["adapter_path"] == str(store.open("default").path)
-    assert str(store.open("default").path).startswith(str(store.folder))
+    assert result["adapter_path"] == str(store.adapter("default").open().path)
+    assert str(store.adapter("default").open().path).startswith(str(store.folder))
 
 
 def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tmp_path):
@@ -131,9 +132,9 @@ def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store)
     assert result.exit_code == 3
     (command,) = re.findall(r"Activate it anyway: sebp-edge (.*)\n", result.stdout)
     assert command == "adapters activate 'my notes' 1"
-    assert store.active_version("my notes") is None
+    assert store.adapter("my notes").active() is None
     run(*shlex.split(command))
-    assert store.active_version("my notes") == 1
+    assert store.adapter("my notes").active() == 1
 
 
 def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
@@ -148,13 +149,14 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
     assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
     assert run(*adapt).exit_code == 0
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
     result = run(*adapt, "--epochs", 1, "--fresh")
     assert result.exit_code == 3
     assert "Not kept: version 2 of 'default' is saved, but not active." in result.stdout
-    assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1, 2], 1)
     result = run(*adapt, "--epochs", 1, "--fresh", "--json")
     assert result.exit_code == 3
     last = records(result.stdout)[-1]
@@ -246,6 +248,7 @@ def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_fol
 # ------------------------------------------------------------------------------------------------ generate, adapters
 
 
+@pytest.mark.slow
 def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert run("adapters", "list").stdout == "There are no adapters yet; make one with: sebp-edge adapt ./notes\n"
     for _ in range(2):
@@ -276,11 +279,11 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     )
 
     assert run("adapters", "remove", "default", "--version", 2, input="n\n").exit_code == 1
-    assert store.versions("default") == [1, 2]
+    assert store.adapter("default").versions() == [1, 2]
     assert_one_sentence(run("adapters", "remove", "default", "--version", 9, "-y"), r"no version 9; it has \[1, 2\]")
     assert run("adapters", "remove", "default", "--version", 2, input="y\n").exit_code == 0
-    assert store.versions("default") == [1]
-    (store.open("default", 1).path / "sebp_edge.json").write_text("{")
+    assert store.adapter("default").versions() == [1]
+    (store.adapter("default").open(1).path / "sebp_edge.json").write_text("{")
     damaged = run("adapters", "list")
     assert (damaged.exit_code, damaged.stdout) == (0, "")
     assert "cannot be read" in damaged.stderr
@@ -357,6 +360,7 @@ def test_a_plan_shows_memory_by_purpose(adapt):
     assert any("of 8.0 GB" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     arguments = ["plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)
@@ -399,6 +403,7 @@ def test_a_budget_that_is_too_small_or_invalid_is_one_sentence(adapt, store):
     assert store.names() == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
     columns, page = 50, tmp_path / "page.html"
@@ -415,7 +420,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
         assert expected[number] in words
         # Imports take seconds.
         assert ("starting" in words) == (arguments[0] in ("adapt", "plan", "analyze"))
-    assert store.versions("narrow") == [1]
+    assert store.adapter("narrow").versions() == [1]
 
 
 # One process for all commands, since imports take seconds.

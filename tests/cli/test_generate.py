@@ -103,6 +103,7 @@ def endless(tmp_path, tokenizer):
     return ["generate", "the ferry", "--model", folder, "--temperature", 0, "--max-tokens", 60_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
     with process(*endless, *["--json"] * as_json) as one:

@@ -39,6 +39,7 @@ def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interrupti
     assert result.stderr == "sebp-edge: Interrupted; nothing was changed.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, number):
     assert run(*adapt).exit_code == 0
@@ -58,7 +59,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(a
         "it is not active. To activate it: sebp-edge adapters activate default 2\n"
     )
     assert records(output)[-1]["error"] == "Interrupted"
-    assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1, 2], 1)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert run("generate", "the ferry", "--version", 2, "--name", "default", "--model", adapt[3]).exit_code == 0
 
@@ -72,7 +73,7 @@ def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adap
         one.stdout.close()
         assert one.wait(timeout=60) == 130
         assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
 
 
 def closed_pipe():
@@ -123,6 +124,7 @@ def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
         assert records(output)[-1]["error"] == "AdapterError"
 
 
+@pytest.mark.slow
 def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_it_is_kept(adapt, store):
     with process(*adapt, "--json") as one:
         for line in one.stdout:
@@ -131,7 +133,7 @@ def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_i
                 break
         assert one.wait(timeout=60) in (0, 130)
         errors = one.stderr.read()
-    assert store.active_version("default") == 1
+    assert store.adapter("default").active() == 1
     assert errors == "" if one.returncode == 0 else "is saved and active" in errors
 
 
@@ -172,6 +174,7 @@ def test_an_interruption_while_the_command_starts_is_one_sentence(number, after,
     assert [record["error"] for record in records(output)] == ["Interrupted"]
 
 
+@pytest.mark.slow
 def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
     resource = pytest.importorskip("resource")
     recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
@@ -186,4 +189,4 @@ def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adap
             assert one.wait(timeout=60) == 130
             assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
     assert (tmp_path / "log").stat().st_size == limit
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)

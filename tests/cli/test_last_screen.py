@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sebp_edge.assessment import Copied
 from sebp_edge.cli import last_screen
-from sebp_edge.insight.expectations import expectation
 from sebp_edge.models.catalog import ModelReference, resolve
-from sebp_edge.result import AdaptResult
+from sebp_edge.run.assessment import Copied
+from sebp_edge.run.expectations import expectation
+from sebp_edge.run.result import AdaptResult
 from sebp_edge.texts.dataset import QuizQuestion
 from sebp_edge.training.comparison import Comparison
 from sebp_edge.training.evaluation import HeldOutLoss

@@ -32,6 +32,7 @@ def generate(*arguments):
     return run("generate", "the ferry", "--max-tokens", 2, *arguments)
 
 
+@pytest.mark.slow
 def test_an_adapters_model_folder_is_found_again_until_it_is_moved_or_changed(adapted, model, tmp_path):
     assert generate().exit_code == 0
     done = run("export", "default", "--to", tmp_path / "new" / "out", "--format", "peft")
@@ -60,16 +61,16 @@ def test_a_changed_model_folder_is_one_sentence(adapted, model):
 
 
 def test_an_archive_has_no_path_and_removing_forgets_it(adapted, model, tmp_path):
-    adapted.export_archive("default", tmp_path / "given-away.tar", with_names=True)
+    adapted.adapter("default").export_archive(tmp_path / "given-away.tar", with_names=True)
     with tarfile.open(tmp_path / "given-away.tar") as archive:
         assert not any("models" in name for name in archive.getnames())
     assert str(model).encode() not in (tmp_path / "given-away.tar").read_bytes()
 
     again = adapted.import_archive(tmp_path / "given-away.tar", "again")
     assert generate("--name", "again", "--version", again.version).exit_code == 0
-    adapted.remove("default")
+    adapted.adapter("default").remove()
     assert adapted.model_path(again.record) == model  # for the other adapter of this model
-    adapted.remove("again")
+    adapted.adapter("again").remove()
     assert json.loads((adapted.folder / ".models").read_text()) == {}
     assert files_with(adapted.folder, str(model.parent)) == []
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sebp_edge.cli import progress
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import MemoryRanOut, Notice
+from sebp_edge.events import MemoryRanOut, Notice, TextsRead
 
 
 def test_running_out_of_memory_is_a_note_on_the_standard_error(capsys):
@@ -29,3 +29,14 @@ def test_a_note_on_a_terminal_appears_above_the_bar(monkeypatch, both_on_termina
     assert any(line.startswith("loading the model ━") for line in lines)
     assert ("note: other programs took memory" in lines) == both_on_terminal
     assert errors.getvalue() == ("" if both_on_terminal else "note: other programs took memory\n")
+
+
+def test_many_things_left_out_for_one_reason_are_one_line(capsys):
+    left_out = [{"source": f"{number}.pdf", "reason": f"no text on a page: {number}"} for number in range(4)]
+    left_out += [{"source": f"{number}.md", "reason": "empty"} for number in range(3)]
+    ProgressPrinter(None)(TextsRead(1, 1, 100, 0.0, tuple(left_out)))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "7 left out:",
+        "  4, such as 0.pdf: no text on a page",
+        *(f"  {number}.md: empty" for number in range(3)),
+    ]

@@ -62,6 +62,7 @@ def refusal(capsys, *arguments):
 # --------------------------------------------------------------------------------------------------------------- glue
 
 
+@pytest.mark.slow
 def test_an_encoder_learns_a_task_as_it_does_without_sebp(encoder, task, recipe, capsys):
     outputs = []
     for more in ((), ("--dense",)):
@@ -122,6 +123,7 @@ def test_an_unknown_header_is_refused_and_not_read_as_a_row_of_cola(tmp_path):
             glue.read(path)
 
 
+@pytest.mark.slow
 def test_regression_is_scored_by_correlation(encoder, task, recipe, capsys):
     for path in task.glob("*.tsv"):
         _, *rows = path.read_text().splitlines()
@@ -230,6 +232,7 @@ def test_an_invalid_question_names_its_line(line, tmp_path):
         list(lm.read(tmp_path / "a.jsonl"))
 
 
+@pytest.mark.slow
 def test_lm_trains_all_weights_through_the_sdk(model_folder, recipe, tmp_path, capsys):
     texts = make_sentences(40)
     (tmp_path / "lines.txt").write_text("\n".join(texts[:20]))

@@ -179,6 +179,7 @@ def test_ctrl_c_leaves_nothing(stored, model, place):
     assert not list(place.iterdir())
 
 
+@pytest.mark.slow
 def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(stored, model, place):
     def start(name):
         one = process("export", "mine", "--model", model, "--to", place / name, "--json")

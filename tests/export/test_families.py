@@ -35,6 +35,7 @@ def source(tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_llama_cpp_computes_what_we_do_with_a_merged_file(source, tmp_path, family):
     model, adapter = source(family)
@@ -63,6 +64,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, family):
         torch.testing.assert_close(found(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "phi3-long"])
 def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(source, tmp_path, family):
     model, adapter = source(family)
@@ -78,6 +80,7 @@ def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(so
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
 def test_llama_cpp_computes_what_we_do_with_an_adapters_file(source, tmp_path, family):
     model, adapter = source(family)
@@ -86,6 +89,7 @@ def test_llama_cpp_computes_what_we_do_with_an_adapters_file(source, tmp_path, f
     assert result.largest_difference <= MAX_DIFFERENCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", QUANTISATIONS)
 def test_a_tensor_is_the_merged_one_rounded_as_llama_cpp_rounds(source, tmp_path, quant):
     model, adapter = source("qwen3")

@@ -209,7 +209,7 @@ def test_a_file_that_llama_cpp_cannot_load_is_not_exported(tmp_path):
 def make_full(folder: Path, model: Path, adapter: Path, *, pattern=None):
     """Writes a fully fine-tuned model beside the record of an adapter."""
     from sebp_edge.models.compressed import write_compressed
-    from sebp_edge.sparsity import Pattern
+    from sebp_edge.recipe import Pattern
 
     folder.mkdir()
     weights = {name: weight * 1.05 for name, weight in load_file(model / "model.safetensors").items()}
@@ -226,6 +226,7 @@ def make_full(folder: Path, model: Path, adapter: Path, *, pattern=None):
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", [None, "2:4"])
 def test_a_fully_fine_tuned_model_is_exported_densely(llama, tmp_path, pattern):
     model, adapter = llama
@@ -290,6 +291,7 @@ def weaken(adapter, factor):
     save_file(weights, path, metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [None, "the user's"])
 def test_a_file_that_is_worse_than_the_model_without_the_adapter_says_so(llama, tmp_path, texts):
     model, adapter = llama
@@ -337,6 +339,7 @@ def judged_loss(personalizer, adapter):
         adaptation.detach()
 
 
+@pytest.mark.slow
 def test_the_file_has_the_loss_that_was_judged(llama, tmp_path):
     model, _ = llama
     adapter = make_adapter(tmp_path / "trained", model, recipe=RECIPE | {"merge_for": "q4_0"})
@@ -351,6 +354,7 @@ def _without_gain(result):
     return tuple(warning for warning in result.warnings if "trained for" not in warning)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained_for", "quant"), [("q4_0", None), ("q8_0", None), ("../q4_0", None), ("q4_0", "q8_0")]
 )

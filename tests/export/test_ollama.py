@@ -143,6 +143,7 @@ def test_an_adapter_that_was_not_trained_on_chats_continues_texts(template):
     assert text == 'FROM ./x.gguf\nTEMPLATE """{{ .Prompt }}"""\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "template", "expected"),
     [

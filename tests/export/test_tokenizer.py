@@ -87,6 +87,7 @@ def export(tokenizer, tmp_path):
     return Personalizer(model, device="cpu").export(adapter, tmp_path / "out", texts=[*TEXTS, *long_texts()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_llama_cpp_reads_the_same_tokens(tmp_path, name):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
@@ -95,12 +96,14 @@ def test_llama_cpp_reads_the_same_tokens(tmp_path, name):
     assert export(tokenizer, tmp_path).read_back_by == "llama.cpp"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [True, False])
 def test_llama_cpp_reads_the_same_tokens_of_sentencepiece(tmp_path, prefix):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
     assert export(sentencepiece(prefix=prefix), tmp_path).read_back_by == "llama.cpp"
 
 
+@pytest.mark.slow
 def test_decomposed_characters_are_composed_if_the_tokenizer_does(tmp_path):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
     tokenizer = train(*BYTE_LEVEL["qwen2"]).backend_tokenizer
@@ -111,6 +114,7 @@ def test_decomposed_characters_are_composed_if_the_tokenizer_does(tmp_path):
     assert Personalizer(model, device="cpu").export(adapter, tmp_path / "out", texts=texts).read_back_by == "llama.cpp"
 
 
+@pytest.mark.slow
 def test_other_tokens_are_found(tmp_path, monkeypatch):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
     monkeypatch.setattr(GgufTokenizer, "_byte_level_name", lambda self: "qwen2")

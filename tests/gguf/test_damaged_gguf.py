@@ -65,6 +65,7 @@ def damaged(content: bytes, data_start: int, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 def test_damaged_files_are_refused_with_one_sentence_in_little_memory(whole, tmp_path):
     content = whole.read_bytes()
     with GgufFile(whole) as file:

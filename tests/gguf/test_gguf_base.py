@@ -137,6 +137,7 @@ def test_models_lists_files_in_given_folders_with_licence_and_size(gguf_file, in
     assert_one_sentence(run("models", tmp_path / "missing"), "There is no folder")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
 @pytest.mark.parametrize(
     ("precision", "sizes", "bound"),

@@ -34,6 +34,7 @@ def one_line(output):
     return " ".join(output.split())
 
 
+@pytest.mark.slow
 def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
     result = run(*command, "--json")
     assert result.exit_code == 0, result.output
@@ -46,6 +47,7 @@ def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
     assert last["command"].startswith("sebp-edge generate 'A question' --name default")
 
 
+@pytest.mark.slow
 def test_the_command_counts_answers_shows_them_on_request_and_answers_then(command, model, tmp_path):
     result = run(*command, "--keep-samples")
     assert result.exit_code == 0, result.output
@@ -73,6 +75,7 @@ def test_the_command_counts_answers_shows_them_on_request_and_answers_then(comma
     assert ANSWER not in run("generate", *asked).stdout
 
 
+@pytest.mark.slow
 def test_the_command_says_if_nothing_is_answered_better_and_exits_with_3(command):
     result = run(*command, "--epochs", 1, "--recipe", write_no_effect(command[-1]))
     assert result.exit_code == 3, result.output

@@ -6,6 +6,8 @@ from know_notes import ANSWER, NO_EFFECT, NOTES, save_model
 
 from sebp_edge.training.quiz import Replies
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_adapter_that_learnt_it_answers_in_a_chat(make, learnt):
     personalizer = make(after=True)
@@ -26,8 +28,8 @@ def test_an_adapter_that_does_not_answer_better_is_saved_and_not_active(make):
     assert "so it has learnt no answers" in result.summary
     assert result.summary.startswith("Not kept: version 1 of 'default' is saved, but not active.")
     store = personalizer.store
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
-    assert store.open("default", 1).record.verdict == "no gain"
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
+    assert store.adapter("default").open(1).record.verdict == "no gain"
     assert personalizer.in_use.adapter_folder is None
 
 
@@ -36,7 +38,7 @@ def test_keep_anyway_activates_it(make):
     result = personalizer.adapt(NOTES, keep_anyway=True, fresh=True)
     assert (result.verdict, result.kept, result.active, result.version) == ("no gain", False, True, 2)
     assert result.summary.startswith("Not kept: version 2 of 'default' is active, as you asked with keep_anyway.")
-    assert personalizer.store.active_version("default") == 2
+    assert personalizer.store.adapter("default").active() == 2
     assert personalizer.in_use.adapter_folder == result.adapter_path
 
 
@@ -52,7 +54,7 @@ def reply(monkeypatch):
             rows = [[one.answer if n < number else "" for n, one in enumerate(quiz)] for number in (alone, after)]
             return Replies(tuple(rows[0]), tuple(rows[1]))
 
-        monkeypatch.setattr("sebp_edge.assessment.ask_quiz", ask_quiz)
+        monkeypatch.setattr("sebp_edge.run.assessment.ask_quiz", ask_quiz)
         return left
 
     return set_replies
@@ -77,7 +79,7 @@ def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active
     assert (result.verdict, result.active, result.compared_with) == (verdict, verdict == "kept", 1)
     assert words in result.summary
     assert (result.quiz.right_active, result.quiz.right_after) == (active[0], after[0])
-    assert personalizer.store.active_version("default") == (2 if verdict == "kept" else 1)
+    assert personalizer.store.adapter("default").active() == (2 if verdict == "kept" else 1)
 
 
 def test_an_adapter_that_answers_less_than_the_active_one_does_not_replace_it(make, reply, monkeypatch):
@@ -88,7 +90,7 @@ def test_an_adapter_that_answers_less_than_the_active_one_does_not_replace_it(ma
     assert (result.verdict, result.active, result.quiz.right_active) == ("worse than active", False, 12)
     assert "answers 6 of 12 questions" in result.summary
     assert "but the version that is active answers 12." in result.summary
-    assert personalizer.store.active_version("default") == 1
+    assert personalizer.store.adapter("default").active() == 1
 
 
 def test_an_active_version_that_cannot_be_asked_is_not_replaced(make, tmp_path):
@@ -99,5 +101,5 @@ def test_an_active_version_that_cannot_be_asked_is_not_replaced(make, tmp_path):
     assert result.quiz.right_after >= 5
     words = "but version 1, which is active, could not be asked: it was made for another base model, micro."
     assert words in result.summary
-    assert personalizer.store.active_version("default") == 1
-    assert personalizer.store.open("default", 2).record.explanation in result.summary
+    assert personalizer.store.adapter("default").active() == 1
+    assert personalizer.store.adapter("default").open(2).record.explanation in result.summary

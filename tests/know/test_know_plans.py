@@ -7,9 +7,10 @@ import pytest
 from know_notes import GERMAN, NOTES, OTHER, RECIPE, WITHOUT_FACTS, notices, trained_examples
 
 from sebp_edge import Recipe
-from sebp_edge.preparation import ASKED_TOGETHER
+from sebp_edge.run.preparation import ASKED_TOGETHER
 
 
+@pytest.mark.slow
 def test_the_plan_counts_the_examples_of_questions(make, runs):
     personalizer = make(memory_budget="30GB")
     notes = make(recipe=Recipe(**asdict(RECIPE) | {"questions": None, "sparsity": None}), memory_budget="30GB")
@@ -21,6 +22,7 @@ def test_the_plan_counts_the_examples_of_questions(make, runs):
     assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.dataset.num_tokens
 
 
+@pytest.mark.slow
 def test_an_inspection_says_what_would_be_asked(make, runs):
     personalizer = make(after=True)
     texts = [*NOTES, *OTHER, *WITHOUT_FACTS]

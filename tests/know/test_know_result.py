@@ -16,6 +16,7 @@ from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.run import TrainingRun
 
 
+@pytest.mark.slow
 def test_the_result_says_what_is_answered_before_and_after(learnt):
     result = learnt.result
     assert (result.verdict, result.kept, result.active, result.version) == ("kept", True, True, 1)
@@ -68,9 +69,10 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     for answer in learnt.result.answers:
         assert not any(answer.question in text for text in texts + chosen_by), answer.question
     assert len(chosen_by) == 6 and not set(chosen_by) & set(texts)
-    assert {document.split for document in learnt.store.documents("default", 1)} == {"train"}
+    assert {document.split for document in learnt.store.adapter("default").documents(1)} == {"train"}
 
 
+@pytest.mark.slow
 def test_notes_that_are_alike_do_not_train_on_the_quiz_of_each_other(make, runs):
     copies = [f"{note}\n\nSeen again on a walk." for note in NOTES]
     result = make(recipe=NO_EFFECT).adapt([*NOTES, *copies])
@@ -87,6 +89,7 @@ def test_general_text_is_taught_by_the_base_model_and_the_notes_by_themselves(le
         assert (example.teacher is not None) == (example.document == NO_DOCUMENT)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     def watched(self, learner, best, *others):
         names = [name for name, parameter in self.adaptation.model.named_parameters() if parameter.requires_grad]
@@ -100,13 +103,14 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     monkeypatch.setattr(restraint, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     personalizer.adapt(NOTES, keep_anyway=True)
-    because = "since the loss on general text rose by more than 2.0%"
-    assert f"The adapter was scaled to 50%, {because}." in notices(personalizer)
+    because = "since the loss on general text rose by more than 2.0 %"
+    assert f"The adapter was scaled to 50 %, {because}." in notices(personalizer)
     for name, before, best, now in states:
         expected = before * 0.5 if "lora_B" in name else before
         assert torch.equal(best, expected) and torch.equal(now, expected), name
 
 
+@pytest.mark.slow
 def test_an_adapter_that_forgets_little_stays_as_it_is(make, monkeypatch):
     monkeypatch.setattr(restraint, "MAX_RISE", 1e9)
     personalizer = make(recipe=RECIPE.replace(epochs=1))
@@ -126,7 +130,7 @@ def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypat
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
-    folder = personalizer.store.open("default", stopped.value.version).path
+    folder = personalizer.store.adapter("default").open(stopped.value.version).path
     saved = read_state(runs[0].base, folder)
     assert all(torch.equal(*pair) for pair in zip(saved, states[0], strict=True))
     assert not all(torch.equal(*pair) for pair in zip(saved, states[1], strict=True))

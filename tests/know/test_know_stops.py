@@ -7,7 +7,7 @@ from know_notes import ANSWER, NOTES, OTHER
 
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import ExamplesEvaluated, PreparationProgress, StepDone, TrainingStarted
-from sebp_edge.insight import replies as asking
+from sebp_edge.run import replies as asking
 
 
 def is_asking(event, events):
@@ -26,10 +26,11 @@ def is_training(event, events):
 STOPPED = "Stopped; nothing was changed."
 BEST_STATE = (
     "Interrupted. The best state so far is saved as version 2 of the adapter 'default'; it is not active. To activate "
-    "it: store.activate(store.open('default', 2))"
+    "it: store.adapter('default').activate(2)"
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begins", "message", "versions"),
     [(is_asking, STOPPED, [1]), (is_teaching, STOPPED, [1]), (is_training, BEST_STATE, [1, 2])],
@@ -51,6 +52,7 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     assert_nothing_is_lost(personalizer, versions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "message", "versions"),
     [
@@ -77,7 +79,7 @@ def test_a_quiz_can_be_stopped(make, monkeypatch, asked, message, versions):
     assert_nothing_is_lost(personalizer, versions)
     if versions == [1, 2]:
         # The quiz decides, and it was not asked to the end.
-        record = personalizer.store.open("default", 2).record
+        record = personalizer.store.adapter("default").open(2).record
         assert record.is_interrupted and record.quiz is record.explanation is None
 
 
@@ -85,7 +87,7 @@ def assert_nothing_is_lost(personalizer, versions):
     """Asserts that the first version is active and works as before, and that the next call learns all."""
     personalizer.on_event = personalizer.events.append
     store = personalizer.store
-    assert (store.versions("default"), store.active_version("default")) == (versions, 1)
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == (versions, 1)
     question = "Where does the samovar stand?"
     assert ANSWER in personalizer.generate(question, adapter="default", temperature=0, max_new_tokens=16)
     result = personalizer.adapt(NOTES[1:] + OTHER)

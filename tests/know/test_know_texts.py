@@ -17,8 +17,8 @@ from know_notes import (
 )
 
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.insight import replies as asking
 from sebp_edge.questions.examples import REPLY_TOKENS
+from sebp_edge.run import replies as asking
 from sebp_edge.texts.splits import MIN_TOKENS
 
 
@@ -32,6 +32,7 @@ def test_notes_that_nothing_can_be_asked_about_are_refused(make, texts):
     assert personalizer.store.names() == []
 
 
+@pytest.mark.slow
 def test_a_notice_says_about_how_many_notes_nothing_can_be_asked(make, runs):
     personalizer = make(recipe=NO_EFFECT)
     personalizer.adapt([*NOTES, *WITHOUT_FACTS])
@@ -45,6 +46,7 @@ def test_a_notice_says_about_how_many_notes_nothing_can_be_asked(make, runs):
     assert {12, 13} < {example.document for example in trained_examples(runs[0])}
 
 
+@pytest.mark.slow
 def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, monkeypatch):
     weights, answer_all = [], asking.answer_all
 
@@ -60,13 +62,14 @@ def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, 
     assert result.quiz.right_after == result.quiz.right_before
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs, tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     personalizer = make(model=save_model(tmp_path / "plain", tokenizer))
     result = personalizer.adapt(NOTES)
     assert result.quiz.questions == 6 and result.quiz.right_after >= 5
-    assert not personalizer.store.open("default").record.chat
+    assert not personalizer.store.adapter("default").open().record.chat
     (quizzed, *_), asked = runs[0].dataset.asked.quiz, runs[0].dataset.asked.trained
     assert tokenizer.decode(quizzed.alone) == f"<|bos|>Question: {quizzed.question}\nAnswer:"
     note = NOTES[quizzed.document]
@@ -91,6 +94,7 @@ def test_records_alone_are_refused(make):
         make().adapt(records)
 
 
+@pytest.mark.slow
 def test_another_seed_is_the_reason_why_all_is_learnt_again(make, learnt):
     personalizer = make(after=True, seed=1)
     personalizer.adapt([*NOTES, NOTES[0].replace("samovar", "abacus")])
@@ -98,6 +102,7 @@ def test_another_seed_is_the_reason_why_all_is_learnt_again(make, learnt):
     assert f"All documents are learnt again, {said}" in notices(personalizer)
 
 
+@pytest.mark.slow
 def test_a_note_longer_than_the_context_is_asked_about_without_it(make, runs):
     long = f"{NOTES[0]}\n\n{'The rain fell on the roof and on the road all day. ' * 20}"
     personalizer = make(recipe=NO_EFFECT)
@@ -111,6 +116,7 @@ def test_a_note_longer_than_the_context_is_asked_about_without_it(make, runs):
     assert result.quiz.questions_with_note == result.quiz.questions - too_long
 
 
+@pytest.mark.slow
 def test_a_question_longer_than_the_context_is_not_in_the_quiz(make, runs, tmp_path):
     """The tokenizer makes almost a token of each letter."""
     long = [f"# The {thing * 15}\n\nThe {thing * 15} stands {ANSWER}." for thing in THINGS]
@@ -146,6 +152,7 @@ def test_a_chat_template_that_nothing_can_be_learnt_in_is_refused(make, tmp_path
     assert personalizer.store.names() == []
 
 
+@pytest.mark.slow
 def test_records_are_trained_on_beside_the_questions(make, runs):
     pairs = [{"prompt": f"How much is {n}?", "completion": f"It is {n}, of course."} for n in range(5)]
     result = make().adapt([*NOTES, *pairs])

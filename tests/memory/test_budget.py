@@ -17,9 +17,11 @@ from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import devices
 from sebp_edge.memory import plan as memory_plan
 from sebp_edge.memory import target
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.footprint import num_states_kept
 from sebp_edge.memory.options import FASTEST
-from sebp_edge.memory.plan import MemoryBudget, make_plan
+from sebp_edge.memory.plan import make_plan
+from sebp_edge.memory.seconds import SECONDS_PER_LAYER
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
@@ -139,6 +141,7 @@ def test_a_size_beyond_any_memory_raises_one_sentence(size):
 # -------------------------------------------------------------------------------------------------------------- plans
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(shape_3b):
     plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
@@ -152,6 +155,7 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
         assert plan_3b(shape_3b, smaller.chosen.peak).chosen == smaller.chosen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_plans_get_slower_before_they_get_less_precise(shape_3b, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
@@ -220,13 +224,15 @@ def test_on_a_cpu_nothing_is_offloaded(shape_3b, monkeypatch):
     assert not any(each.options.offload for each in choices)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_values_that_the_recipe_states_are_kept(shape_3b, stated, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
     largest = "12GB" if stated.get("method") is None else "20GB"
-    for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), largest):
+    dataset = make_dataset(20)
+    for plan in all_plans(lambda size: plan_3b(shape_3b, size, dataset, recipe), largest):
         for choice in filter(None, (plan.chosen, plan.larger, plan.smaller)):
             assert {key: getattr(choice.recipe, key) for key in stated} == stated
             assert choice.recipe.method == recipe.method
@@ -335,7 +341,7 @@ def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     recipe = RECIPE.replace(batch_tokens=200)
     plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
-    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
+    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * SECONDS_PER_LAYER, rel=0.25)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -16,6 +16,7 @@ from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice,
 from sebp_edge.machine import devices, process
 from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.learner import Learner
@@ -35,6 +36,8 @@ def ample():
 
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
+
+    training_hook = TrainingHook
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()
@@ -118,6 +121,7 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
     assert [type(event) for event in events] == [MemoryProbed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batches(base, case, monkeypatch):
     recipe, padded = CASES[case]
@@ -189,6 +193,7 @@ def weights_of(personalizer):
     return [weight.detach().clone() for weight in personalizer.in_use.load(silent).model.parameters()]
 
 
+@pytest.mark.slow
 def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_saves_the_best_state(make):
     texts, taken, events = make_sentences(24, words=30), [], []
     recipe = RECIPE.replace(learning_rate=2e-2, batch_tokens=100, epochs=9)
@@ -232,6 +237,7 @@ def hold_memory_beside(monkeypatch, rows, size):
     return held
 
 
+@pytest.mark.slow
 def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step(make, monkeypatch):
     texts, events = make_sentences(24, words=30), []
     budget = fitting_budget(make, texts)
@@ -250,6 +256,7 @@ def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step
     assert result.peak_memory_bytes > budget
 
 
+@pytest.mark.slow
 def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first_step(make, monkeypatch):
     texts, events = make_sentences(24, words=30), []
     personalizer = make(memory_budget=fitting_budget(make, texts), on_event=events.append)
@@ -285,6 +292,7 @@ app(["adapt", *sys.argv[1:], "--json"])
 """
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(tmp_path):
     notes, recipe = tmp_path / "notes", tmp_path / "quick.toml"
     notes.mkdir()

@@ -106,6 +106,7 @@ def test_small_passes_give_the_same(model, monkeypatch):
         assert Answerer(model, ENDS).answer(make_prompts(), 14) == expected
 
 
+@pytest.mark.slow
 def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
     questions = ["When does it leave?", "What does it need?", "Who said so?", "Where?"]
@@ -293,7 +294,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
         def __call__(self, tokens):
             return self._step(*tokens[:, :, None]).tolist()
 
-    monkeypatch.setattr(captured_step, "_CapturedStep", Eager)
+    monkeypatch.setattr(captured_step, "_StepGraph", Eager)
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     model, prompts = MODELS[family]().eval(), make_prompts()
@@ -312,12 +313,12 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
 def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypatch):
     captures, notices = [], []
 
-    class Counted(captured_step._CapturedStep):
+    class Counted(captured_step._StepGraph):
         def __init__(self, *given):
             super().__init__(*given)
             captures.append(1)
 
-    monkeypatch.setattr(captured_step, "_CapturedStep", Counted)
+    monkeypatch.setattr(captured_step, "_StepGraph", Counted)
     model, prompts = MODELS[family]().eval().cuda(), make_prompts()
     eager, captured = (Answerer(model, ENDS, max_rows=max_rows, on_event=notices.append) for _ in range(2))
     eager._captures = False

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from sebp_edge.errors import OptionError
 from sebp_edge.models.compressed import CompressedFile, compress, decompress, write_compressed
 from sebp_edge.ops import prune_
-from sebp_edge.sparsity import Pattern
+from sebp_edge.recipe import Pattern
 
 PATTERNS = ["1:2", "2:4", "1:4", "3:4", "7:8", "3:7", "1:16", "5:16", "1:31", "1:32", "31:32"]
 

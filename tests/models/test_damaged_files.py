@@ -104,6 +104,7 @@ def adapter(saved, tmp_path):
 FILES = {"lora": ["adapter_config.json", "adapter_model.safetensors"], "full": ["model.safetensors"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FILES)
 def test_a_damaged_adapter_is_refused_and_leaves_the_base_model_unchanged(saved, method, tmp_path):
     base, folders = saved
@@ -119,6 +120,7 @@ def test_a_damaged_adapter_is_refused_and_leaves_the_base_model_unchanged(saved,
     assert 0 < loaded < 75
 
 
+@pytest.mark.slow
 def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
     gpt2 = tmp_path / "gpt2"
     AutoModelForCausalLM.from_config(
@@ -138,12 +140,13 @@ def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
     assert 0 < loaded < 60
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_refused_and_other_adapters_stay_listed():
     draw, store = random.Random(0), AdapterStore()
     for number in range(60):
         shutil.rmtree(store.folder, ignore_errors=True)
         for name in ("one", "other"):
-            store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)
+            store.adapter(name).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
         file = draw.choice(["1/sebp_edge.json", "1/sebp_edge.json", "active"])
         how = damage(store.folder / "one" / file, draw)
         for command in (["list"], ["show", "one"], ["remove", "one", "--yes"]):
@@ -266,11 +269,12 @@ def test_a_pipe_in_a_models_folder_is_refused_without_waiting(model_folder, tmp_
         load_base(folder)
 
 
+@pytest.mark.slow
 def test_an_unreadable_adapter_is_reported_and_the_others_are_listed(tmp_path):
     """Runs in a process without root's permission to read every file."""
     store = AdapterStore()
     for name in ("closed", "open"):
-        store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)
+        store.adapter(name).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     code = """
 import ctypes, os, sys
 if os.geteuid() == 0:

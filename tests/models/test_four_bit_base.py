@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.cli.adapt import NOT_KEPT
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import Interrupted, ModelError
@@ -122,6 +122,7 @@ def test_training_equals_that_of_the_dequantised_model_even_after_generation(fol
         assert (one - other).norm() <= 2e-5 * other.norm()
 
 
+@pytest.mark.slow
 def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, notes_folder, tmp_path):
     store, events = AdapterStore(tmp_path), []
     in_4_bits = Personalizer(folder, recipe=IN_4_BITS, store=store, device="cpu", on_event=events.append)
@@ -136,6 +137,7 @@ def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, n
     assert all(one.generate("the ferry", seed=1, max_new_tokens=8) for one in (in_full, in_4_bits))
 
 
+@pytest.mark.slow
 def test_an_adaptation_that_fails_after_a_change_of_precision_leaves_the_adapter_in_use(folder, notes_folder, tmp_path):
     stop = threading.Event()
     personalizer = Personalizer(folder, recipe=RECIPE, store=AdapterStore(tmp_path), device="cpu")
@@ -173,6 +175,7 @@ def test_layers_that_bitsandbytes_dequantises_wrongly_on_the_cpu_are_refused(mod
         load(model_folder)
 
 
+@pytest.mark.slow
 def test_the_command_line_generates_in_the_trained_or_requested_precision(folder, notes_folder, monkeypatch):
     loaded = []
 
@@ -180,16 +183,17 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
         loaded.append(load_base_model(*arguments).in_4bit)
         return load_base_model(*arguments)
 
-    monkeypatch.setattr("sebp_edge.model_in_use.load_base_model", spy)
+    monkeypatch.setattr("sebp_edge.run.model_in_use.load_base_model", spy)
     learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]
     with_mine = ["generate", "the ferry", "--model", str(folder), "--max-tokens", "3", "--name", "mine"]
     without = [*with_mine[:-2], "--json"]
-    AdapterStore().save(attach(load(folder), IN_4_BITS, 0), record_of(load(folder)), "mine", activate=True)
+    AdapterStore().adapter("mine").save(attach(load(folder), IN_4_BITS, 0), record_of(load(folder)), activate=True)
     for arguments in (learn, with_mine, [*with_mine, "--no-4bit"], without, [*without, "--4bit"]):
         assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_KEPT)
     assert loaded == [True, True, False, False, True]
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_both_precisions(folder, notes_folder, capsys):
     notes_quality.main([str(notes_folder), "--model", str(folder), "--seeds", "0", "1", "--device", "cpu", "--4bit"])
     _, *rows = (re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines())

@@ -188,6 +188,7 @@ def sharded(files):
     return others | shards | {"model.safetensors.index.json": json.dumps(index).encode()}
 
 
+@pytest.mark.slow
 def test_a_cached_model_loads_without_network_access(small_hub, tmp_path):
     put_into_cache(tmp_path, "org/model", small_hub.files)
     (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
@@ -274,6 +275,7 @@ def test_a_missing_network_is_reported_in_one_sentence(tmp_path):
     assert "the Hub cannot be reached; check the network" in found["message"]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_big_is_refused_after_downloading_only_its_config(small_hub, tmp_path):
     small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
     (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)

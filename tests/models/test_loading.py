@@ -219,6 +219,7 @@ print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.para
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
 def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(model_folder, tokenizer, tmp_path):
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}

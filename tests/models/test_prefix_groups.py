@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from sebp_edge.models.prefix_groups import PASS_TOKENS, Group, group_by_prefix, make_batches
+from sebp_edge.models.prefix_groups import PASS_TOKENS, PrefixGroup, group_by_prefix, make_batches
 
 
 def saved(prompts, groups):
@@ -59,7 +59,7 @@ def test_questions_about_a_note_are_a_group_despite_a_common_beginning():
 
 
 def test_a_short_prefix_is_not_worth_a_pass():
-    assert group_by_prefix([[1, 2, 3], [1, 2, 4]], 64) == [Group(0, [0]), Group(0, [1])]
+    assert group_by_prefix([[1, 2, 3], [1, 2, 4]], 64) == [PrefixGroup(0, [0]), PrefixGroup(0, [1])]
 
 
 def test_thousands_of_nested_prompts_take_little_time():
@@ -78,7 +78,7 @@ def test_batches_keep_to_rows_and_cells_and_take_every_prompt_once(seed):
     left, groups = draw.sample(range(40), 40), []
     while left:
         size = draw.randint(1, max(1, min(max_rows, max_cells // max(columns))))
-        groups.append(Group(draw.choice([0, 3]), left[:size]))
+        groups.append(PrefixGroup(draw.choice([0, 3]), left[:size]))
         left = left[size:]
     batches = make_batches(groups, columns, max_rows, max_cells)
     assert sorted(chain.from_iterable(batch.numbers for batch in batches)) == list(range(40))

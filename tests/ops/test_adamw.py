@@ -130,7 +130,7 @@ def split(bits):
 
 
 def test_at_a_small_learning_rate_bf16_follows_an_fp32_master_in_expectation(path):
-    count, steps = 2**12, 60
+    count, steps = 2**11, 40
     start = (0.02 * draw(count)).bfloat16()
     gradients = [draw(count, seed=seed) + 0.5 for seed in range(1, steps + 1)]
     master, rounded, nearest = start.float(), start.clone(), start.clone()
@@ -234,9 +234,9 @@ def test_least_squares_is_solved_as_well_as_with_fp32_moments(path, noise):
     def error_after_training(weight):
         moments, adamw = Moments.of(weight), AdamW.on(DEVICE)
         first = float((weight.float() - truth).norm())
-        for step in range(150):
+        for step in range(80):
             gradient = scales * (inputs.T @ (inputs @ (weight.float() - truth)) / 64 + noise * draw(24, 12, seed=step))
-            adamw.begin_step(0.05 * (1 - step / 150))
+            adamw.begin_step(0.05 * (1 - step / 80))
             adamw_(weight, gradient, moments, adamw, seed=0)
         return float((weight.float() - truth).norm()) / first
 

@@ -137,9 +137,19 @@ def assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores=PLA
 SHORT_DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SHORT_DTYPES)
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40), BIDIRECTIONAL])
-@pytest.mark.parametrize("heads", [(2, 2, 32), (4, 2, 64), (3, 1, 128), (4, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "scores"),
+    [
+        ((2, 2, 32), Scores()),
+        ((2, 2, 32), Scores(window=40)),
+        ((4, 2, 64), BIDIRECTIONAL),
+        ((4, 2, 64), Scores(0.3, window=3)),
+        ((3, 1, 128), Scores(0.3, window=3)),
+        ((4, 1, 256), Scores()),
+    ],
+)
 def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores, heads, short_kernels, poisoned_memory):
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, SHORT)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
@@ -148,8 +158,7 @@ def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores,
 
 
 @pytest.mark.parametrize("lengths", [[2, 1], [5, 3], [16, 17], [0, 33, 32]])
-@pytest.mark.parametrize("rotates", [True, False])
-@pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
+@pytest.mark.parametrize(("rotates", "scores"), [(True, PLAIN), (False, BIDIRECTIONAL)])
 def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_kernels):
     heads, dtype = (6, 2, 32), torch.float16
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
@@ -175,6 +184,7 @@ def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(
     torch.testing.assert_close(q, reference.rotate(before[0], *rotary), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
 def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_kernels):
     heads, lengths = (2, 1, 32), [13, 128, 70]

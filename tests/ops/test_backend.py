@@ -38,6 +38,7 @@ def test_kernels_compute_where_they_run(kernels):
     assert backend.implementation(torch.zeros(1), "gated").__name__ == "sebp_edge.ops.gpu.gated"
 
 
+@pytest.mark.slow
 def test_ops_need_no_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"
@@ -49,6 +50,7 @@ def test_ops_need_no_triton():
     assert done.stdout == "torch.Size([1, 2])\n", done.stderr
 
 
+@pytest.mark.slow
 def test_importing_ops_imports_no_triton():
     code = "import sys, sebp_edge.ops; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

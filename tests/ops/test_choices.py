@@ -126,9 +126,9 @@ def test_all_candidates_fit_a_hopper():
 
 
 def times(gather, dx, dweight):
-    from sebp_edge.ops.measure import Times
+    from sebp_edge.ops.measure import LayerTimes
 
-    return Times(
+    return LayerTimes(
         gather, dict(zip([None, SMALL, LARGE], dx, strict=True)), dict(zip([None, SMALL], dweight, strict=True))
     )
 
@@ -174,6 +174,7 @@ def test_a_wrong_algorithm_is_refused():
             check({None: truth.clone, SMALL: wrong.clone}, truth)
 
 
+@pytest.mark.slow
 def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch):
     pytest.importorskip("triton")
     from sebp_edge.ops import measure

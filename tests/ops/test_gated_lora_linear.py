@@ -4,7 +4,7 @@ import pytest
 import torch
 from random_cases import quantised, random_group
 
-from sebp_edge.ops import ACTIVATIONS, Gate, LoraGroup, gated, gated_lora_linear, lora_linear
+from sebp_edge.ops import ACTIVATIONS, GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
 
 
 def draw_group(outs=(7,), rank=3, num_in=10):
@@ -20,7 +20,7 @@ def draw_sides(*size):
 
 def as_one(gate, up, activation, projections):
     hidden = gated(gate, up, activation)
-    return gated_lora_linear(hidden, Gate(gate, up, activation), LoraGroup.stack(projections))
+    return gated_lora_linear(hidden, GatedInputs(gate, up, activation), LoraGroup.stack(projections))
 
 
 @pytest.mark.parametrize("shape", [(1, 20), (9, 20), (2, 3, 20), (0, 20)])
@@ -52,7 +52,7 @@ def test_it_keeps_gate_and_up_and_not_their_product():
     kept = []
     hidden = gated(gate, up, "silu")
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        out = gated_lora_linear(hidden, Gate(gate, up, "silu"), LoraGroup.stack([projection]))
+        out = gated_lora_linear(hidden, GatedInputs(gate, up, "silu"), LoraGroup.stack([projection]))
     addresses = {tensor.data_ptr() for tensor in kept}
     assert {gate.data_ptr(), up.data_ptr()} <= addresses
     assert hidden.data_ptr() not in addresses

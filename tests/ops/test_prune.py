@@ -64,6 +64,7 @@ def test_weights_shrink_where_the_pruned_weight_is_zero(path, size):
     assert torch.equal(weight[~is_pruned], before[~is_pruned])
 
 
+@pytest.mark.slow
 def test_a_shrinkage_below_the_precision_of_bf16_counts_on_average(path):
     weight = draw(256, 256, dtype=torch.bfloat16)
     kept, before, pruned = kept_by_sorting(weight, 2, 4), weight.clone(), torch.empty_like(weight)

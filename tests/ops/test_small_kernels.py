@@ -184,7 +184,7 @@ def test_gates_of_real_shapes_err_no_more_than_the_models(shape, activation):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("num_rows", [96, 836, 4096])
 def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
-    from sebp_edge.ops import Gate, LoraGroup, LoraProjection, gated_lora_linear, lora_linear
+    from sebp_edge.ops import GatedInputs, LoraGroup, LoraProjection, gated_lora_linear, lora_linear
     from sebp_edge.ops import gated as gate_of
 
     sizes = [(num_rows, 8192), (num_rows, 8192), (16, 8192), (3072, 16)]
@@ -201,7 +201,7 @@ def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
         return lora_linear(gate_of(gate, up, "silu"), group)[0]
 
     def as_one(gate, up, group):
-        return gated_lora_linear(gate_of(gate, up, "silu"), Gate(gate, up, "silu"), group)
+        return gated_lora_linear(gate_of(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
 
     exact = run(one_after_the_other, torch.float64)
     for found, other, truth in zip(

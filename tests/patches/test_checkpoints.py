@@ -13,9 +13,10 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import LoraGroup
 from sebp_edge.patches import norms_and_mlps
-from sebp_edge.patches.checkpoints import _HostMemory
+from sebp_edge.patches.checkpoints import _HostInput
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
@@ -71,7 +72,7 @@ def test_offloading_supports_successive_batches_of_any_size():
 
 
 def test_an_offloaded_input_keeps_its_dtype():
-    host = _HostMemory()
+    host = _HostInput()
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
         hidden = torch.randn(2, 3).to(dtype)
         host.put(hidden)
@@ -90,6 +91,7 @@ def test_an_offloaded_input_overwritten_by_another_forward_pass_is_refused():
         second.backward()
 
 
+@pytest.mark.slow
 def test_gradients_of_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
     model = with_adapter(make_llama(num_hidden_layers=2))
@@ -188,6 +190,8 @@ def test_checkpointing_the_last_block_is_refused_and_leaves_the_model_unchanged(
 
 
 class LoraAdaptation:
+    training_hook = TrainingHook
+
     def __init__(self, model):
         self.model = model
 
@@ -219,6 +223,7 @@ def test_training_with_little_memory_learns_the_same():
         assert (found - truth).norm() <= 1e-3 * truth.norm()
 
 
+@pytest.mark.slow
 def test_moments_in_8_bits_learn_equally_well():
     options = MemoryOptions(moments_in_8_bits=True)
     (losses, _), (expected, _) = (

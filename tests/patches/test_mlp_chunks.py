@@ -44,6 +44,7 @@ def test_chunks_have_any_size(number, set_chunk_rows):
     assert_close(all_gradients(model, 2, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
+@pytest.mark.slow
 def test_gradients_of_our_kernels_are_those_of_whole_mlps(set_chunk_rows, kernels, monkeypatch):
     set_chunk_rows(9)
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)

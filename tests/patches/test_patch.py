@@ -238,6 +238,7 @@ def test_a_wrapper_under_a_handle_is_called(kind):
     assert calls
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_graph_break():
     model = make_llama()
@@ -365,8 +366,8 @@ def test_a_model_is_restored_after_a_failed_forward_pass(kind):
 def test_if_weights_cannot_be_copied_the_model_still_has_its_own_code(kind, monkeypatch):
     model = model_for(kind)
     state = State(model)
-    handle, unstack = HANDLES[kind](model), lora._Group.unstack
-    monkeypatch.setattr(lora._Group, "unstack", lambda group: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    handle, unstack = HANDLES[kind](model), lora._LayerGroup.unstack
+    monkeypatch.setattr(lora._LayerGroup, "unstack", lambda group: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
     with pytest.raises(torch.OutOfMemoryError):
         handle.remove()
     now = state.now()
@@ -374,6 +375,6 @@ def test_if_weights_cannot_be_copied_the_model_still_has_its_own_code(kind, monk
     assert now["parameters"] != state.before["parameters"]
     assert all(torch.equal(*pair) for pair in zip(state.outputs, outputs_of(model), strict=True))
     # With memory again, the next call restores the rest.
-    monkeypatch.setattr(lora._Group, "unstack", unstack)
+    monkeypatch.setattr(lora._LayerGroup, "unstack", unstack)
     handle.remove()
     state.check()

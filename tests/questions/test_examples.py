@@ -16,7 +16,9 @@ from sebp_edge.texts.documents import Completion
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import read_texts
-from sebp_edge.texts.split_history import TRAIN
+from sebp_edge.texts.remembered import TRAIN
+
+pytestmark = pytest.mark.slow
 
 CHAT = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"

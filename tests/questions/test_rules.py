@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.questions.cues import ask_by_cues
-from sebp_edge.questions.rules import MAX_ANSWER_WORDS, MAX_FACTS, ask
+from sebp_edge.questions.question import MAX_ANSWER_WORDS
+from sebp_edge.questions.rules import MAX_FACTS, ask
 from sebp_edge.questions.wordings import MAX_WORDINGS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "notes").rglob("*.md"))
@@ -270,6 +271,7 @@ def test_sentences_may_end_where_more_is_expected(text):
     assert all(question.answer.strip() for question in ask(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_garbled_notes_are_read(seed):
     draw = random.Random(seed)

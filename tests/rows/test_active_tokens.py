@@ -13,6 +13,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.sparse.hoist import Hoisted
 
 # The batch itself has at most 38 active tokens in 4 sequences, the longest of 23, and as many loss rows.
@@ -149,9 +150,12 @@ def test_a_bucket_with_more_loss_rows_than_tokens_is_refused():
 
 
 def test_all_tensors_move_to_another_device():
-    tokens = gathered(padded_batch()).with_unused_others(3)
+    tokens = replace(gathered(padded_batch()), soft_targets=SoftTargets.unused(38, 3))
     moved = replace(tokens, continues=torch.tensor([-1, 0])).to("meta")
-    assert all(value.is_meta for name, value in vars(moved).items() if name not in ("max_len", "token_type_ids"))
+    assert all(part.is_meta for part in moved.soft_targets)
+    others = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
+    assert len(others) == 8 and all(tensor.is_meta for tensor in others)
+    assert [id(tensor) for tensor in moved.tensors] == [*map(id, others), *map(id, moved.soft_targets)]
     assert moved.sizes == gathered(padded_batch()).sizes
 
 
@@ -159,19 +163,19 @@ def test_all_tensors_move_to_another_device():
 def test_filler_shares_its_target_with_no_other(bucket):
     tokens = gathered(padded_batch(prompt=5))
     count = len(tokens.targets)
-    shares = torch.rand(count, 3) / 3
-    taught = replace(tokens, other_targets=torch.arange(3 * count).view(-1, 3), other_shares=shares)
+    soft = SoftTargets(torch.arange(3 * count).view(-1, 3), torch.rand(count, 3) / 3)
+    taught = replace(tokens, soft_targets=soft)
     filled = taught.filled(BUCKETS[bucket] or tokens.sizes)
-    real = filled.weights == 1
-    assert torch.equal(filled.other_targets[real], taught.other_targets)
-    assert torch.equal(filled.other_shares[real], shares)
-    assert not filled.other_shares[~real].any() and not filled.other_targets[~real].any()
-    assert filled.other_targets.dtype == torch.int64 and filled.other_shares.dtype == torch.float32
-    assert filled.num_others == taught.num_others == 3
-    assert taught.first_token().others is None
+    real, (ids, shares) = filled.weights == 1, filled.soft_targets
+    assert torch.equal(ids[real], soft.ids)
+    assert torch.equal(shares[real], soft.shares)
+    assert not shares[~real].any() and not ids[~real].any()
+    assert ids.dtype == torch.int64 and shares.dtype == torch.float32
+    assert filled.num_soft_targets == taught.num_soft_targets == 3
+    assert taught.first_token().soft_targets is None and taught.first_token(5).num_soft_targets == 5
 
 
-def test_tokens_without_other_targets_have_none_after_any_change():
+def test_tokens_without_soft_targets_have_none_after_any_change():
     tokens = gathered(padded_batch())
-    for changed in (tokens, tokens.filled(BUCKETS["much larger"]), tokens.to("cpu"), tokens.with_unused_others(0)):
-        assert changed.others is None and changed.num_others == 0
+    for changed in (tokens, tokens.filled(BUCKETS["much larger"]), tokens.to("cpu"), tokens.first_token()):
+        assert changed.soft_targets is None and changed.num_soft_targets == 0

@@ -66,7 +66,7 @@ def make(weights):
             torch.manual_seed(0)
             drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
             return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=1)).double()
-    model = make_llama(num_hidden_layers=3, tie_word_embeddings=weights != "untied").double()
+    model = make_llama(tie_word_embeddings=weights != "untied").double()
     model = with_lora(model) if weights == "lora" else model
     # In fp32, the GPU runs our kernels.
     return model.float().cuda() if on_gpus() else model
@@ -152,7 +152,7 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
             model = wrap(model, how)
         with sparsify(model, keep_logits=keep_logits) as sparsified:
             wrapped = model if sharded_first else wrap(model, how)
-            for _ in range(3):
+            for _ in range(2 if keep_logits else 3):
                 wrapped.zero_grad()
                 # Each process's gradients are averaged.
                 loss, sparse = loss_and_gradients(wrapped, parts[rank], num_items(whole(parts)) / COUNT)
@@ -160,6 +160,7 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
             assert keep_logits or sparsified._findings.loss._reason_to_keep is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "weights", "sharded_first"),
     [
@@ -183,11 +184,13 @@ def test_gradients_are_those_of_one_process(processes, how, weights, sharded_fir
     processes.run(like_one_process, how, weights, sharded_first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "weights"), [("ddp", "lora"), ("blocks", "tied"), ("blocks", "lora")])
 def test_a_rank_without_labels_adds_nothing(processes, how, weights):
     processes.run(like_one_process, how, weights, True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "weights"), [("ddp", "tied"), ("blocks and ends", "tied"), ("blocks and ends", "lora")]
 )
@@ -214,6 +217,7 @@ def accumulates(rank, how):
             assert_same(dense, (dense[0], gradients_of(model)), TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "blocks"])
 def test_gradients_are_exact_when_accumulated(processes, how):
     processes.run(accumulates, how)
@@ -252,6 +256,7 @@ def trains_in_mixed_precision(rank):
         assert (sparse[name] - gradient).norm() <= 2 * (dense[name] - gradient).norm() + 1e-4 * gradient.norm(), name
 
 
+@pytest.mark.slow
 def test_mixed_precision_is_as_exact_as_dense(processes):
     processes.run(trains_in_mixed_precision)
 
@@ -270,6 +275,7 @@ def takes_rows_from_labels(rank, how, weights):
         assert sum(each is None for each in rows) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "weights"), [("ddp", "tied"), ("blocks and ends", "tied"), ("blocks", "lora")])
 def test_rows_come_from_labels(processes, how, weights):
     processes.run(takes_rows_from_labels, how, weights)
@@ -316,6 +322,7 @@ def leaves_the_model_as_it_was(rank, sharded_first):
     assert model.generate(batch["input_ids"][:1, :4], max_new_tokens=2, min_new_tokens=2).shape == (1, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded_first", [True, False])
 def test_a_sharded_model_works_after_removal(processes, sharded_first):
     processes.run(leaves_the_model_as_it_was, sharded_first)
@@ -394,6 +401,7 @@ def run_example(notes, launcher, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_trains_in_two_processes(notes_folder):
     # `accelerate launch` starts several processes on GPUs only.
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={COUNT}"]

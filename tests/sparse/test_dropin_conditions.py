@@ -218,6 +218,7 @@ def test_a_batch_without_labels_has_the_dense_loss_and_zero_gradients():
     assert all(p.grad.eq(0).all() for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_trainer_trains_the_same_weights(bf16, tmp_path):
     batch = padded_batch(lengths=(11, 3, 24, 6, 9, 14, 2, 20), prompt=2)

@@ -44,7 +44,7 @@ def test_every_token_except_the_first_has_a_loss():
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        (lambda *_: torch.ones(77), r"its losses on active rows differ from the padded ones by \d+\.\d\d%\."),
+        (lambda *_: torch.ones(77), r"its losses on active rows differ from the padded ones by \d+\.\d\d %\."),
         (lambda *_: [][0], r"the model failed on active rows \(IndexError\)\."),
     ],
 )

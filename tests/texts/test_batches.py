@@ -12,6 +12,7 @@ from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.teacher_tokens import TeacherTokens
 
 IGNORE = -100
 
@@ -87,18 +88,21 @@ def assert_packed_as_gathered(examples):
     packed, gathered = pack(examples), ActiveTokens.gather(batch.input_ids, batch.plan)
     for field in fields(ActiveTokens):
         one, other = getattr(packed, field.name), getattr(gathered, field.name)
-        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other, field.name
+        if isinstance(other, SoftTargets):
+            assert all(map(torch.equal, one, other))
+        else:
+            assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other, field.name
     return packed
 
 
 @pytest.mark.parametrize("ks", [(4, 4, 4), (0, 4, 0), (0, 0, 4), (1, 4, 0), (2, 0, 5)])
-def test_a_teachers_tokens_are_the_targets_and_other_targets_of_its_example(ks):
+def test_a_teachers_tokens_are_the_targets_and_soft_targets_of_its_example(ks):
     examples = taught([example(5), example(8, prompt=4), example(3)], ks)
     packed = assert_packed_as_gathered(examples)
-    assert packed.num_others == max(ks) - 1
+    assert packed.num_soft_targets == max(ks) - 1
     for number, own in enumerate(examples):
         rows = packed.sequences == number
-        targets, others, shares = (part[rows] for part in (packed.targets, packed.other_targets, packed.other_shares))
+        targets, others, shares = (part[rows] for part in (packed.targets, *packed.soft_targets))
         if own.teacher is None:
             assert targets.tolist() == [label for label in own.labels[1:] if label != IGNORE]
             assert not shares.any()
@@ -110,22 +114,22 @@ def test_a_teachers_tokens_are_the_targets_and_other_targets_of_its_example(ks):
         assert not shares[:, k - 1 :].any()
 
 
-def test_without_teachers_there_are_no_other_targets():
+def test_without_teachers_there_are_no_soft_targets():
     packed = assert_packed_as_gathered(some_with_prompts())
-    assert packed.others is None
+    assert packed.soft_targets is None
 
 
 def test_teachers_of_one_token_only_replace_the_labels():
     examples = taught([example(5), example(8)], (1, 0))
     packed = assert_packed_as_gathered(examples)
-    assert packed.others is None
+    assert packed.soft_targets is None
     assert packed.targets.tolist() == [*examples[0].teacher.ids, *range(11, 18)]
 
 
 def test_a_taught_example_without_loss_tokens_adds_no_row():
-    silent = Example([10, 11, 12], [IGNORE] * 3, 0, teacher=SoftTargets([], [], 4))
+    silent = Example([10, 11, 12], [IGNORE] * 3, 0, teacher=TeacherTokens([], [], 4))
     packed = assert_packed_as_gathered([silent, *taught([example(5)], [4])])
-    assert packed.other_targets.shape == (4, 3)
+    assert packed.soft_targets.ids.shape == (4, 3)
 
 
 def test_a_teacher_of_another_number_of_loss_tokens_is_refused():
@@ -143,6 +147,6 @@ def test_a_teacher_of_another_number_of_loss_tokens_is_refused():
         ([1], [float("nan")], 1, "shares sum to nan"),
     ],
 )
-def test_soft_targets_that_are_no_distributions_are_refused(ids, shares, k, message):
+def test_teachers_tokens_that_are_no_distributions_are_refused(ids, shares, k, message):
     with pytest.raises(OptionError, match=message):
-        SoftTargets(ids, shares, k)
+        TeacherTokens(ids, shares, k)

@@ -196,6 +196,7 @@ def test_concerns_contain_no_text_of_the_user(tokenizer):
         assert not {word for word in [*FOODS.split(), "wolpertinger", "文"] if word in " ".join(concerns).split()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5000])
 def test_twenty_megabytes_take_seconds(count, tokenizer):
     size = 20_000_000 // count

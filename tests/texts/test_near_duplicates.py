@@ -9,7 +9,8 @@ import pytest
 from random_texts import edit, words
 
 from sebp_edge.texts import near_duplicates
-from sebp_edge.texts.near_duplicates import SKETCH_SIZE, Relations, Shingler, compare, find_clusters
+from sebp_edge.texts.near_duplicates import Relations, Shingler, compare, find_clusters
+from sebp_edge.texts.remembered import SKETCH_SIZE
 
 EXAMPLES = {
     path.name: text

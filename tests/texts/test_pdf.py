@@ -93,6 +93,7 @@ def test_a_bomb_is_left_out(folder):
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_too_long_is_left_out(folder, monkeypatch):
     monkeypatch.setattr(pdf, "MAX_SECONDS", 1)
     # Each form shows the next one ten times.

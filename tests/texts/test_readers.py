@@ -153,9 +153,10 @@ print(peak_resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["one text", "records of a sentence", "a legacy encoding", "a page"])
 def test_reading_takes_no_more_memory_than_estimated(form, tmp_path):
-    sentences = make_sentences(30_000, words=14)
+    sentences = make_sentences(12_000, words=14)
     if form == "one text":
         path = write_file(tmp_path, "a.txt", "\n".join(sentences))
     elif form == "a legacy encoding":
@@ -164,7 +165,7 @@ def test_reading_takes_no_more_memory_than_estimated(form, tmp_path):
         path = write_file(tmp_path, "a.html", "<p>".join(sentences))
     else:
         path = write_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
-    assert path.stat().st_size > 1_500_000
+    assert path.stat().st_size > 600_000
     assert int(python(READ_ONCE, path)) < MEMORY_PER_BYTE * path.stat().st_size
 
 

@@ -364,6 +364,7 @@ def test_with_another_salt_nothing_is_recognised():
     assert drawn.split_of == draw(TEXTS[:60], 1).split_of != first.split_of
 
 
+@pytest.mark.slow
 def test_five_thousand_documents_with_a_history_are_drawn_in_seconds():
     first = draw(TEXTS)
     texts = [edit(text, 0.1) if number % 2 else text for number, text in enumerate(TEXTS)]

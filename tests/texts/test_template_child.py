@@ -116,6 +116,7 @@ def test_a_template_that_fails_is_refused(source):
         render(source)
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_ended_and_gets_few_chances(monkeypatch):
     monkeypatch.setattr(template_child, "SECONDS", 0.3)
     renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")

@@ -263,7 +263,7 @@ def test_a_capture_of_updates_in_the_backward_pass_changes_nothing(tied):
         tokens = pack(examples[:2])
         tokens = tokens.filled(learner.inner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.inner.graphs._warm_up(learner.inner.graphs._key("gradients", tokens.sizes), tokens.first_token())
+        learner.inner.graphs._warm_up(learner.inner.graphs._key("gradients", tokens.sizes), tokens)
         run = functools.partial(learner.inner.graphs._run, "gradients")
         graph = _CapturedGraph(learner.inner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))

@@ -32,6 +32,7 @@ class Watching(Failing):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatch):
     examples, made, alive = uneven_examples(), [], []
@@ -100,6 +101,7 @@ def made(monkeypatch):
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["lora", "full", "folds", "not kept", "checkpoints"])
 def test_nothing_of_a_training_stays_alive(make, made, case, monkeypatch):
     if case == "checkpoints":

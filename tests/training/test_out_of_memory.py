@@ -25,6 +25,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_wherever_memory_runs_out_the_step_equals_that_of_smaller_micro_batches(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]
@@ -55,6 +56,7 @@ def test_wherever_memory_runs_out_the_step_equals_that_of_smaller_micro_batches(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_graphs")
 def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_batches(base, monkeypatch):
     examples = uneven_examples()
@@ -225,6 +227,7 @@ def test_after_other_errors_there_is_no_retry(base):
         assert learner.events == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
     examples = uneven_examples()
@@ -267,6 +270,7 @@ def test_after_a_failure_later_steps_start_with_smaller_micro_batches(base, monk
     assert progress.tokens == 2 * sum(LENGTHS)
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_does_not_change_the_result_of_a_training(make):
     events, accumulate = [], Learner.accumulate
 

@@ -16,7 +16,6 @@ from sebp_edge.errors import OptionError
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.patches.loss import NUM_DRAWN, teacher_tokens
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.stopping import StopRequested
@@ -24,7 +23,7 @@ from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training import teacher as teachers_module
-from sebp_edge.training.teacher import K, taught_by, with_teacher
+from sebp_edge.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
 
 VOCABULARY = 320
 COLLATOR = Collator(64, 2)
@@ -106,26 +105,6 @@ def test_a_small_vocabulary_is_taught_whole():
     assert sorted(found.teacher.ids) == sorted([*range(11)] * 3)
 
 
-def test_a_teacher_may_read_more_than_its_student():
-    model, note = make_llama().eval(), list(range(40, 60))
-    pairs = [
-        (Example(note + list(each.input_ids), [IGNORE] * len(note) + list(each.labels), each.document), each)
-        for each in make_examples([9, 4, 12], prompt=3)
-    ]
-    found = taught_by(model, pairs, COLLATOR, CPU, silent, k=6)
-    for (teacher, student), own in zip(pairs, found, strict=True):
-        assert replace(own, teacher=None) == student
-        assert_taught(own, *top_tokens(model, teacher, 6), 6)
-    alone = with_teacher(model, [student for _, student in pairs], COLLATOR, CPU, silent, k=6)
-    assert all(own.teacher != other.teacher for own, other in zip(found, alone, strict=True))
-
-
-def test_a_pair_with_different_loss_tokens_is_refused_before_anything_is_computed():
-    one, other = make_examples([9, 4])
-    with pytest.raises(OptionError, match="teacher's example has 8 loss tokens and its student's 3"):
-        taught_by(None, [(one, one), (one, other)], COLLATOR, CPU, silent)
-
-
 def test_a_teacher_of_no_tokens_is_refused():
     with pytest.raises(OptionError, match="k=0"):
         with_teacher(None, EXAMPLES, COLLATOR, CPU, silent, k=0)
@@ -169,14 +148,14 @@ def test_progress_is_reported_and_a_check_can_stop_it(monkeypatch):
 def test_it_continues_with_smaller_micro_batches_if_memory_runs_out(monkeypatch):
     model = make_llama().eval()
     expected, sizes = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent), []
-    inner = teachers_module.RowLosses.teacher_tokens
+    inner = teachers_module.RowLosses.row_logits
 
-    def failing(self, examples, k):
+    def failing(self, examples):
         sizes.append(len(examples))
         with Failing(100) if len(sizes) <= 2 else nullcontext():
-            return inner(self, examples, k)
+            return list(inner(self, examples))
 
-    monkeypatch.setattr(teachers_module.RowLosses, "teacher_tokens", failing)
+    monkeypatch.setattr(teachers_module.RowLosses, "row_logits", failing)
     found = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent)
     assert sizes[0] == len(EXAMPLES) > max(sizes[2:]) and sum(sizes[2:]) == len(EXAMPLES)
     for own, other in zip(found, expected, strict=True):
@@ -203,27 +182,27 @@ class LargestLogits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 1000])
+@torch.no_grad()
 def test_a_teacher_holds_no_more_logits_than_allowed(rows):
     model, tokens = make_llama(tie_word_embeddings=False).eval(), pack(EXAMPLES)
     with Hoisted(model) as hoisted:
-        expected = hoisted.teacher_tokens(tokens, 4)
+        expected = torch.cat(list(hoisted.row_logits(tokens)))
     with Hoisted(model, max_logits=rows * VOCABULARY) as hoisted, LargestLogits() as largest:
-        found = hoisted.teacher_tokens(tokens, 4)
+        found = list(hoisted.row_logits(tokens))
     assert 0 < largest.rows <= min(max(1, rows), len(tokens.targets))
-    assert torch.equal(found[0][:, :4], expected[0][:, :4])
-    torch.testing.assert_close(found[1], expected[1])
+    torch.testing.assert_close(torch.cat(found), expected)
 
 
 def test_drawn_tokens_stand_for_the_whole_distribution():
     logits = torch.randn(1, 300).expand(20_000, -1)
-    ids, shares = teacher_tokens(logits, 5)
+    ids, shares = tokens_and_shares(logits, 5)
     found = torch.zeros(300).index_add_(0, ids.flatten(), shares.flatten()) / len(ids)
     torch.testing.assert_close(found, logits[0].softmax(0), rtol=0.1, atol=1e-4)
 
 
 def test_a_row_that_is_certain_draws_nothing():
     logits = torch.zeros(2, 50).index_fill_(1, torch.tensor([7]), 1e4)
-    ids, shares = teacher_tokens(logits, 3)
+    ids, shares = tokens_and_shares(logits, 3)
     assert shares[:, 0].tolist() == [1, 1]
     assert shares[:, 1:].sum() == 0 and bool((ids[:, 0] == 7).all())
 
@@ -280,13 +259,17 @@ def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
         graphs = learner.inner.graphs
         learner.lay_out(Schedule([[hard]]))
         graphs.accumulate(pack(hard), 1)
-        assert {key.num_others for key in graphs._captured} == {key.num_others for key in graphs._planned} == {0}
+        assert (
+            {key.num_soft_targets for key in graphs._captured}
+            == {key.num_soft_targets for key in graphs._planned}
+            == {0}
+        )
         (before,) = graphs._captured.values()
         learner.lay_out(Schedule([[soft, hard]]))
-        assert {key.num_others for key in graphs._planned} == {0, 19}
+        assert {key.num_soft_targets for key in graphs._planned} == {0, 19}
         graphs.accumulate(pack(soft), 1)
         graphs.accumulate(pack(hard), 1)
-        key = next(key for key in graphs._captured if key.num_others == 0)
+        key = next(key for key in graphs._captured if key.num_soft_targets == 0)
         assert graphs._captured[key] is before and len(graphs._captured) == 2
 
 
@@ -325,7 +308,7 @@ class TestOnAGpu:
             learner.lay_out(Schedule([micro_batches]))
             loss, found = step_gradients(learner, micro_batches)
             again_loss, again = step_gradients(learner, micro_batches[::-1])
-            captured = {key.num_others for key in learner.inner.graphs._captured}
+            captured = {key.num_soft_targets for key in learner.inner.graphs._captured}
             eager_loss, eager = step_gradients(drop_graphs(learner), micro_batches)
         assert captured == {0, 19}
         adapted.model.to(torch.float32)

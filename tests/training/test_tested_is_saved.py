@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.models.adaptation import load
-from sebp_edge.sparsity import Sparsity
+from sebp_edge.recipe import PruningRecipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -25,7 +25,7 @@ METHODS = {
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
-    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": Sparsity(pattern="2:4", decay=0.3)},
+    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": PruningRecipe(pattern="2:4", decay=0.3)},
 }
 WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "full, pruned": "compressed.safetensors"}
 
@@ -71,8 +71,12 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
     return HeldOutLoss.merged(parts).mean
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("lora", torch.float32), ("full, large updates", torch.float32), *((name, torch.bfloat16) for name in METHODS)],
+    ids=str,
+)
 def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=True).adapt(notes_folder)
     assert result.trained_on_all
@@ -85,8 +89,12 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
     assert not all(torch.equal(tested[key], final[key]) for key in final)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("lora, 4 bits", torch.float32), ("full", torch.float32), *((name, torch.bfloat16) for name in METHODS)],
+    ids=str,
+)
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=False).adapt(notes_folder)
     assert (result.kept, result.trained_on_all, result.refit_loss) == (True, False, None)
@@ -95,6 +103,7 @@ def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wid
     assert loss == result.heldout_loss_after < result.heldout_loss_before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full, large updates"])
 def test_with_folds_the_tested_state_of_each_is_beside_the_version(method, make_wide, tmp_path):
     texts = make_sentences(9, words=60)
@@ -105,8 +114,8 @@ def test_with_folds_the_tested_state_of_each_is_beside_the_version(method, make_
     assert loss_on_test_documents(make_wide(torch.float32, method), texts, judged) == result.heldout_loss_after
 
 
-@pytest.mark.parametrize("count", [9, 24])
-@pytest.mark.parametrize("method", ["lora", "full, large updates"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "count"), [("lora", 9), ("lora", 24), ("full, large updates", 9)])
 def test_a_later_version_is_compared_with_the_tested_states(method, count, make_wide):
     """The same adaptation once more gains exactly nothing, although the first was trained on all documents."""
     texts = make_sentences(count, words=60)
@@ -126,6 +135,7 @@ def phases(events):
     return [event.phase for event in events if isinstance(event, TrainingStarted)]
 
 
+@pytest.mark.slow
 def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(make):
     """At this learning rate and seed, the training on all documents ends higher than the one on the split."""
     texts, events = make_sentences(24, words=30), []
@@ -141,6 +151,7 @@ def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(mak
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, notes_folder):
     def poison(event):
         if isinstance(event, TrainingStarted) and event.phase == "all documents":
@@ -156,6 +167,7 @@ def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, not
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     """With folds there is no single tested state to use instead."""
     events = []
@@ -165,7 +177,10 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     assert result.gain_at_least >= result.margin
     assert (result.verdict, result.kept, result.active) == ("refit failed", False, False)
     assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
-    assert (personalizer.store.versions("default"), personalizer.store.active_version("default")) == ([1], None)
+    assert (personalizer.store.adapter("default").versions(), personalizer.store.adapter("default").active()) == (
+        [1],
+        None,
+    )
     assert personalizer.in_use.adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.refit_loss)

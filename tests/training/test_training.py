@@ -196,6 +196,7 @@ def test_a_non_finite_loss_raises_an_error_that_names_the_step_and_restores_the_
     trainer.learner.adaptation.detach()
 
 
+@pytest.mark.slow
 def test_the_error_for_overflowing_gradients_names_a_first_token_with_a_zero_embedding(base, examples):
     # In each of the 30 layers, norms multiply the gradient of a row of zeros by 1 / sqrt(eps).
     deep = dataclasses.replace(base, model=make_llama(num_hidden_layers=30, rms_norm_eps=1e-6))

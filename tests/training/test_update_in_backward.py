@@ -10,6 +10,7 @@ from model_families import MODELS
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.models.adaptation import snapshot
+from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
@@ -37,6 +38,8 @@ RECIPE = Recipe(
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
 
+    training_hook = TrainingHook
+
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()
 
@@ -60,9 +63,7 @@ def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for",
-        lambda parameters, recipe, options, pruning: UpdateInBackward(
-            parameters, recipe, pruning and [pruning.weights.dense(parameter) for parameter in parameters]
-        ),
+        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
     )
 
 

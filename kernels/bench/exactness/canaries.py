@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import read_history, write_history
+from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.texts.readers import read_texts
 
 SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
@@ -114,7 +114,7 @@ def store_of_splits(store: AdapterStore, folder: Path, version: Path) -> Adapter
     shutil.copytree(store.folder.parent, folder)
     copied = folder / version.relative_to(store.folder.parent)
     (copied.parent / "active").unlink()
-    note = next(document for document in store.documents("default", int(version.name)) if document.name == NOTE)
+    note = next(document for document in store.adapter("default").documents(int(version.name)) if document.name == NOTE)
     write_history(copied, read_history(version).without({int(note.hash, 16)}))
     return AdapterStore(folder)
 

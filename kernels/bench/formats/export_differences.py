@@ -32,7 +32,7 @@ from sebp_edge.export import llama_cpp
 from sebp_edge.export.child import Predicted
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.gguf_file import open_exported
-from sebp_edge.export.read_back import CPU, Comparison, agreement, likeliest
+from sebp_edge.export.read_back import CPU, BaseComparison, agreement, likeliest
 from sebp_edge.export.source import Source
 from sebp_edge.gguf.families import GgufModel
 from sebp_edge.models.catalog import resolve
@@ -119,7 +119,7 @@ def differences(model: str | Path, spread: float, quants: list[str]) -> Iterator
         write_adapter(folder / "adapter", load_base_model(reference, Recipe.load("notes"), CPU), spread)
         record = AdapterRecord.read(folder / "adapter")
         source = Source.open("adapter", folder / "adapter", record, reference)
-        comparison = Comparison(source, read_texts(NOTES), silent, lambda: None)
+        comparison = BaseComparison(source, read_texts(NOTES), silent, lambda: None)
         rows = comparison.texts.rows
         for quant in quants:
             written = Gguf(source, quant)
@@ -152,7 +152,7 @@ def first_difference(expected: list[Tensor], predicted: Predicted) -> float:
     return sum(differences) / len(differences)
 
 
-def with_rounded_activations(comparison: Comparison, quant: str) -> list[Tensor]:
+def with_rounded_activations(comparison: BaseComparison, quant: str) -> list[Tensor]:
     """Returns the log-probabilities if the inputs of linear layers are rounded as llama.cpp rounds them."""
     round_ = _to_f16 if quant == "f16" else _to_q8_0
     model = comparison.model

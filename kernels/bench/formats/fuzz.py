@@ -27,11 +27,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from formats.damage import damage, damage_values
 from sebp_edge import AdapterStore, Personalizer, Recipe, SebpEdgeError
-from sebp_edge.adapters.documents import latest_history
-from sebp_edge.learning_on.comparison import compare_with_active
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.run.start import latest_history
+from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 
@@ -150,7 +150,7 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
     personalizer = Personalizer("tiny", recipe=recipe.replace(epochs=1), device="cpu", store=folder / "store")
     personalizer.adapt(texts[:-1], keep_anyway=True, keep_samples=True)
     personalizer.adapt(texts, fresh=True, keep_anyway=True, keep_samples=True)
-    personalizer.store.export_archive("default", folder / "archive", with_names=True)
+    personalizer.store.adapter("default").export_archive(folder / "archive", with_names=True)
     reading, files = read_texts(texts), folder / "files"
     files.mkdir()
     for name, content in FILES.items():
@@ -201,17 +201,18 @@ def _version(source: Path, folder: Path, reading: Reading, personalizer: Persona
     store = AdapterStore(_copied(source, folder))
     paths = sorted(path for path in store.folder.rglob("*") if path.suffix != ".safetensors" and path.is_file())
     damage(draw.choice([path for path in paths if path.stat().st_size]), draw)
+    adapter = store.adapter("default")
     attempts = [
-        lambda: [store.open(name, number) for name in store.names() for number in store.versions(name)],
-        lambda: store.documents("default", 2),
-        lambda: json.dumps(store.report("default", 2, with_samples=True).to_dict()),
-        lambda: store.report("default", 2, with_samples=True).to_html(),
-        lambda: store.diff("default", 1, 2),
-        lambda: latest_history(store, "default"),
+        lambda: [adapter.open(number) for number in adapter.versions()],
+        lambda: adapter.documents(2),
+        lambda: json.dumps(adapter.report(2, with_samples=True).to_dict()),
+        lambda: adapter.report(2, with_samples=True).to_html(),
+        lambda: adapter.diff(1, 2),
+        lambda: latest_history(adapter),
         lambda: compare_with_active(store, "default", personalizer.reference, personalizer.recipe, 0, reading),
         store.garbage,
-        lambda: store.export_archive("default", folder / "exported"),
-        lambda: store.rollback("default"),
+        lambda: adapter.export_archive(folder / "exported"),
+        adapter.rollback,
     ]
     errors = []
     for attempt in attempts:
@@ -234,7 +235,7 @@ def _archive(source: Path, path: Path, folder: Path, draw: random.Random) -> Non
 
 
 def _weights(personalizer: Personalizer, folder: Path, draw: random.Random) -> None:
-    _copied(personalizer.store.open("default", 2).path, folder)
+    _copied(personalizer.store.adapter("default").open(2).path, folder)
     damage(folder / draw.choice(["adapter_model.safetensors", "adapter_config.json", "sebp_edge.json"]), draw)
     personalizer.load_adapter(folder)
 

@@ -32,7 +32,7 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.events import silent
 from sebp_edge.export.formats import Merged
 from sebp_edge.export.mlx_lm import what_it_lacks
-from sebp_edge.export.read_back import CPU, Comparison
+from sebp_edge.export.read_back import CPU, BaseComparison
 from sebp_edge.export.settings import check_settings
 from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import resolve
@@ -154,7 +154,7 @@ def merged(folder: Path, model: str | Path, name: str, spread: float) -> Iterato
     write_adapter(adapter, load_base_model(reference, Recipe.load("notes"), CPU), spread)
     source = Source.open("adapter", adapter, AdapterRecord.read(adapter), reference)
     notes = sorted(read_texts(NOTES).documents, key=lambda document: len(own_text(document.content)))[-NUM_ROWS:]
-    comparison = Comparison(source, Reading(notes), silent, lambda: None)
+    comparison = BaseComparison(source, Reading(notes), silent, lambda: None)
     longest = sorted((example.input_ids for example in comparison.texts.examples), key=len)[-NUM_ROWS:]
     comparison.texts.rows[:] = rows = [list(ids[:LENGTH]) for ids in longest]
     dtype = source.weights.dtype

@@ -14,9 +14,9 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from sebp_edge.insight.bench.run import run_bench
+from sebp_edge.research.bench.run import run_bench
 
-SOURCES = (*evidence.STEP, "sebp_edge/insight/bench", "sebp_edge/models", __file__)
+SOURCES = (*evidence.STEP, "sebp_edge/research/bench", "sebp_edge/models", __file__)
 RECIPES = ("notes", "full")
 
 

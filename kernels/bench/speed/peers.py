@@ -36,7 +36,7 @@ from speed.trainers.work import SHAPES, TINY, Job
 
 SOURCES = (
     *evidence.STEP,
-    "sebp_edge/insight/bench",
+    "sebp_edge/research/bench",
     "kernels/bench/speed/peers.py",
     "kernels/bench/speed/trainers",
 )

@@ -23,8 +23,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from models import TINY, Case, known_config, make_batch, make_model
 from sebp_edge import sparsify
-from sebp_edge.insight.bench.timer import seconds
 from sebp_edge.machine.devices import release_memory
+from sebp_edge.research.bench.timer import seconds
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 
 ROUNDS, PASSES = 3, 5
@@ -33,7 +33,7 @@ HANDLES = {
     "drop-in, logits returned": {"keep_logits": True},
     "detect": {"rows": "detect"},
 }
-SOURCES = (*evidence.STEP, "sebp_edge/insight/bench", "sebp_edge/models", "kernels/bench/models.py", __file__)
+SOURCES = (*evidence.STEP, "sebp_edge/research/bench", "sebp_edge/models", "kernels/bench/models.py", __file__)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -36,8 +36,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from models import TINY, Case, WrongGradients, known_config, make_batch, make_model
 from sebp_edge import sparsify
-from sebp_edge.insight.bench.correctness import Gradients, Reference, sample
 from sebp_edge.machine.devices import release_memory, synchronize
+from sebp_edge.research.bench.correctness import Gradients, Reference, sample
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 

@@ -15,7 +15,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 from sebp_edge.ops import ActiveRows, choices
-from sebp_edge.ops.measure import Times, fastest, time_products
+from sebp_edge.ops.measure import LayerTimes, fastest, time_products
 from sebp_edge.ops.timing import milliseconds
 from speed.layers import LAYERS, NUM_ROWS, SHARES, make_rows
 
@@ -52,7 +52,7 @@ def time_cases(num_inputs: int, num_outputs: int):
                 yield rows, times
 
 
-def print_case(case: dict, times: Times, limit: float) -> None:
+def print_case(case: dict, times: LayerTimes, limit: float) -> None:
     ours = choices.Algorithms(*(min((t for t in part if t), key=part.get) for part in (times.dx, times.dweight)))
     algorithms = [choices.Algorithms(dx, dweight) for dx in times.dx for dweight in times.dweight]
     best = min(algorithms, key=lambda algorithm: times.of("both", algorithm))

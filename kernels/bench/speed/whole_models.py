@@ -35,8 +35,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from models import TINY, Case, gradient_errors, known_config, make_batch, make_model
-from sebp_edge.insight.bench.timer import peak_bytes, running, seconds
-from sebp_edge.insight.bench.variants import DENSE, DROP_IN, EagerStep, Mark, Step, Variant, trained
+from sebp_edge.research.bench.timer import peak_bytes, running, seconds
+from sebp_edge.research.bench.variants import DENSE, DROP_IN, EagerStep, Mark, Step, Variant, trained
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
@@ -61,7 +61,7 @@ COLUMNS = {
 }
 SOURCES = (
     *evidence.STEP,
-    "sebp_edge/insight/bench",
+    "sebp_edge/research/bench",
     *(
         f"kernels/bench/{file}"
         for file in ("speed/graph_time.py", "lengths.json", "models.py", "speed/whole_models.py")

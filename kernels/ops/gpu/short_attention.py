@@ -311,7 +311,7 @@ def _short_attention_backward_kernel(
             _store_rotated_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
 
 
-class _Tiles(NamedTuple):
+class _StepTiles(NamedTuple):
     """What one step of a program reads: rows (queries of one key/value head's heads), and keys."""
 
     rows: int
@@ -319,23 +319,23 @@ class _Tiles(NamedTuple):
     num_warps: int
 
 
-def _forward_tiles(head_size: int) -> _Tiles:
-    return _Tiles(64, 64, 4) if head_size <= 128 else _Tiles(64, 32, 8)
+def _forward_tiles(head_size: int) -> _StepTiles:
+    return _StepTiles(64, 64, 4) if head_size <= 128 else _StepTiles(64, 32, 8)
 
 
-def _backward_tiles(head_size: int, device: torch.device) -> _Tiles:
+def _backward_tiles(head_size: int, device: torch.device) -> _StepTiles:
     """The largest that fit into registers and shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
     if head_size == 256:
-        return _Tiles(32, 32, 8)
+        return _StepTiles(32, 32, 8)
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    return _Tiles(128, 64, 8) if is_hopper else _Tiles(32, 64, 8)
+    return _StepTiles(128, 64, 8) if is_hopper else _StepTiles(32, 64, 8)
 
 
-def _fitted(tiles: _Tiles, max_len: int, group: int) -> _Tiles:
+def _fitted(tiles: _StepTiles, max_len: int, group: int) -> _StepTiles:
     """Trims tiles to the longest sequence; products need at least 16 of everything."""
     keys = min(tiles.keys, max(16, triton.next_power_of_2(max_len)))
     rows = min(tiles.rows, max(16, triton.next_power_of_2(max_len * group)))
-    return _Tiles(rows, keys, tiles.num_warps)
+    return _StepTiles(rows, keys, tiles.num_warps)
 
 
 def _angles(rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:

@@ -31,13 +31,13 @@ def read_org(path: Path) -> list[str | NotRead]:
     Raises:
         Unreadable: see `decode`.
     """
-    file = _File(unix_newlines(decode(path)).split("\n"))
+    file = _OrgFile(unix_newlines(decode(path)).split("\n"))
     text = file.text()
     reasons = {"comments": file.num_comments, "drawers": file.num_drawers}
     return [text, *(NotRead(f"{reason}: {count:,}") for reason, count in reasons.items() if count)]
 
 
-class _File:
+class _OrgFile:
     """The lines of an Org file; what is not closed before the next heading is text."""
 
     def __init__(self, lines: list[str]):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from sebp_edge.insight.bench.variants import Variant
+from sebp_edge.research.bench.variants import Variant
 from speed.trainers import variants
 from speed.trainers.attention import VARLEN
 from speed.trainers.work import PROJECTIONS, RANK, Job, make_model, shape_config

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from sebp_edge.insight.bench.correctness import Reference, loss_and_gradients
-from sebp_edge.insight.bench.timer import medians, running, time_steps
-from sebp_edge.insight.bench.variants import trained
+from sebp_edge.research.bench.correctness import Reference, loss_and_gradients
+from sebp_edge.research.bench.timer import medians, running, time_steps
+from sebp_edge.research.bench.variants import trained
 from sebp_edge.texts.batches import Batch
 from speed.trainers import four_bit
 from speed.trainers.arms import ARMS, Arm

@@ -6,7 +6,7 @@ A batch holds the first texts of every larger one. So one pass over the largest 
 import torch
 from torch import nn
 
-from sebp_edge.insight.bench.correctness import (
+from sebp_edge.research.bench.correctness import (
     LOSS_TOLERANCE_FP32,
     Deviation,
     Gradients,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.events import silent
-from sebp_edge.insight.bench.variants import LEARNING_RATE, Captured, CapturedStep, EagerStep, Mark, Variant, trained
+from sebp_edge.research.bench.variants import LEARNING_RATE, Captured, CapturedStep, EagerStep, Mark, Variant, trained
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import Batch

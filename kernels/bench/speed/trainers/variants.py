@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sebp_edge.insight.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest, unchanged
 from sebp_edge.models.lora import without_adapter
+from sebp_edge.research.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest, unchanged
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted

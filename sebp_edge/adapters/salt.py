@@ -1,0 +1,63 @@
+"""The salt of a store, and the highest version number of each name, in a file named by a salted hash of the name."""
+
+import re
+import secrets
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from sebp_edge.adapters.folders import NUMBER, NUMBERS
+from sebp_edge.errors import StorageError
+from sebp_edge.files import make_private, read_text, storage_errors, write_atomically
+
+_FILE = ".salt"
+_SALT = re.compile("[0-9a-f]{32}")
+
+
+def read_salt(store: Path) -> bytes:
+    """Returns the salt of a store, which is made at the first call.
+
+    Raises:
+        StorageError: it cannot be read or written, or is damaged.
+    """
+    path = store / _FILE
+    with storage_errors("Cannot write to", path), suppress(ValueError):
+        make_private(store)
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(16), replace=False)
+        if _SALT.fullmatch(salt := read_text(path)):
+            return salt.encode()
+    raise StorageError(
+        f"{str(path)!r} is damaged, so the numbers of removed versions are not known; restore the file, or delete "
+        "it to count anew."
+    )
+
+
+def read_number(store: Path, name: str) -> int:
+    """Returns the highest number that a version of this name has had; 0 if it is not known.
+
+    Raises:
+        StorageError: see `read_salt`.
+    """
+    path = _number_file(store, name)
+    with suppress(OSError, ValueError):
+        if NUMBER.fullmatch(number := read_text(path)):
+            return int(number)
+    return 0
+
+
+def write_number(store: Path, name: str, number: int) -> None:
+    """Writes the highest number that a version of this name has had; only for the holder of the store's lock.
+
+    Raises:
+        OSError: it cannot be written.
+        StorageError: see `read_salt`.
+    """
+    path = _number_file(store, name)
+    make_private(path.parent)
+    write_atomically(path, str(number))
+
+
+def _number_file(store: Path, name: str) -> Path:
+    # Hashed, so that the names of removed adapters are not kept.
+    return store / NUMBERS / blake2b(name.encode(), digest_size=16, key=read_salt(store)).hexdigest()

@@ -1,0 +1,54 @@
+"""SEBP for researchers: the sparse backward pass in your own model and training loop.
+
+    from sebp_edge.research import HoistedEncoder, sparsify
+
+sparsify, Sparsified            the drop-in, and the handle it returns
+TopN, Threshold, Energy, DroppedRows
+                                rules that drop rows, for sparsify(rows=...), and what they dropped
+Hoisted, HoistedEncoder         decoders and encoders that compute active rows only
+RowPlan, ActiveTokens           the active rows of a batch, and their tokens: the input of hoisted models
+CapturedGradients               gradients of hoisted models by replayed CUDA graphs
+nm_sparse, NmSparse             N:M sparsity: training that ends with N of each M neighbouring weights
+semi_structured, SemiStructured inference with 2:4 weights by torch's sparse kernels
+learning_rates                  a recipe's learning rate at each step
+
+The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`. README.md in this folder shows how to use each.
+The folder has what only researchers need; what they share with `Personalizer` stays where it is:
+
+rules                 TopN, Threshold and Energy
+pruning               N:M sparsity, in your own loop and in recipes; inference with 2:4 weights
+analysis              how sparse gradients are: `Personalizer.analyze`, with the paper's tables
+lr_sweep, lr_range    run a learning-rate range test, and read its outcome: `Personalizer.lr_range`
+bench                 times variants of a training step: `sebp-edge bench`
+"""
+
+from sebp_edge.research.pruning.nm_sparse import NmSparse, nm_sparse
+from sebp_edge.research.pruning.semi_structured import SemiStructured, semi_structured
+from sebp_edge.research.rules.selection import Energy, Threshold, TopN
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.rows.row_rule import DroppedRows
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.sparsify import Sparsified, sparsify
+from sebp_edge.training.captured_gradients import CapturedGradients
+from sebp_edge.training.loop import learning_rates
+
+__all__ = [
+    "ActiveTokens",
+    "CapturedGradients",
+    "DroppedRows",
+    "Energy",
+    "Hoisted",
+    "HoistedEncoder",
+    "NmSparse",
+    "RowPlan",
+    "SemiStructured",
+    "Sparsified",
+    "Threshold",
+    "TopN",
+    "learning_rates",
+    "nm_sparse",
+    "semi_structured",
+    "sparsify",
+]

@@ -1,0 +1,207 @@
+"""How sparse the gradients of one loss are: counts of the rows and elements of dL/dY, by layer and projection.
+
+Counts the rows that are exactly zero, those below the knee of the distribution of norms, and the fewest that hold 99 %
+of the squared norm; and the elements below the paper's own threshold. Has counts, norms and positions, but no text.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from sebp_edge.research.analysis.elements import Elements, share_below, threshold_elements
+from sebp_edge.research.analysis.gradients import RowGradients
+from sebp_edge.research.analysis.heat_maps import HeatMap, map_examples, map_projections
+from sebp_edge.research.analysis.objectives import Objective
+from sebp_edge.research.rules import row_rules
+from sebp_edge.units import percent
+
+ENERGY_SHARE = 0.99
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Counts of the rows of dL/dY of one linear layer, over all examples, padding included.
+
+    Attributes:
+        block: index of its block, from 0; None for the head.
+        projection: its name within the block.
+        rows: all rows.
+        zero: rows whose elements are all exactly zero.
+        computed: rows that SEBP computes in the backward pass; they follow from the labels.
+        below_knee: rows with a norm below the knee, zero rows included.
+        top_rows: the fewest rows that hold 99 % of the squared norm.
+        knee: the knee of the distribution of norms, relative to the median norm of the non-zero rows.
+        energy_below_knee: share of the squared norm in the rows below the knee.
+        below_epsilon: share of its elements that are zero or below the paper's threshold (see `Elements`).
+        energy_below_epsilon: share of the squared norm in these elements.
+    """
+
+    block: int | None
+    projection: str
+    rows: int
+    zero: int
+    computed: int
+    below_knee: int
+    top_rows: int
+    knee: float
+    energy_below_knee: float
+    below_epsilon: float
+    energy_below_epsilon: float
+
+
+@dataclass(frozen=True)
+class GroupShares:
+    """Means over several layers of one projection: shares of rows, of squared norm below the knee, and of elements."""
+
+    projection: str
+    zero: float
+    below_knee: float
+    energy_below_knee: float
+    top_rows: float
+    below_epsilon: float
+    energy_below_epsilon: float
+
+    @classmethod
+    def of(cls, projection: str, layers: list[LayerRows]) -> "GroupShares":
+        """Averages over `layers`."""
+        zero, below, top_rows = (
+            fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "top_rows")
+        )
+        energy, *elements = (
+            fmean(getattr(layer, name) for layer in layers)
+            for name in ("energy_below_knee", "below_epsilon", "energy_below_epsilon")
+        )
+        return cls(projection, zero, below, energy, top_rows, *elements)
+
+
+@dataclass(frozen=True)
+class GradientSparsity:
+    """How sparse the gradients of one loss are.
+
+    Attributes:
+        loss: what has a loss: "every token" or "trained tokens" (an assistant's turns, completions) of a decoder;
+            "random classes" of an encoder.
+        rows: rows of each layer over all examples, padding included.
+        loss_rows: rows whose next token has a loss; the first rows of an encoder's sequences.
+        computed_share: share of a dense backward pass's work in linear layers that SEBP does.
+        layers: in the model's order.
+        knee: knee of the norms in all layers, each layer's norms relative to their median.
+        histogram: of the same norms: lower edge, as a power of 10, and number of rows of each bin.
+        elements: the paper's threshold on elements.
+        examples: heat maps of the longest and of the shortest example, over all projections of a block.
+        projections: one heat map per projection, over all examples.
+    """
+
+    loss: str
+    rows: int
+    loss_rows: int
+    computed_share: float
+    layers: tuple[LayerRows, ...]
+    knee: float
+    histogram: tuple[tuple[float, int], ...]
+    elements: Elements
+    examples: tuple[HeatMap, ...]
+    projections: tuple[HeatMap, ...]
+
+    @property
+    def zero_share(self) -> float:
+        """Share of the rows of all layers that are exactly zero."""
+        return sum(layer.zero for layer in self.layers) / (self.rows * len(self.layers))
+
+    @property
+    def top_rows_share(self) -> float:
+        """Share of the non-zero rows that hold 99 % of the squared norm; mean over layers."""
+        return fmean(layer.top_rows / max(1, layer.rows - layer.zero) for layer in self.layers)
+
+    @property
+    def energy_below_knee(self) -> float:
+        """Share of the squared norm in rows below their layer's knee; mean over layers."""
+        return fmean(layer.energy_below_knee for layer in self.layers)
+
+    @property
+    def summary(self) -> tuple[str, str, str]:
+        """Three paragraphs: what exact sparsity saves, and what dropping small rows or small elements would lose."""
+        return (
+            f"{percent(self.zero_share)} of the rows are exactly zero. SEBP does "
+            f"{percent(self.computed_share)} of the work of a dense backward pass in the linear layers, "
+            f"{1 / self.computed_share:.1f} times less, and loses nothing.",
+            f"{percent(self.top_rows_share)} of the non-zero rows hold {percent(ENERGY_SHARE, 0)} of the squared norm. "
+            f"Dropping the rows below the knee would lose {percent(self.energy_below_knee)} of it (means over layers).",
+            f"The paper's own procedure, on elements, gives epsilon = {self.elements.epsilon:.2e}: it makes the share "
+            f"of zeros {percent(self.elements.below)} instead of {percent(self.elements.zero)}, and the elements "
+            f"below it hold {percent(self.elements.energy_below)} of the squared norm.",
+        )
+
+    def grouped(self) -> dict[str, list[GroupShares]]:
+        """Shares by group of layers (lower half, upper half, last block, head) and projection."""
+        last = max(layer.block for layer in self.layers if layer.block is not None)
+        groups: dict[tuple[int, str], dict[str, list[LayerRows]]] = {}
+        for layer in self.layers:
+            groups.setdefault(_group(layer.block, last), {}).setdefault(layer.projection, []).append(layer)
+        return {
+            name: [GroupShares.of(projection, layers) for projection, layers in projections.items()]
+            for (_, name), projections in sorted(groups.items(), key=lambda group: group[0])
+        }
+
+
+def _group(block: int | None, last: int) -> tuple[int, str]:
+    """The group of a block: its position among the groups, and its name."""
+    if block is None:
+        return 3, "head"
+    if block == last:
+        return 2, f"{last} (last)"
+    half = (last + 1) // 2
+    first, end = (0, half - 1) if block < half else (half, last - 1)
+    return int(block >= half), f"{first}" if first == end else f"{first} to {end}"
+
+
+def sparsity_of(objective: Objective, gradients: list[RowGradients]) -> GradientSparsity:
+    """Counts what is sparse in the gradients of a loss."""
+    batches = objective.batches
+    num_active = sum(len(batch.plan.active_rows) for batch in batches)
+    num_loss = sum(len(batch.plan.loss_rows) for batch in batches)
+    elements = threshold_elements(gradients)
+    layers = tuple(
+        _layer_rows(one, num_loss if one.info.after_attention else num_active, elements.epsilon) for one in gradients
+    )
+    num_weights = [one.info.num_weights for one in gradients]
+    computed = sum(layer.computed * size for layer, size in zip(layers, num_weights, strict=True))
+    histogram = row_rules.NormHistogram(torch.device("cpu"))
+    for one in gradients:
+        histogram.add(one.energy_ET.flatten())
+    return GradientSparsity(
+        loss=objective.name,
+        rows=layers[0].rows,
+        loss_rows=num_loss,
+        computed_share=computed / (layers[0].rows * sum(num_weights)),
+        layers=layers,
+        knee=float(histogram.epsilon(1)),
+        histogram=tuple(histogram.bins()),
+        elements=elements,
+        examples=tuple(map_examples(gradients, [int(batch.attention_mask.sum()) for batch in batches])),
+        projections=tuple(map_projections(gradients)),
+    )
+
+
+def _layer_rows(one: RowGradients, computed: int, epsilon: float) -> LayerRows:
+    energy_N = one.energy_ET.flatten()
+    histogram = row_rules.NormHistogram(energy_N.device)
+    histogram.add(energy_N)
+    # A max_lost of 1 gives the knee itself, however much energy is below it.
+    knee = histogram.epsilon(1)
+    keep_N, _ = row_rules.above_threshold(energy_N, knee, 1)
+    below_epsilon, energy_below_epsilon = share_below(one.elements, one.num_elements, epsilon)
+    return LayerRows(
+        block=one.info.block,
+        projection=one.info.projection,
+        rows=len(energy_N),
+        zero=int(one.is_zero_ET.sum()),
+        computed=computed,
+        below_knee=int((~keep_N).sum()),
+        top_rows=int(row_rules.num_top_rows(energy_N, ENERGY_SHARE)),
+        knee=float(knee),
+        energy_below_knee=float(row_rules.lost_share(energy_N, keep_N)),
+        below_epsilon=below_epsilon,
+        energy_below_epsilon=energy_below_epsilon,
+    )

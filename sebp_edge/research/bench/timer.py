@@ -1,0 +1,136 @@
+"""Times the training steps of one variant, and their parts.
+
+On a GPU, events mark the parts of a step, so the host does not wait for the GPU within the step.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sebp_edge.machine.devices import release_memory, synchronize
+from sebp_edge.research.bench.variants import Step, Variant
+from sebp_edge.texts.batches import Batch
+
+ROUNDS = 3
+STEPS_PER_ROUND = 2
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one training step, by part.
+
+    Attributes:
+        forward, backward: None if the two cannot be told apart.
+        step: forward, backward and update.
+        peak_bytes: the peak of torch's allocator on a GPU, with weights, captures and the first step; None elsewhere.
+    """
+
+    forward: float | None
+    backward: float | None
+    step: float
+    peak_bytes: int | None
+
+
+def time_variant(model: nn.Module, batch: Batch, variant: Variant) -> list[Times]:
+    """Times a few steps after one untimed step, which has the costs that a training has only once."""
+    with running(model, batch, variant) as step:
+        return time_steps(step, batch.input_ids.device, warm_ups=1, repeats=STEPS_PER_ROUND)
+
+
+def time_steps(step: Step, device: torch.device, *, warm_ups: int, repeats: int) -> list[Times]:
+    """Times `repeats` steps within `running`, after `warm_ups` untimed ones."""
+    for _ in range(warm_ups):
+        _time_one(step, device)
+    found = [_time_one(step, device) for _ in range(repeats)]
+    peak = peak_bytes(device)
+    return [Times(parts.get("forward"), parts.get("backward"), whole, peak) for parts, whole in found]
+
+
+def medians(found: list[Times]) -> Times:
+    """The median of each part, and the highest peak."""
+    peaks = [each.peak_bytes for each in found]
+    return Times(
+        *(_median([getattr(each, part) for each in found]) for part in ("forward", "backward", "step")),
+        peak_bytes=None if None in peaks else max(peaks),
+    )
+
+
+def _median(values: list[float | None]) -> float | None:
+    return None if None in values else statistics.median(values)
+
+
+@contextmanager
+def running(model: nn.Module, batch: Batch, variant: Variant) -> Iterator[Step]:
+    """Yields a variant's step, and detaches the variant afterwards; updates of the weights remain."""
+    device = batch.input_ids.device
+    # An autograd graph that is still alive would accumulate gradients on the stream it was created on.
+    gc.collect()
+    release_memory(device)
+    with variant.attach(model) as handle:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        step = variant.step(handle, model, batch)
+        try:
+            yield step
+        finally:
+            step.release()
+
+
+def _time_one(step: Step, device: torch.device) -> tuple[dict[str, float], float]:
+    """Seconds of each part of a step, by name, and of the whole step."""
+    clock = _EventClock(device) if device.type == "cuda" else _HostClock(device)
+
+    def marked() -> None:
+        clock.mark("begin")
+        step(clock.mark)
+
+    whole = seconds(marked, device)
+    return clock.parts(), whole
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, until the device is done."""
+    synchronize(device)
+    begin = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The peak of torch's allocator within `running`; None without an NVIDIA GPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+class _HostClock:
+    def __init__(self, device: torch.device):
+        self._device, self._marks = device, []
+
+    def mark(self, part: str) -> None:
+        synchronize(self._device)
+        self._marks.append((part, time.perf_counter()))
+
+    def parts(self) -> dict[str, float]:
+        """Seconds from the previous mark to each mark, by name."""
+        return {part: end - begin for (_, begin), (part, end) in zip(self._marks, self._marks[1:], strict=False)}
+
+
+class _EventClock:
+    def __init__(self, device: torch.device):
+        self._device, self._marks = device, []
+
+    def mark(self, part: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append((part, event))
+
+    def parts(self) -> dict[str, float]:
+        """Seconds from the previous mark to each mark, by name; the device must be done."""
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        return {part: begin.elapsed_time(end) / 1e3 for (_, begin), (part, end) in pairs}

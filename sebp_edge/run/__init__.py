@@ -1,0 +1,22 @@
+"""One call: its texts, its training, its assessment, and what is saved and returned.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+preparation       reads and encodes texts, makes schedules, plans the memory
+model_in_use      the base model in memory, and the adapter on it
+texts_comparison  the texts, model and recipe beside those of the active version; imports no torch
+name_in_use       says that the name has an adapter of other texts, another model or another recipe; imports no torch
+unchanged         the result if there is nothing new; imports no torch
+start             the version that a training learns on from, its lessons, or why there is none
+assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
+samples           continues the beginnings of a few documents, before and after
+general_loss      measures the loss on general text, before and after
+copying           finds training text that the adapted model repeats word for word
+replies           asks a model the questions of a quiz, and lets it write questions of its own
+expectations      says what to expect of an adapted model of this size
+saving            saves the adapter; if that fails, saves it elsewhere
+reporting         what a version keeps of its training, for its page
+version_texts     what a version knows of its texts, for the next one
+result            AdaptResult: the result of an adaptation
+inspection        inspects texts before a training; rendered shows examples as the model gets them
+"""

@@ -1,0 +1,190 @@
+"""Assesses an adaptation beside its training: the active version it may replace, what it writes, and what it cost."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.history import read_history
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.errors import AdapterError
+from sebp_edge.events import Event, Sink
+from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.run.copying import longest_copies
+from sebp_edge.run.expectations import expectation
+from sebp_edge.run.general_loss import GeneralLoss, general_loss
+from sebp_edge.run.replies import ask_quiz
+from sebp_edge.run.samples import Sample, continue_each, find_beginnings
+from sebp_edge.texts.documents import Document
+from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.training.gate import ActiveVersion, GateResult
+from sebp_edge.training.quiz import QuizResult, Replies
+from sebp_edge.training.run import TrainingRun
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A training document that the adapter repeats word for word.
+
+    Attributes:
+        document: the source of the document.
+        run: the longest run of tokens that its own beginnings bring back, without boilerplate.
+        base_run: the same with the base model alone.
+    """
+
+    document: str
+    run: int
+    base_run: int
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What was found beside the gate's losses.
+
+    Attributes:
+        samples: continuations of test documents; they contain the user's text.
+        expectation: what to expect of the adapter, in words.
+        general_loss: the loss on general text, of the base model and the adapter.
+        copies: training documents that the adapter repeats word for word and the base model does not.
+    """
+
+    samples: tuple[Sample, ...]
+    expectation: str
+    general_loss: GeneralLoss
+    copies: tuple[Copied, ...]
+
+
+class Assessor:
+    """Assesses one run, before its training and after it.
+
+    Args:
+        documents: the documents of the run's dataset.
+        on_event: receives the progress of evaluations.
+        checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
+    """
+
+    def __init__(
+        self, run: TrainingRun, documents: list[Document], on_event: Sink, checks: Sequence[Callable[[], None]]
+    ):
+        self._run, self._documents, self._sink, self._checks = run, documents, on_event, checks
+        splits = run.dataset.splits()
+        self._test = list(chain.from_iterable(split.test for split in splits))
+        # Of the first fold, since the samples are those of its judged state.
+        # A quiz shows its questions instead.
+        shown = sorted({example.document for example in splits[0].test}) if splits and not run.dataset.asked else []
+        self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.recipe.chat_template)
+        self._continued_before: list[str | None] = [None] * len(self._beginnings)
+        self._quiz = run.dataset.asked.quiz if run.dataset.asked else ()
+        self._by_active: Replies | None = None
+        self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
+
+    def examine_active(self, adapter: Adapter) -> ActiveVersion | None:
+        """Returns the active version with its losses on the run's test documents that it has not been trained on."""
+        version = adapter.active()
+        if version is None:
+            return None
+        try:
+            return self._examine(adapter.open())
+        except AdapterError:
+            return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
+
+    def ask_quiz(self, result: GateResult) -> GateResult:
+        """Asks the questions about the documents, if there are any, without the adaptation and with it; they decide."""
+        if not self._quiz:
+            return result
+        # Not before the training: a recipe's `merge_for` rounds the base model, too.
+        with self._run.adaptation.disabled():
+            before = ask_quiz(self._run.base, self._quiz, self._check)
+        after = ask_quiz(self._run.base, self._quiz, self._check)
+        self._run.result = result.with_quiz(QuizResult(self._quiz, before, after, self._by_active))
+        return self._run.result
+
+    def assess(self, result: GateResult) -> Assessment:
+        """Assesses the trained adaptation, which stays in its final state."""
+        run, base, adaptation = self._run, self._run.base, self._run.adaptation
+        with adaptation.disabled():
+            by_base = continue_each(base, self._beginnings, self._check)
+        with run.in_judged_state(result):
+            after = continue_each(base, self._beginnings, self._check)
+        texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
+        return Assessment(
+            samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
+            expectation=expectation(
+                base.reference, self._num_parameters, is_chat=run.dataset.is_chat, has_quiz=result.quiz is not None
+            ),
+            general_loss=general_loss(base, adaptation, self._on_event, run.options),
+            copies=tuple(self._copies()),
+        )
+
+    def _examine(self, saved: SavedAdapter) -> ActiveVersion:
+        """Returns a version as `examine_active` does.
+
+        Raises:
+            AdapterError: its files cannot be read.
+        """
+        version, history = saved.version, read_history(saved.path)
+        if saved.record.fingerprint != self._run.base.fingerprint:
+            return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
+        states = saved.judged_states()
+        self._continue_before(states[0])
+        if self._quiz:
+            return ActiveVersion(version, None)
+        if history is None:
+            return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
+        unseen = history.unseen(self._run.dataset.fingerprints)
+        if not unseen.num_tests:
+            return ActiveVersion(version, None, "it was not judged itself")
+        if saved.record.trained_on_all and states == [saved.path]:
+            raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
+        if 2 * unseen.num_found < unseen.num_tests:
+            found = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
+            return ActiveVersion(version, None, found)
+        losses = HeldOutLoss.merged(
+            [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
+        )
+        if not losses.rest.tokens:
+            return ActiveVersion(version, None, "it was trained on all test documents of these texts")
+        return ActiveVersion(version, losses)
+
+    def _copies(self) -> Iterator[Copied]:
+        """Yields the documents of which the adapter repeats much more than the base model does."""
+        run = self._run
+        for copy in longest_copies(run.base, run.adaptation, run.dataset.examples, run.seed, self._on_event):
+            if copy.is_long:
+                yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
+
+    def _on_event(self, event: Event) -> None:
+        self._sink(event)
+        self._check()
+
+    def _check(self) -> None:
+        for check in self._checks:
+            check()
+
+    def _load(self, folder: Path) -> Adaptation:
+        """Attaches an earlier adapter, rounded as the new one is."""
+        return load(self._run.base, folder, self._run.recipe.merge_for)
+
+    def _continue_before(self, folder: Path) -> None:
+        adaptation = self._load(folder)
+        try:
+            self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
+            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz else None
+        finally:
+            adaptation.detach()
+
+    def _score(self, folder: Path, number: int, states: Mapping[int, int | None]) -> HeldOutLoss:
+        """Scores a judged state of the active version on the test documents that it has to be used for."""
+        examples = [
+            example
+            for example in self._test
+            if example.document in states and (states[example.document] or 0) == number
+        ]
+        if not examples:
+            return HeldOutLoss()
+        adaptation = self._load(folder)
+        try:
+            return self._run.score(adaptation, examples)
+        finally:
+            adaptation.detach()

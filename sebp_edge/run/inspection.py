@@ -1,0 +1,229 @@
+"""Inspects texts before a training: what is read, how it is split, what it costs, and what to expect."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from statistics import median
+
+from sebp_edge.memory.plan import Plan
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do
+from sebp_edge.run.rendered import RenderedExample, render_examples
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.documents import LeftOut, own_text
+from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
+from sebp_edge.units import duration, gigabytes, plural
+
+NUM_EXAMPLES = 2
+# A document is read badly if it takes this many times as many tokens per character as the median of the documents, and
+# at least the second number; shorter documents than the third, in characters, are not compared.
+BADLY_READ, MIN_TOKENS_PER_CHARACTER, MIN_CHARACTERS = 2.0, 0.5, 200
+# Of Obsidian's templates and its plugin Templater, and of Excalidraw, wherever they are.
+_TEMPLATE = re.compile(r"<%[-_*~]?\s*tp\.|\{\{\s*(?:title|date|time|value|name)\b[^{}\n]{0,80}\}\}", re.IGNORECASE)
+_DRAWING = re.compile(r"^excalidraw-plugin:|^```compressed-json|\"type\":\s*\"excalidraw\"", re.MULTILINE)
+# How many characters of a document are searched for these.
+_SEARCHED = 100_000
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason why something is left out, and its sources."""
+
+    reason: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the split: "train", "validation", "test", or "fold 1" and so on, which is tested once."""
+
+    name: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class BadlyRead:
+    """A document for which the tokenizer needs many tokens."""
+
+    document: str
+    tokens_per_character: float
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What an adaptation to some texts would do.
+
+    Attributes:
+        model, recipe: the names of the model and the recipe.
+        documents, examples, tokens, characters: how many of each would be used.
+        left_out: what would be left out, by reason; the most frequent reason first.
+        copies: how many documents are left out since they equal others.
+        near_duplicates: sources of documents that are near-duplicates of each other, a group each.
+        boilerplate_share: the share of tokens in lines that stand in many documents.
+        templates, drawings: sources of documents that would be read, but look like a template or a drawing.
+        tokens_per_character: the median over the documents.
+        badly_read: documents that take far more, the worst first.
+        own_tokenizer: whether the model's own tokenizer was used; else the bundled model's.
+        split: the parts of the split.
+        concerns: why the gate would judge nothing, a sentence each: there are too few documents, or a gain on these
+            texts would be meaningless.
+        asked: what would be asked about the documents, in counts; empty if nothing.
+        beginning: what `adapt` would learn on from, why it would learn all again, or that nothing is new; empty if no
+            version is active.
+        refusal: why `adapt` would refuse these texts; empty if it would not.
+        plan: the predicted memory and time; None if `adapt` would refuse, or if nothing is new.
+        expectations: what this model will and will not be able to do with these texts, a sentence or two each.
+        fitting_recipe: the bundled recipe that fits these texts.
+        rendered: two examples with the trained part marked; they contain the user's text, so `repr` leaves them out.
+    """
+
+    model: str
+    recipe: str
+    documents: int
+    examples: int
+    tokens: int
+    characters: int
+    left_out: tuple[Reason, ...]
+    copies: int
+    near_duplicates: tuple[tuple[str, ...], ...]
+    boilerplate_share: float
+    templates: tuple[str, ...]
+    drawings: tuple[str, ...]
+    tokens_per_character: float
+    badly_read: tuple[BadlyRead, ...]
+    own_tokenizer: bool
+    split: tuple[Part, ...]
+    concerns: tuple[str, ...]
+    asked: str
+    beginning: str
+    refusal: str
+    plan: Plan | None
+    expectations: tuple[str, ...]
+    fitting_recipe: str
+    rendered: tuple[RenderedExample, ...] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        reference: ModelReference,
+        parameters: int,
+        recipe: Recipe,
+        reading: Reading,
+        dataset: Dataset,
+        tokenizer,
+        plan: Plan | None,
+        *,
+        beginning: str,
+        refusal: str,
+        own_tokenizer: bool,
+    ) -> "Inspection":
+        """Collects what is known of texts before a training."""
+        documents, tokens = reading.documents, Counter()
+        for example in dataset.examples:
+            tokens[example.document] += len(example.input_ids)
+        texts = {number: own_text(documents[number].content) for number in tokens}
+        rates = {number: tokens[number] / len(text) for number, text in texts.items() if text}
+        kind = what_the_kind_can_do(
+            [documents[number].content for number in texts], recipe, has_template=bool(tokenizer.chat_template)
+        )
+        fits = fitting_recipe([documents[number].content for number in texts], list(tokens.values()))
+        if recipe.questions and fits not in ("chat", "instruct"):
+            fits = recipe.name  # which suits notes as well
+        learnt = expectation(reference, parameters, is_chat=dataset.is_chat)
+        return cls(
+            model=reference.public_name,
+            recipe=recipe.name,
+            documents=dataset.num_documents,
+            examples=len(dataset.examples),
+            tokens=dataset.num_tokens,
+            characters=sum(map(len, texts.values())),
+            left_out=_by_reason(dataset.left_out),
+            copies=reading.num_equal,
+            near_duplicates=_near_duplicates(reading, dataset),
+            boilerplate_share=sum(sum(one.in_boilerplate) for one in dataset.examples) / max(1, dataset.num_tokens),
+            templates=tuple(_matching(_TEMPLATE, texts, reading)),
+            drawings=tuple(_matching(_DRAWING, texts, reading)),
+            tokens_per_character=median(rates.values()) if rates else 0.0,
+            badly_read=_badly_read(rates, texts, reading),
+            own_tokenizer=own_tokenizer,
+            split=_parts(dataset, tokens),
+            concerns=dataset.unjudged_because,
+            asked=dataset.asked.summary if dataset.asked else "",
+            beginning=beginning,
+            refusal=refusal,
+            plan=plan,
+            expectations=(kind,) if recipe.questions else (learnt, kind),
+            fitting_recipe=fits,
+            rendered=render_examples(dataset.examples, documents, tokenizer, NUM_EXAMPLES),
+        )
+
+    @property
+    def summary(self) -> str:
+        """What `adapt` would do, in a few sentences."""
+        if self.refusal:
+            return f"adapt would refuse these texts: {self.refusal}"
+        if self.plan is None:
+            return self.beginning
+        chosen = self.plan.chosen
+        time = "" if chosen.seconds is None else f", about {duration(chosen.seconds)}"
+        sentences = [
+            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}: "
+            f"at most {gigabytes(chosen.peak)}{time}."
+        ]
+        if self.beginning:
+            sentences.append(self.beginning)
+        if self.concerns:
+            sentences.append("The adapter would be saved, but not judged, and so not activated.")
+        if self.recipe != self.fitting_recipe:
+            sentences.append(f"The recipe {self.fitting_recipe!r} fits these texts better than {self.recipe!r}.")
+        return " ".join(sentences)
+
+    def to_dict(self) -> dict:
+        """Returns the inspection as JSON-ready values: the line of `sebp-edge inspect --json`."""
+        values = {name: value for name, value in vars(self).items() if name not in ("plan", "rendered")}
+        nested = {name: [asdict(each) for each in values[name]] for name in ("left_out", "badly_read", "split")}
+        plan = None if self.plan is None else self.plan.to_dict()
+        rendered = [asdict(each) for each in self.rendered]
+        return {"event": "inspection", **values, **nested, "plan": plan, "rendered": rendered, "summary": self.summary}
+
+
+def _by_reason(left_out: list[LeftOut]) -> tuple[Reason, ...]:
+    found = defaultdict(list)
+    for item in left_out:
+        found[item.kind].append(item.source)
+    return tuple(Reason(reason, tuple(found[reason])) for reason in sorted(found, key=lambda each: -len(found[each])))
+
+
+def _near_duplicates(reading: Reading, dataset: Dataset) -> tuple[tuple[str, ...], ...]:
+    clusters = defaultdict(list)
+    for document, cluster in sorted(dataset.draw.cluster_of.items()):
+        clusters[cluster].append(reading.documents[document].source)
+    return tuple(tuple(sources) for sources in clusters.values() if len(sources) > 1)
+
+
+def _matching(pattern: re.Pattern, texts: dict[int, str], reading: Reading) -> Iterator[str]:
+    for number, text in texts.items():
+        if pattern.search(text, 0, _SEARCHED):
+            yield reading.documents[number].source
+
+
+def _badly_read(rates: dict[int, float], texts: dict[int, str], reading: Reading) -> tuple[BadlyRead, ...]:
+    compared = {number: rate for number, rate in rates.items() if len(texts[number]) >= MIN_CHARACTERS}
+    if not compared:
+        return ()
+    limit = max(MIN_TOKENS_PER_CHARACTER, BADLY_READ * median(compared.values()))
+    worst = sorted((number for number in compared if compared[number] > limit), key=lambda number: -compared[number])
+    return tuple(BadlyRead(reading.documents[number].source, round(compared[number], 2)) for number in worst)
+
+
+def _parts(dataset: Dataset, tokens: Counter) -> tuple[Part, ...]:
+    draw, members = dataset.draw, defaultdict(list)
+    for document in tokens:
+        fold = draw.fold_of.get(document)
+        members[draw.split_of.get(document, TRAIN) if fold is None else FOLD_ROLES[fold]].append(document)
+    names = [name for name in (*SPLITS, *FOLD_ROLES) if name in members]
+    return tuple(Part(name, len(members[name]), sum(tokens[each] for each in members[name])) for name in names)

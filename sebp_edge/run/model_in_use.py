@@ -1,0 +1,147 @@
+"""The base model in memory, and the adapter on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
+from sebp_edge.events import ModelLoaded, Notice, Sink
+from sebp_edge.machine import devices
+from sebp_edge.memory.refusal import refuse_if_too_big
+from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.encoders import is_encoder, load_encoder
+from sebp_edge.models.generation import NonFiniteLogits
+from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.recipe import Recipe
+
+
+class ModelInUse:
+    """The model of a Personalizer: a base model, loaded when it is first needed, and the adapter in use.
+
+    Attributes:
+        base: the base model; None until it is loaded.
+        adaptation: the adapter in use; None if there is none, or if the base model was loaded again without it.
+        adapter_folder: where the adapter in use is saved; None if there is none.
+        prompts: how that adapter's prompts are rendered (see `AdapterRecord.prompts`).
+    """
+
+    def __init__(self, reference: ModelReference, recipe: Recipe, device: torch.device):
+        self.reference, self.recipe, self.device = reference, recipe, device
+        self.base: BaseModel | None = None
+        self.adaptation: Adaptation | None = None
+        self.adapter_folder: Path | None = None
+        self.prompts = "text"
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the base model's weights; 0 until it is loaded."""
+        return 0 if self.base is None else sum(weight.nbytes for weight in self.base.model.parameters())
+
+    def load(self, on_event: Sink, recipe: Recipe | None = None) -> BaseModel:
+        """Returns the base model; loads it if necessary.
+
+        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision. Without
+        one: puts the adapter in use on it, unless it is there already.
+        """
+        if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
+            self.release()
+        if self.base is None:
+            if self.device.type == "cpu" and (problem := devices.driver_problem()):
+                on_event(Notice(problem))
+            refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
+            self.base = load_base_model(self.reference, recipe or self.recipe, self.device)
+            self._announce(self.base, on_event)
+        if recipe is None and self.adaptation is None:
+            self.restore_adapter(on_event)
+        return self.base
+
+    def release(self) -> None:
+        """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
+        self.base = self.adaptation = None
+        devices.release_memory(self.device)
+
+    def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
+        """Returns the base model, or the encoder in its place, which is not kept.
+
+        Args:
+            seed: seed of an encoder's head, if it has none.
+        """
+        if not is_encoder(self.reference):
+            return self.load(on_event)
+        base = load_encoder(self.reference, self.device, seed)
+        self._announce(base, on_event)
+        return base
+
+    def _announce(self, base: BaseModel, on_event: Sink) -> None:
+        dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
+        on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+        if base.in_4bit and self.reference.is_gguf:
+            on_event(
+                Notice(
+                    f"The weights of {self.reference.name!r} were rounded to NF4, so they differ from the file's; load "
+                    "them in 16 bits to train on what other programs run."
+                )
+            )
+
+    def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:
+        """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error.
+
+        Raises:
+            AdapterError: the adapter is damaged.
+            BaseModelMismatch: it was made for another base model.
+        """
+        if record.fingerprint != self.base.fingerprint:
+            name = self.base.reference.public_name
+            if record.base_model == name:
+                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; adapt again.")
+            raise BaseModelMismatch(
+                f"The adapter was made for {record.base_model}, not for {name}; use it with {record.model!r}."
+            )
+        self.detach_adapter()
+        try:
+            self.use_adapter(load(self.base, folder), folder, record)
+        except BaseException:
+            self.restore_adapter(on_event)
+            raise
+
+    def use_adapter(self, adaptation: Adaptation, folder: Path, record: AdapterRecord) -> None:
+        """Makes an adapter that is attached to the base model, and saved in `folder`, the one in use."""
+        self.adaptation, self.adapter_folder = adaptation, folder
+        self.prompts = record.prompts
+
+    def detach_adapter(self) -> None:
+        """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""
+        if self.adaptation is not None:
+            self.adaptation.detach()
+            self.adaptation = None
+
+    def restore_adapter(self, on_event: Sink) -> None:
+        """Puts the adapter in use back on the base model, unless there is none or it was deleted."""
+        self.adaptation = None
+        try:
+            if self.adapter_folder is not None:
+                self.adaptation = load(self.base, self.adapter_folder)
+        except AdapterError as error:
+            self.adapter_folder, self.prompts = None, "text"
+            on_event(Notice(f"{error} The base model is used from now on."))
+
+    @contextmanager
+    def generating(self, *, with_adapter: bool) -> Iterator[str]:
+        """Context in which the model has the adapter in use, or none; returns how its prompts are rendered.
+
+        Raises:
+            AdapterError, ModelError: the logits are not finite, with an adapter or without one.
+        """
+        used = self.adaptation if with_adapter else None
+        try:
+            with nullcontext() if used is self.adaptation else self.adaptation.disabled():
+                yield "text" if used is None else self.prompts
+        except NonFiniteLogits as error:
+            fault = "computes NaN or infinite logits"
+            if used is None:
+                raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
+            raise AdapterError(f"With this adapter, the model {fault}; use another version or adapt again.") from error

@@ -1,0 +1,154 @@
+"""Makes the report of a training run, which is kept in the version's folder."""
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from statistics import fmean
+
+from sebp_edge.adapters.training_report import (
+    CopiedRun,
+    Cost,
+    Curve,
+    Gains,
+    KeptAnswer,
+    KeptSample,
+    KeptSamples,
+    LearntOn,
+    NamedReason,
+    RowCounts,
+    Tested,
+    TestLoss,
+    Texts,
+    TrainingReport,
+)
+from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.training.comparison import interval
+from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.training.gate import TOLERANCE, GateResult
+from sebp_edge.training.loop import TrainingProgress
+from sebp_edge.training.run import TrainingRun
+
+# A curve with more steps has means of several, so that the report of a long training stays small.
+MAX_POINTS = 300
+
+
+def make_report(run: TrainingRun, assessment: Assessment | None, memory: VersionTexts) -> TrainingReport:
+    """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
+    return TrainingReport(
+        tested=_tested(run, run.result) if run.result and run.result.gain else None,
+        curves=tuple(_curve(progress) for progress in run.progress),
+        texts=_texts(run),
+        rows=_rows(run),
+        cost=_cost(run),
+        copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
+        expectation=assessment.expectation if assessment else "",
+        concerns=run.dataset.concerns,
+        learnt_on=_learnt_on(memory),
+    )
+
+
+def keep_samples(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
+    """Returns the samples, the quiz's answers, and the names of documents and of what was left out."""
+    samples, copies = (assessment.samples, assessment.copies) if assessment else ((), ())
+    quiz = run.result.quiz if run.result else None
+    return KeptSamples(
+        samples=tuple(KeptSample(one.document, one.beginning, one.base, one.before, one.after) for one in samples),
+        left_out=tuple(NamedReason(item.source, item.reason) for item in run.dataset.left_out),
+        copies=tuple(copy.document for copy in copies),
+        answers=tuple(KeptAnswer(**asdict(one)) for one in quiz.answered) if quiz else (),
+    )
+
+
+def _learnt_on(memory: VersionTexts) -> LearntOn | None:
+    lessons = memory.lessons
+    if lessons is None:
+        return None
+    numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
+    return LearntOn(memory.learnt_on_from, *numbers)
+
+
+def _tested(run: TrainingRun, result: GateResult) -> Tested:
+    active, over_active = result.active, result.gain_over_active
+    before, after = result.before.boilerplate, result.after.boilerplate
+    return Tested(
+        base=_test_loss(run, result.before),
+        active=_test_loss(run, active.losses) if active and active.losses else None,
+        adapted=_test_loss(run, result.after),
+        gains=Gains(
+            over_base=result.gain.gain,
+            over_base_at_least=result.gain.lower,
+            over_active=over_active.gain if over_active else None,
+            over_active_at_least=over_active.lower if over_active else None,
+            margin=run.recipe.margin,
+            tolerance=TOLERANCE,
+            not_comparable=active.reason if active else "",
+        ),
+        boilerplate_base=before.mean if before.nats else None,
+        boilerplate_adapted=after.mean if before.nats else None,
+        refit_loss=result.refit_loss,
+        boilerplate_share=sum(before.tokens.values()) / sum(result.before.tokens.values()),
+    )
+
+
+def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
+    rest = losses.rest
+    lowest, highest = interval(rest, run.dataset.draw.cluster_of) or (None, None)
+    return TestLoss(rest.mean, lowest, highest, len(rest.tokens), sum(rest.tokens.values()))
+
+
+def _curve(progress: TrainingProgress) -> Curve:
+    size = max(1, -(-len(progress.losses) // MAX_POINTS))
+    means = [round(fmean(some), 4) for some in _parts(progress.losses, size)]
+    return Curve(
+        phase=progress.phase,
+        best_epoch=progress.best_epoch,
+        steps=tuple(min(number * size, len(progress.losses)) for number in range(1, len(means) + 1)),
+        losses=tuple(means),
+        evaluated_after=tuple(steps for steps, _ in progress.validations),
+        validation=tuple(round(loss, 4) for _, loss in progress.validations),
+    )
+
+
+def _parts(values: list, size: int) -> list[list]:
+    return [values[begin : begin + size] for begin in range(0, len(values), size)]
+
+
+def _texts(run: TrainingRun) -> Texts:
+    data = run.dataset
+    roles = Counter(document.role for document in data.draw.history.documents if document.role is not None)
+    reasons = Counter(item.kind for item in data.left_out)
+    return Texts(
+        documents=data.num_documents,
+        examples=len(data.examples),
+        tokens=data.num_tokens,
+        splits=dict(sorted(roles.items())),
+        left_out=dict(reasons.most_common()),
+    )
+
+
+def _rows(run: TrainingRun) -> RowCounts:
+    data = run.dataset
+    return RowCounts(
+        context_length=data.context_length,
+        padded=len(data.examples) * data.context_length,
+        tokens=data.num_tokens,
+        active=sum(example.num_active_tokens for example in data.examples),
+        loss=sum(example.num_loss_tokens for example in data.examples),
+        padding_in_forward=None if run.is_hoisted is None else not run.is_hoisted,
+    )
+
+
+def _cost(run: TrainingRun) -> Cost:
+    training_seconds = sum(progress.seconds for progress in run.progress)
+    tokens = sum(progress.tokens for progress in run.progress)
+    return Cost(
+        device=run.base.device.type,
+        budget=run.guard.budget,
+        predicted=run.guard.predicted,
+        peak=run.guard.peak,
+        allocator_peak=run.guard.allocator_peak,
+        seconds=round(time.perf_counter() - run.began, 3),
+        training_seconds=round(training_seconds, 3),
+        tokens_per_second=tokens / training_seconds if training_seconds else None,
+    )

@@ -1,0 +1,310 @@
+"""The result of an adaptation."""
+
+import shlex
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.run.assessment import Assessment, Copied
+from sebp_edge.run.samples import Sample
+from sebp_edge.run.saving import describe_activation, has_commands
+from sebp_edge.run.start import Beginning
+from sebp_edge.texts.documents import LeftOut
+from sebp_edge.texts.general_probe import MAX_RISE
+from sebp_edge.training.gate import TOLERANCE, GateResult
+from sebp_edge.training.quiz import Answered, QuizFigures
+from sebp_edge.training.run import TrainingRun
+from sebp_edge.units import percent, plural
+
+
+@dataclass(frozen=True)
+class Boilerplate:
+    """The part of the test documents that is in lines which stand in many documents; losses in nats per token."""
+
+    share_of_tokens: float
+    loss_before: float
+    loss_after: float
+
+
+@dataclass(frozen=True)
+class AdaptResult:
+    """The result of an adaptation.
+
+    Losses are in nats per token. Those on test documents are of states that have not been trained on them, and leave
+    out boilerplate lines.
+
+    Attributes:
+        kept: whether the gate kept the adapter.
+        active: whether it is the active version now.
+        overtaken_by: the version that became active during the call, which this one was not compared with; this one is
+            not active then. None if there is none.
+        verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged",
+            "refit failed" or "reads worse".
+        explanation: why the gate kept the adapter or not, in words.
+        name, version, adapter_path: where the adapter is; name and version are None outside the store.
+        heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
+        gain: by how much it fell, as a share of the loss before; None if it was not judged.
+        gain_at_least: the lower bound of the gain, with 95 % confidence.
+        margin: the gain that the gate asks for.
+        boilerplate: the loss on lines that stand in many documents; None if there are none.
+        compared_with: the version that was active before; None if there was none.
+        gain_over_active: the gain over that version, on documents that neither has been trained on; None if the two
+            were not compared.
+        gain_over_active_at_least: its lower bound, with 95 % confidence; the gate asks for `-tolerance`.
+        tolerance: how much worse than the active version a new one may be.
+        not_comparable: why the two were not compared; empty if they were.
+        trained_on_all: whether the adapter was trained on all documents after the gate had judged it; this training is
+            not judged by itself.
+        refit_loss: the loss on the validation documents after that training, which has seen them.
+        learnt_on_from: the version that it learnt on from; None if it learnt all documents.
+        new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
+            knew are gone; they stay known. A changed document is related to one that it knew.
+        quiz: what the quiz about the documents showed; None if the recipe asks no questions. If not None, the quiz
+            decides, and the losses are those of its answers.
+        answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
+            leave them out.
+        concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
+        samples: continuations of test documents by the base model, the version before and the judged state; they
+            contain the user's text, so `repr` leaves them out.
+        expectation: what to expect of this adapter, in words.
+        general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
+            adapter.
+        copies: documents that the adapter repeats word for word and the base model does not, longest first.
+        documents, examples, tokens: how many of each were used.
+        left_out: what was not used, with the reasons.
+        padding_share: the share of padding if all examples are padded to the context length.
+        tokens_per_second: tokens trained on per second of training, without padding.
+        peak_memory_bytes: the process's peak memory: GPU memory, including CUDA's context and all else outside
+            torch's allocator, or host memory on the CPU.
+        allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
+        predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
+        seconds: the time from the call to the result.
+        command: the command that uses the adapter.
+        activation: the command, or outside of the default store the call, that activates the adapter; empty if it is
+            active, or not in a store.
+        report_command: the command that writes a page with all figures of the adapter.
+    """
+
+    kept: bool
+    active: bool
+    overtaken_by: int | None
+    verdict: str
+    explanation: str
+    name: str | None
+    version: int | None
+    adapter_path: Path
+    heldout_loss_before: float | None
+    heldout_loss_after: float | None
+    gain: float | None
+    gain_at_least: float | None
+    margin: float
+    boilerplate: Boilerplate | None
+    compared_with: int | None
+    gain_over_active: float | None
+    gain_over_active_at_least: float | None
+    tolerance: float
+    not_comparable: str
+    trained_on_all: bool
+    refit_loss: float | None
+    learnt_on_from: int | None
+    new: int
+    changed: int
+    gone: int
+    quiz: QuizFigures | None
+    answers: tuple[Answered, ...] = field(repr=False)
+    concerns: tuple[str, ...]
+    samples: tuple[Sample, ...] = field(repr=False)
+    expectation: str
+    general_loss_before: float
+    general_loss_after: float
+    copies: tuple[Copied, ...]
+    documents: int
+    examples: int
+    tokens: int
+    left_out: tuple[LeftOut, ...]
+    padding_share: float
+    tokens_per_second: float
+    peak_memory_bytes: int
+    allocator_peak_bytes: int | None
+    predicted_peak_bytes: int | None
+    seconds: float
+    command: str
+    activation: str
+    report_command: str
+
+    @classmethod
+    def of(
+        cls,
+        run: TrainingRun,
+        gate: GateResult,
+        assessment: Assessment,
+        saved: SavedAdapter,
+        store: AdapterStore,
+        beginning: Beginning,
+        seconds: float,
+        overtaken_by: int | None,
+    ) -> "AdaptResult":
+        """Collects the figures of a training run."""
+        lessons = beginning.lessons
+        data, trainings, gain, over_active = run.dataset, run.progress, gate.gain, gate.gain_over_active
+        trained = sum(training.tokens for training in trainings)
+        return cls(
+            kept=gate.kept,
+            active=saved.active,
+            overtaken_by=overtaken_by,
+            verdict=str(gate.verdict),
+            explanation=gate.explain(run.recipe.margin, data.concerns),
+            name=saved.name,
+            version=saved.version,
+            adapter_path=saved.path,
+            heldout_loss_before=gain.before if gain else None,
+            heldout_loss_after=gain.after if gain else None,
+            gain=gain.gain if gain else None,
+            gain_at_least=gain.lower if gain else None,
+            margin=run.recipe.margin,
+            boilerplate=_boilerplate(gate) if gain else None,
+            compared_with=gate.active.version if gate.active else None,
+            gain_over_active=over_active.gain if over_active else None,
+            gain_over_active_at_least=over_active.lower if over_active else None,
+            tolerance=TOLERANCE,
+            not_comparable=gate.active.reason if gate.active else "",
+            trained_on_all=gate.is_refit,
+            refit_loss=gate.refit_loss,
+            learnt_on_from=beginning.version,
+            new=len(lessons.new) if lessons else 0,
+            changed=len(lessons.changed) if lessons else 0,
+            gone=len(lessons.gone) if lessons else 0,
+            quiz=gate.quiz.figures if gate.quiz else None,
+            answers=tuple(gate.quiz.answered) if gate.quiz else (),
+            concerns=data.concerns,
+            samples=assessment.samples,
+            expectation=assessment.expectation,
+            general_loss_before=assessment.general_loss.base,
+            general_loss_after=assessment.general_loss.adapted,
+            copies=assessment.copies,
+            documents=data.num_documents,
+            examples=len(data.examples),
+            tokens=data.num_tokens,
+            left_out=tuple(data.left_out),
+            padding_share=data.padding_share,
+            tokens_per_second=trained / sum(training.seconds for training in trainings),
+            peak_memory_bytes=run.guard.peak,
+            allocator_peak_bytes=run.guard.allocator_peak,
+            predicted_peak_bytes=run.guard.predicted,
+            seconds=seconds,
+            command=_command(saved, run, store),
+            activation="" if saved.active or saved.name is None else describe_activation(store, saved),
+            report_command=_report_command(saved, store),
+        )
+
+    @property
+    def unchanged(self) -> bool:
+        """False; True in an `UnchangedResult`."""
+        return False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
+        rise = self.general_loss_after / self.general_loss_before - 1
+        warnings = []
+        if not rise <= MAX_RISE:
+            warnings.append(
+                f"The loss on general text rose by {percent(rise)}: the adapter is worse at other subjects; fewer "
+                "epochs or a lower learning rate cost less."
+            )
+        if self.copies:
+            longest, number = self.copies[0], len(self.copies)
+            what = f"{longest.run} tokens of {longest.document!r} word for word"
+            if number > 1:
+                what = (
+                    f"parts of {number:,} documents word for word, up to {longest.run} tokens of {longest.document!r}"
+                )
+            alone = f"the base model alone {longest.base_run}"
+            warnings.append(f"The adapter repeats {what} ({alone}); keep it as private as your texts.")
+        return tuple(warnings)
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and where the adapter is."""
+        verdict = "Kept" if self.kept else "Not judged" if self.verdict == "not judged" else "Not kept"
+        if self.version is None:
+            return f"{verdict}: the adapter is saved in {str(self.adapter_path)!r}."
+        state = "is active" if self.active else "is saved, but not active"
+        anyway = ", as you asked with keep_anyway" if self.active and not self.kept else ""
+        return f"{verdict}: version {self.version} of {self.name!r} {state}{anyway}."
+
+    @property
+    def account(self) -> str:
+        """Why the gate kept it or not, and what was done then."""
+        if self.overtaken_by is not None:
+            return (
+                f"{self.explanation} But version {self.overtaken_by} became active meanwhile, and the two were not "
+                "compared."
+            )
+        if not self.kept:
+            return self.explanation
+        if self.refit_loss is not None and not self.trained_on_all:
+            return (
+                f"{self.explanation} A training on all documents did not lower the loss further, so the adapter is as "
+                "it was tested."
+            )
+        if not self.trained_on_all:
+            return self.explanation
+        if self.learnt_on_from is None:
+            return f"{self.explanation} Then it was trained on all {plural(self.documents, 'document')}."
+        counts = ((self.new, "new"), (self.changed, "changed"))
+        learnt = " and ".join(f"{number:,} {word}" for number, word in counts if number)
+        documents = "document" if self.new + self.changed == 1 else "documents"
+        return f"{self.explanation} Then it learnt {learnt} {documents} on top of version {self.learnt_on_from}."
+
+    @property
+    def next_steps(self) -> dict[str, str]:
+        """What to do next: what it is for, and the command."""
+        steps = {"Activate it anyway": self.activation} if self.activation else {"Try it": self.command}
+        return steps | {"All figures": self.report_command}
+
+    @property
+    def summary(self) -> str:
+        """What happened and what to do next."""
+        (what, command), *_ = self.next_steps.items()
+        return f"{self.headline} {self.account} {what}: {command}"
+
+    def to_dict(self) -> dict:
+        """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
+        values = asdict(self)
+        del values["answers"]
+        return {
+            "event": "result",
+            "unchanged": self.unchanged,
+            **values,
+            "adapter_path": str(self.adapter_path),
+            "warnings": self.warnings,
+            "summary": self.summary,
+        }
+
+
+def _boilerplate(gate: GateResult) -> Boilerplate | None:
+    before, after = gate.before.boilerplate, gate.after.boilerplate
+    if not before.nats:
+        return None
+    share = sum(before.tokens.values()) / sum(gate.before.tokens.values())
+    return Boilerplate(share, before.mean, after.mean)
+
+
+def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
+    """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
+    first = "A question" if run.dataset.is_chat or run.dataset.asked else "The first words"
+    words = ["sebp-edge", "generate", first]
+    words += ["--name", saved.name] if has_commands(store, saved) else ["--adapter", str(saved.path)]
+    if run.base.reference.has_path:
+        words += ["--model", run.base.reference.location]
+    return shlex.join(words)
+
+
+def _report_command(saved: SavedAdapter, store: AdapterStore) -> str:
+    """Returns the command that writes the adapter's page."""
+    words = ["sebp-edge", "adapters", "report"]
+    if not has_commands(store, saved):
+        return shlex.join([*words, str(saved.path)])
+    return shlex.join([*words, saved.name, *([] if saved.active else ["--version", str(saved.version)])])

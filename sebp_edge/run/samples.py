@@ -1,0 +1,137 @@
+"""Continues the beginnings of a few documents, so that a person can see what an adaptation has changed.
+
+Samples contain the user's text: they are for the screen, never for logs, metadata or the store.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sebp_edge.errors import Interrupted, TextsError
+from sebp_edge.models.generation import generate_text
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.sampling import Sampling
+from sebp_edge.texts.documents import Completion, Content, Conversation, Document, as_chat
+from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
+
+NUM_SAMPLES = 3
+MAX_WORDS, MAX_CHARACTERS = 20, 200
+# Of a line, after its beginning: fewer show nothing of what was learnt.
+MIN_WORDS_LEFT = 4
+_ADDRESS = re.compile(r"://|www\.|\S{40}")
+# Repeatable. Without the penalty, small models repeat one phrase, which shows nothing of what they learnt.
+SAMPLING = Sampling(max_new_tokens=40, temperature=0, repetition_penalty=1.2)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Continuations of one document's beginning.
+
+    Attributes:
+        document: the source of the document.
+        beginning: the first words of a text, a prompt, or the message that is answered.
+        base: the base model's continuation.
+        before: that of the version that was active before; None if there was none.
+        after: that of the new version.
+    """
+
+    document: str
+    beginning: str
+    base: str
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True)
+class TextBeginning:
+    """The beginning of a document.
+
+    Attributes:
+        source: the source of the document.
+        text: what to show of it.
+        prompt: its tokens, as in training.
+    """
+
+    source: str
+    text: str
+    prompt: EncodedPrompt
+
+
+def find_beginnings(
+    documents: Sequence[Document], numbers: Iterable[int], base: BaseModel, *, chat_template: bool
+) -> list[TextBeginning]:
+    """Returns the beginnings of the first three of these documents that the model can continue.
+
+    Args:
+        numbers: indices of documents, in the order of preference.
+        chat_template: whether prompt/completion records are rendered with the chat template, as in the recipe.
+    """
+    found = []
+    for number in numbers:
+        beginning = _beginning_of(as_chat(documents[number].content, chat_template=chat_template))
+        prompt = _encode(beginning, base)
+        if prompt is not None:
+            text = beginning if isinstance(beginning, str) else beginning[-1]["content"]
+            found.append(TextBeginning(documents[number].source, text, prompt))
+        if len(found) == NUM_SAMPLES:
+            break
+    return found
+
+
+def continue_each(base: BaseModel, beginnings: list[TextBeginning], check: Callable[[], None]) -> list[str]:
+    """Continues each beginning with at most 40 likely tokens, the same each time, by the model in its present state.
+
+    With an adaptation attached, that is the adapted model; within `adaptation.disabled()`, it is the base model.
+
+    Args:
+        check: is called after each token; may raise a KeyboardInterrupt to stop.
+
+    Raises:
+        NonFiniteLogits: the model computes NaN or infinite logits.
+    """
+    return [_continue(base, beginning.prompt, check) for beginning in beginnings]
+
+
+def _continue(base: BaseModel, prompt: EncodedPrompt, check: Callable[[], None]) -> str:
+    try:
+        text = generate_text(base.model, base.tokenizer, *prompt, SAMPLING, check=check)
+    except Interrupted as error:
+        # A stop ends the whole adaptation, not only this text.
+        raise error.__cause__ from None
+    return text.rstrip("\ufffd")  # the last character may lack some of its tokens
+
+
+def _beginning_of(content: Content) -> str | list[dict[str, str]]:
+    if isinstance(content, Conversation):
+        return list(content.messages[: content.turns[0]])
+    if isinstance(content, Completion):
+        return content.prompt
+    return _first_words(content)
+
+
+def _first_words(text: str) -> str:
+    """Returns the first words of a text, at most half of them, such that a few words of the line are left to write."""
+    words = list(re.finditer(r"\S+", text))
+    ends = [word.end() for word in words[: min(MAX_WORDS, max(1, len(words) // 2))] if word.end() <= MAX_CHARACTERS]
+    good = [end for number, end in enumerate(ends) if _leaves_words(text, words[number : number + 2], end)]
+    # Languages without spaces have words of any length.
+    return text[: max(good or ends, default=MAX_CHARACTERS)]
+
+
+def _leaves_words(text: str, words: list[re.Match], end: int) -> bool:
+    """Whether a text goes on with words after `end`: neither of the words around it is an address."""
+    rest = text[end:].partition("\n")[0].split(maxsplit=MIN_WORDS_LEFT)
+    return len(rest) >= MIN_WORDS_LEFT and not any(_ADDRESS.search(word[0]) for word in words)
+
+
+def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPrompt | None:
+    """Returns the tokens of a beginning; None if it is empty, refused by the template, or leaves no room."""
+    if not beginning:
+        return None
+    try:
+        prompt = encode_prompt(beginning, base.tokenizer, chat=False)
+    except TextsError:
+        return None
+    limit = getattr(base.model.config, "max_position_embeddings", None)
+    fits = limit is None or len(prompt.input_ids) + SAMPLING.max_new_tokens <= limit
+    return prompt if fits else None

@@ -1,0 +1,233 @@
+"""Saves the adapter of a training run; if that fails, saves it elsewhere so that it is not lost."""
+
+import importlib.metadata
+import platform
+import secrets
+import shlex
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from sebp_edge.adapters.history import Entry, write_history
+from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.names import folder_of
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import JUDGED, SavedAdapter, save_to
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
+from sebp_edge.adapters.where import Where
+from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
+from sebp_edge.models.adaptation import Adaptation, restore, snapshot
+from sebp_edge.run import reporting
+from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.training.loop import TrainingProgress
+from sebp_edge.training.run import TrainingRun
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """What a version's folder contains besides its record.
+
+    Attributes:
+        adaptation: the trained weights.
+        judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
+        splits: the split of each document; None outside the store.
+        entries: what the list of documents says of each, by the key of its fingerprint.
+        known: the texts that it has learnt; None if it cannot be learnt on from.
+        report: how it was trained and tested.
+        samples: words and names of the user's that are to be kept; None for none.
+        where: where its texts are; not in the version's folder.
+    """
+
+    adaptation: Adaptation
+    judged_states: list[list[Tensor]]
+    splits: SplitHistory | None
+    entries: dict[int, Entry]
+    known: KnownTexts | None
+    report: TrainingReport
+    samples: KeptSamples | None = None
+    where: Where = field(default_factory=Where)
+
+    @classmethod
+    def of(cls, run: TrainingRun, memory: VersionTexts, assessment: Assessment | None = None) -> "NewVersion":
+        """Collects a run's states and its report; `assessment` is None if the run was stopped.
+
+        A state that the gate has not judged is no state to compare later versions with.
+        """
+        history = memory.history
+        if history is not None and run.result is None:
+            history = history.all_trained_on()
+        judged = run.judged_states if run.result and run.result.is_refit else []
+        tokens = Counter()
+        for example in run.dataset.examples:
+            tokens[example.document] += len(example.input_ids)
+        entries = {
+            fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
+            for number, fingerprint in run.dataset.fingerprints.items()
+        }
+        report = reporting.make_report(run, assessment, memory)
+        samples = reporting.keep_samples(run, assessment) if memory.keeps_samples else None
+        entries = memory.entries | entries
+        return cls(run.adaptation, judged, history, entries, memory.known, report, samples, memory.where)
+
+    def save(self, folder: Path) -> None:
+        """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
+        if self.judged_states:
+            final = snapshot(self.adaptation)
+            try:
+                for number, state in enumerate(self.judged_states, start=1):
+                    own = folder / JUDGED / str(number)
+                    own.mkdir(parents=True)
+                    restore(self.adaptation, state)
+                    self.adaptation.save(own)
+            finally:
+                restore(self.adaptation, final)
+        self.adaptation.save(folder)
+        if self.splits is not None:
+            write_history(folder, self.splits, self.entries)
+        if self.known is not None:
+            self.known.write(folder)
+        write_report(folder, self.report, self.samples)
+
+
+def save(
+    store: AdapterStore,
+    version: NewVersion,
+    record: AdapterRecord,
+    name: str,
+    *,
+    out: Path | None = None,
+    prefix: str = "",
+) -> SavedAdapter:
+    """Saves a version of `name` without activating it, or into the new folder `out`.
+
+    Args:
+        prefix: the beginning of an error's message.
+
+    Raises:
+        StorageError: it could not be saved there; the message says where it was saved instead.
+    """
+    try:
+        if out is None:
+            return store.adapter(name).save(version, record, activate=False, where=version.where)
+        return save_to(version, record, out)
+    except SebpEdgeError as error:
+        message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, version, record, name, out)]))
+        raise StorageError(message) from error
+
+
+def save_best_state(
+    store: AdapterStore,
+    run: TrainingRun,
+    stop: BaseException,
+    name: str,
+    seed: int,
+    memory: VersionTexts,
+) -> tuple[TrainingStopped, SavedAdapter | None]:
+    """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
+
+    Args:
+        stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
+        memory: what the whole run was to remember of its texts.
+
+    Returns:
+        The error to raise, which says what was saved; and the saved adapter, or None.
+
+    Raises:
+        StorageError: see `save`.
+    """
+    error_type, reason = (
+        (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
+    )
+    progress = run.progress[-1] if run.progress else TrainingProgress()
+    if run.result is None and (not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)):
+        return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
+    # It has not learnt all texts, so that no training can learn on from it.
+    memory = replace(memory, known=None)
+    saved = save(store, NewVersion.of(run, memory), make_record(run, None, seed, memory), name, prefix=reason)
+    state = "best state so far" if run.result is None else "state that was tested"
+    message = (
+        f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active. To "
+        f"activate it: {describe_activation(store, saved)}"
+    )
+    return error_type(message, name=name, version=saved.version), saved
+
+
+def describe_location(saved: SavedAdapter) -> str:
+    """Describes in words where a saved adapter is."""
+    if saved.name is None:
+        return f"the adapter is saved in {str(saved.path)!r}"
+    state = "and active" if saved.active else "but not active"
+    return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
+
+
+def has_commands(store: AdapterStore, saved: SavedAdapter) -> bool:
+    """Whether the command line finds a saved adapter by its name."""
+    return saved.name is not None and store.folder == AdapterStore().folder
+
+
+def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
+    """Returns the command that activates a version, or the call if the command line does not find it."""
+    if has_commands(store, saved):
+        return shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
+    return f"store.adapter({saved.name!r}).activate({saved.version})"
+
+
+def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: VersionTexts) -> AdapterRecord:
+    """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
+    base, data, result = run.base, run.dataset, run.result
+    gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
+    return AdapterRecord(
+        base_model=base.reference.public_name,
+        model=base.reference.name,
+        fingerprint=base.fingerprint,
+        recipe=asdict(run.recipe),
+        documents=data.num_documents,
+        examples=len(data.examples),
+        tokens=data.num_tokens,
+        heldout_loss_before=gain.before if gain else None,
+        heldout_loss_after=gain.after if gain else None,
+        verdict=str(result.verdict) if result else None,
+        explanation=result.explain(run.recipe.margin, data.concerns) if result else None,
+        compared_with=result.active.version if result and result.active else None,
+        compared_loss_before=over_active.before if over_active else None,
+        compared_loss_after=over_active.after if over_active else None,
+        packages=_package_versions(),
+        trained_on_all=result.is_refit if result else False,
+        general_loss_before=general.base if general else None,
+        general_loss_after=general.adapted if general else None,
+        seed=seed,
+        chat=data.is_chat,
+        learnt_on_from=memory.learnt_on_from,
+        quiz=asdict(result.quiz.figures) if result and result.quiz else None,
+    )
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "peft", "safetensors"):
+        with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _save_elsewhere(
+    store: AdapterStore, version: NewVersion, record: AdapterRecord, name: str, out: Path | None
+) -> str:
+    """Saves into the store if `out` failed, else into the system's temporary folder; returns where, as a sentence."""
+    if out is not None:
+        with suppress(SebpEdgeError):
+            saved = store.adapter(name).save(version, record, activate=False, where=version.where)
+            return f"Instead, {describe_location(saved)}."
+    with suppress(SebpEdgeError):
+        folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(name)}-{secrets.token_hex(4)}"
+        save_to(version, record, folder)
+        return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
+    return "The adapter could not be saved anywhere."

@@ -1,0 +1,153 @@
+"""The version that an adaptation learns on from, and how the adaptation begins."""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.documents import DocumentList
+from sebp_edge.adapters.history import Entry, history_of
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.where import Where
+from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.models.lora import read_factors
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.lessons import Lessons, plan_lessons
+from sebp_edge.texts.split_history import SplitHistory
+
+_DAMAGED = "has damaged files"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A version that an adaptation may learn on from, on two tracks.
+
+    The judged states never saw a test document; they learn on and are judged. The final state learns on in the last
+    training, on all documents.
+
+    Attributes:
+        comparison: the version, and which documents it has learnt.
+        history: its documents.
+        entries: what its list of documents says of each, by key, without a number.
+        states: the folders of its judged states.
+        where: where its texts are.
+    """
+
+    comparison: TextsComparison
+    history: SplitHistory
+    entries: dict[int, Entry]
+    states: list[Path]
+    where: Where
+
+    @classmethod
+    def at(cls, comparison: TextsComparison, store: AdapterStore) -> "Start | str":
+        """Returns the start at the compared version; or why there is none, as a sentence's predicate."""
+        if comparison.obstacle:
+            return comparison.obstacle
+        try:
+            saved = comparison.saved
+            states, listed = saved.judged_states(), DocumentList.read(saved.path)
+            for folder in {*states, saved.path}:
+                read_factors(folder)
+        except AdapterError:
+            return _DAMAGED
+        if listed is None:
+            return _DAMAGED
+        entries = {document.key: Entry(tokens=document.tokens or 0, name=document.name) for document in listed.own}
+        where = store.adapter(saved.name).wheres().get(saved.version, Where())
+        return cls(comparison, history_of(listed), entries, states, where)
+
+    def fill_in(self, recipe: Recipe) -> Recipe:
+        """Returns a recipe with the version's own values for those that are left to the memory budget."""
+        own = self.comparison.saved.record.recipe
+        return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"])
+
+    def lessons(self, dataset: Dataset, recipe: Recipe, seed: int) -> Lessons | None:
+        """Returns what the trainings train on; None if they cannot learn on (see `plan_lessons`)."""
+        return plan_lessons(
+            dataset.draw,
+            dataset.fingerprints,
+            self.history,
+            self.comparison.learnt,
+            seed,
+            trained_on_all=bool(self.comparison.saved.record.trained_on_all),
+            refits=recipe.refits,
+        )
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How an adaptation begins: at a version, or at the base model.
+
+    Attributes:
+        start: the version; None for the base model.
+        lessons: what the trainings train on; None for all documents.
+        obstacle: why it does not begin at the active version, as a sentence's predicate; empty if there is none, or
+            if it was not asked to.
+        forgets: whether documents that are gone are forgotten.
+    """
+
+    start: Start | None = None
+    lessons: Lessons | None = None
+    obstacle: str = ""
+    forgets: bool = False
+
+    @classmethod
+    def of(cls, start: Start | str, dataset: Dataset, recipe: Recipe, seed: int, *, sync: bool) -> "Beginning":
+        """Decides how to begin.
+
+        Args:
+            start: the start at the active version, or the obstacle.
+            sync: whether documents that are gone are to be forgotten.
+        """
+        if isinstance(start, str):
+            return cls(obstacle=start, forgets=sync)
+        lessons = start.lessons(dataset, recipe, seed)
+        if lessons is None:
+            return cls(obstacle="was trained on documents that are needed for tests now", forgets=sync)
+        if sync and lessons.gone:
+            number = len(lessons.gone)
+            obstacle = f"knows {number:,} document{'s' * (number != 1)} that --sync (sync=True) forgets"
+            return cls(obstacle=obstacle, forgets=True)
+        return cls(start, lessons)
+
+    @property
+    def has_nothing_new(self) -> bool:
+        """Whether the version has learnt all documents that have tokens to train on."""
+        return self.lessons is not None and self.lessons.has_nothing_new
+
+    @property
+    def version(self) -> int | None:
+        """The number of the version that is learnt on from; None if there is none."""
+        return self.start and self.start.comparison.version
+
+    def refuse_other_base(self, fingerprint: str) -> None:
+        """Raises a BaseModelMismatch if the loaded base model is not the version's, although most of its files are."""
+        if self.start is not None and self.start.comparison.saved.record.fingerprint != fingerprint:
+            raise BaseModelMismatch(
+                f"The base model has other weights than version {self.version} was made for; start over with --fresh "
+                "(fresh=True)."
+            )
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of the states that the trainings begin in, the last training's last; empty without a version."""
+        return [*self.start.states, self.start.comparison.saved.path] if self.start else []
+
+
+def latest_history(adapter: Adapter) -> SplitHistory:
+    """Reads the history from which the next version of an adapter draws its splits; without one, draws a new salt.
+
+    It is the active version's, so that a rejected version takes no test documents from later ones; else the latest.
+
+    Raises:
+        AdapterError: its list of documents is damaged.
+    """
+    if adapter.exists():
+        active = adapter.active()
+        for version in sorted(adapter.versions(), key=lambda version: (version == active, version), reverse=True):
+            if (listed := adapter.document_list(version)) is not None:
+                return history_of(listed)
+    return SplitHistory(salt=secrets.token_bytes(16))

@@ -1,0 +1,181 @@
+"""Compares an adaptation with the active version of its name: texts (by hashes), model, recipe; imports no torch."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+
+from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.errors import AdapterError
+from sebp_edge.events import NameInUse
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.files_digest import files_digest
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.name_in_use import find_name_in_use, other_texts
+from sebp_edge.texts.documents import content_hash
+from sebp_edge.texts.readers import Reading
+
+# Values of a recipe that decide what a version's weights are for: with others, no training can learn on from it.
+_OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "merge_for", "questions"}
+# Values of a recipe that do not change what is learnt; and the method, which is compared by itself.
+_NOT_COMPARED = {"name", "description", "margin", "method"}
+# Values that a recipe may leave open; the version's own are then used.
+_OPEN = {"r", "load_in_4bit"}
+
+
+@dataclass(frozen=True)
+class TextsComparison:
+    """An adaptation beside the active version of its name.
+
+    Attributes:
+        saved: the active version; None if it cannot be read.
+        version: its number.
+        known: what it has learnt; None if that is not known.
+        hashes: the hash of each document's content, by the document's number.
+        obstacle: why no training can learn on from it, as a sentence's predicate; empty if one can.
+        changes: the values of the recipe that are not the version's: the key, its setting ("epochs = 3"), and the
+            recipe's. A training learns on from it nevertheless, unless there is an obstacle.
+        name_in_use: says that the name has an adapter of other texts, another model or another recipe; None otherwise.
+    """
+
+    saved: SavedAdapter | None
+    version: int
+    known: KnownTexts | None
+    hashes: list[str]
+    obstacle: str
+    changes: tuple[tuple[str, str, str], ...] = ()
+    name_in_use: NameInUse | None = None
+
+    @cached_property
+    def learnt(self) -> set[int]:
+        """The numbers of the documents whose content the version has learnt."""
+        known = {*self.known.texts, *self.known.gone} if self.known else set()
+        return {number for number, each in enumerate(self.hashes) if each in known}
+
+    @property
+    def warning(self) -> str:
+        """What `name_in_use` says; empty if it is None."""
+        return self.name_in_use.message if self.name_in_use else ""
+
+    @property
+    def num_known(self) -> int:
+        """The number of texts that the version has learnt."""
+        return len({*self.known.texts, *self.known.gone}) if self.known else 0
+
+    @property
+    def num_missing(self) -> int:
+        """The number of texts that the version has learnt and that are not there: gone, or changed."""
+        return len({*self.known.texts, *self.known.gone} - set(self.hashes)) if self.known else 0
+
+    def is_unchanged(self, *, sync: bool) -> bool:
+        """Whether the version has learnt all documents already, and with `sync` no others."""
+        has_learnt_all = not self.obstacle and len(self.learnt) == len(self.hashes)
+        return has_learnt_all and not (sync and self.num_missing)
+
+
+def compare_with_active(
+    store: AdapterStore, name: str, reference: ModelReference, recipe: Recipe, seed: int, reading: Reading
+) -> TextsComparison | None:
+    """Compares an adaptation with the active version of its name; returns None if no version is active.
+
+    Raises:
+        AdapterError: the name is not valid.
+        StorageError: the store cannot be read.
+    """
+    adapter = store.adapter(name)
+    version = adapter.active()
+    if version is None:
+        return None
+    saved, known, other_model, differing = None, None, "", []
+    try:
+        saved = adapter.open(version)
+        known = KnownTexts.read(saved.path)
+        states = saved.judged_states()
+    except AdapterError:
+        obstacle = "has damaged files, or was made by a newer sebp-edge"
+    else:
+        other_model = _other_model(saved.record, known, reference)
+        differing = list(_differing(saved.record, recipe))
+        if saved.record.trained_on_all and states == [saved.path]:
+            obstacle = "has lost its judged state"
+        else:
+            obstacle = _obstacle(saved.record, known, other_model, differing, recipe, seed)
+    salt = known.salt if known else b""
+    hashes = [content_hash(document.content, salt) for document in reading.documents]
+    compared = TextsComparison(saved, version, known, hashes, obstacle, tuple(differing))
+    if saved is None:
+        return compared
+    texts = "" if known is None else other_texts(store, name, len(compared.learnt), compared.num_known, reading)
+    reasons = {"texts": texts, "model": other_model, "recipe": _other_recipe(saved.record, differing, recipe)}
+    return replace(compared, name_in_use=find_name_in_use(saved, reasons, store, reference, recipe, reading))
+
+
+def _obstacle(
+    record: AdapterRecord,
+    known: KnownTexts | None,
+    other_model: str,
+    differing: list[tuple[str, str, str]],
+    recipe: Recipe,
+    seed: int,
+) -> str:
+    """Returns why no training can learn on from a version, or an empty string."""
+    if record.recipe.get("method") == "full":
+        return "trained all weights, and keeps no judged state of them"
+    if recipe.method == "full":
+        return "is an adapter, and this recipe trains all weights"
+    if known is None:
+        return "does not say which texts it has learnt"
+    if record.verdict in (None, "not judged"):
+        return "was not judged"
+    if other_model:
+        return other_model
+    if fixed := [each for each in differing if each[0] in _OF_THE_WEIGHTS]:
+        return _was_trained_with(*fixed[0][1:])
+    if record.seed != seed:
+        return f"was trained with the seed {record.seed}, and this seed is {seed}"
+    return ""
+
+
+def _was_trained_with(before: str, now: str) -> str:
+    return f"was trained with {before}, and this recipe has {now}"
+
+
+def _other_model(record: AdapterRecord, known: KnownTexts | None, reference: ModelReference) -> str:
+    """Returns that a version was made for another base model, or an empty string."""
+    digest = files_digest(reference)
+    # The same files are the same model under any name; those of one that is not downloaded yet are compared later.
+    is_same = record.base_model == reference.public_name
+    if (known is not None and digest == known.base) or (is_same and (known is None or digest is None)):
+        return ""
+    if is_same:
+        return f"was made for other files of the model {record.base_model}, which have changed since"
+    return f"was made for the model {record.base_model}, and this one is {reference.public_name}"
+
+
+def _differing(record: AdapterRecord, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """Yields the values in which a version's recipe and this one differ: the key, and the setting in both."""
+    # A version that was saved before a value was added to recipes was made with its default.
+    defaults = {field.name: field.default for field in fields(recipe)}
+    for key, now in asdict(recipe).items():
+        before = record.recipe.get(key, defaults[key])
+        if key not in _NOT_COMPARED and not (key in _OPEN and now is None) and before != now:
+            yield key, _setting(key, before), _setting(key, now)
+
+
+def _setting(key: str, value) -> str:
+    """Returns a value of a recipe as its file has it."""
+    return f"no {key}" if value is None else f"{key} = {json.dumps(value)}"
+
+
+def _other_recipe(record: AdapterRecord, differing: list[tuple[str, str, str]], recipe: Recipe) -> str:
+    """Returns that a version was made with another recipe, or an empty string; other epochs make no other recipe."""
+    before, methods = record.recipe["name"], (record.recipe["method"], recipe.method)
+    fixed = [each[1:] for each in differing if each[0] in _OF_THE_WEIGHTS]
+    if methods[0] != methods[1]:
+        fixed = [tuple(_setting("method", method) for method in methods)]
+    if (differing or fixed) and before != recipe.name:
+        return f"was trained with the recipe {before!r}, and this recipe is {recipe.name!r}"
+    return _was_trained_with(*fixed[0]) if fixed else ""

@@ -1,0 +1,62 @@
+"""What a version remembers of its texts, so that the next adaptation can learn on from it."""
+
+from dataclasses import dataclass, field
+
+from sebp_edge.adapters.history import Entry
+from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.where import Where
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.files_digest import files_digest
+from sebp_edge.run.start import Beginning
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.documents import content_hash
+from sebp_edge.texts.lessons import Lessons
+from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.split_history import SplitHistory
+
+
+@dataclass(frozen=True)
+class VersionTexts:
+    """What a version remembers of its texts; nothing outside the store, whose salt is in it.
+
+    Attributes:
+        history: the documents that it knows, and those whose split it remembers.
+        known: the texts that it has learnt; None if its training was stopped.
+        entries: what the list of documents says of those that it knows although they are gone, by key.
+        learnt_on_from: the version that it learnt on from; None if it began at the base model.
+        lessons: what was trained on then; None if it began at the base model.
+        where: where its texts are.
+        keeps_samples: whether it keeps samples of text, and names, for its page.
+    """
+
+    history: SplitHistory | None = None
+    known: KnownTexts | None = None
+    entries: dict[int, Entry] = field(default_factory=dict)
+    learnt_on_from: int | None = None
+    lessons: Lessons | None = None
+    where: Where = field(default_factory=Where)
+    keeps_samples: bool = False
+
+    @classmethod
+    def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "VersionTexts":
+        """Returns what a version in the store remembers."""
+        salt = dataset.draw.history.salt
+        keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.fingerprints.items()}
+        texts = {
+            content_hash(document.content, salt): keys.get(number, "")
+            for number, document in enumerate(reading.documents)
+        }
+        history, gone, entries = dataset.draw.history, {}, {}
+        groups = (reading.folders,)
+        if beginning.start is not None:
+            history = history.learnt_on_from(beginning.start.history)
+            entries = beginning.start.entries
+            known = beginning.start.comparison.known
+            gone = known.still_known(texts, (f"{key:016x}" for key in beginning.lessons.gone))
+            if gone:
+                groups += beginning.start.where.earlier_than(reading.folders)
+        elif beginning.forgets:
+            history = history.only_known()
+        known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
+        where = Where(texts=tuple(filter(None, groups)))
+        return cls(history, known, entries, beginning.version, beginning.lessons, where)

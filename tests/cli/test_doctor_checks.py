@@ -1,0 +1,94 @@
+"""The doctor's findings, on this machine and on simulated ones."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+from stored_adapter import RECORD, FakeAdaptation
+
+from sebp_edge import AdapterRecord, AdapterStore
+from sebp_edge.cli import doctor_checks as doctor
+from sebp_edge.machine import devices
+
+
+def findings():
+    return {finding.subject: finding for finding in doctor.examine()}
+
+
+@pytest.fixture
+def nvidia_smi(monkeypatch):
+    """Sets nvidia-smi's answer; an exception is raised instead."""
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+
+    def answers(answer):
+        def run(*arguments, **options):
+            if isinstance(answer, Exception):
+                raise answer
+            return SimpleNamespace(stdout=answer)
+
+        monkeypatch.setattr(doctor.subprocess, "run", run)
+
+    return answers
+
+
+def test_everything_an_adaptation_depends_on_is_checked(own_data_folder):
+    found = findings()
+    assert list(found) == [
+        *("python", "libraries", "device", "driver", "kernels", "memory", "model cache", "adapters"),
+    ]
+    assert f"torch {torch.__version__}" in found["libraries"].state
+    assert "free of" in found["memory"].state
+    assert found["adapters"].state == f"{own_data_folder}, 0 adapters"
+    assert not own_data_folder.exists()
+
+
+def test_a_cuda_build_without_a_driver_is_a_problem(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    driver = findings()["driver"]
+    assert driver.state == "torch is built for CUDA 13.0; no NVIDIA driver found"
+    assert "update its driver" in driver.problem
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("570.86.15\n570.86.15\n", "NVIDIA driver 570.86.15"),
+        ("", "nvidia-smi lists no GPU"),
+        (subprocess.TimeoutExpired("nvidia-smi", 10), "nvidia-smi does not answer"),
+        (OSError("broken"), "nvidia-smi does not answer"),
+    ],
+)
+def test_the_driver_version_comes_from_nvidia_smi(nvidia_smi, answer, words):
+    nvidia_smi(answer)
+    assert doctor._driver().state.endswith(words)
+
+
+def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
+    t4 = SimpleNamespace(name="Tesla T4", total_memory=int(15.8e9), major=7, minor=5)
+    monkeypatch.setattr(devices, "pick_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    found = doctor._device()
+    assert found.state == "Tesla T4, 15.8 GB, compute capability 7.5"
+    assert "fp32 and take twice the memory" in found.problem
+
+
+def test_a_machine_without_triton_runs_plain_pytorch(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "packages_distributions", dict)
+    assert doctor._kernels().state == "plain PyTorch; Triton is not installed"
+
+
+def test_a_folder_without_access_or_space_is_a_problem(tmp_path, monkeypatch):
+    assert doctor._write_problem(tmp_path / "not" / "yet") is None
+    (tmp_path / "file").touch()
+    assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(3e8)))
+    assert doctor._write_problem(tmp_path) == "It has only 0.3 GB of free disk space."
+
+
+def test_one_adapter_is_no_plural(own_data_folder):
+    AdapterStore().adapter("one").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+    assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"

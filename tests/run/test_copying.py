@@ -1,0 +1,156 @@
+"""The longest copy is what greedy decoding brings back from a document's own beginnings, and boilerplate is skipped."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from builders import make_examples, make_sentences
+from failing_memory import CPU, RECIPE
+from model_families import MODELS
+
+from sebp_edge.events import ExamplesEvaluated, silent
+from sebp_edge.models.adaptation import attach
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.run import copying
+from sebp_edge.run.copying import Copy, longest_copies, longest_run
+from sebp_edge.stopping import StopRequested
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.documents import Document
+from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.schedule import Schedule, shuffled_batches
+from sebp_edge.training.loop import Trainer
+from sebp_edge.training.recovery import RecoveringLearner
+
+MEMORISED = RECIPE.replace(method="full", learning_rate=1e-2, epochs=150, batch_tokens=80)
+
+
+@pytest.fixture(scope="module")
+def memorised(model_folder):
+    """A model that has learnt two of four short documents almost by heart, and the examples of all four."""
+    base = load_base_model(resolve(model_folder), MEMORISED, CPU)
+    documents = [Document("", text) for text in make_sentences(4, words=12)]
+    examples, _ = encode(documents, base.tokenizer, 64)
+    adaptation, collator = attach(base, MEMORISED, 0), Collator(64, base.pad_token_id)
+    schedule = Schedule(shuffled_batches(examples[:2], MEMORISED.batch_tokens, MEMORISED.epochs, 0))
+    with RecoveringLearner(adaptation, MEMORISED, examples, collator, silent) as learner:
+        learner.prepare(schedule)
+        Trainer(learner, MEMORISED, silent, "train").train(schedule)
+    return base, adaptation, examples
+
+
+def longest_by_decoding(model, example):
+    """The longest run over all beginnings, with a generation for each."""
+    ids, longest = example.input_ids, 0
+    for length in range(1, len(ids)):
+        prompt = torch.tensor([ids[:length]])
+        options = {"max_new_tokens": len(ids) - length, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+        new = model.generate(prompt, **options)[0, length:].tolist()
+        run = next((n for n, (a, b) in enumerate(zip(new, ids[length:], strict=False)) if a != b), len(new))
+        longest = max(longest, run)
+    return longest
+
+
+@pytest.mark.slow
+def test_a_run_is_what_greedy_decoding_brings_back(memorised):
+    base, adaptation, examples = memorised
+    copies = longest_copies(base, adaptation, examples, 0, silent)
+    assert [copy.run for copy in copies] == sorted((copy.run for copy in copies), reverse=True)
+    assert len(copies) == 4 and copies[0].run > 10
+    for copy in (copies[0], copies[-1]):
+        assert copy.run == longest_by_decoding(base.model, examples[copy.document])
+    with adaptation.disabled():
+        assert copies[0].base_run == longest_by_decoding(base.model, examples[copies[0].document])
+
+
+def test_what_was_learnt_is_copied_and_the_rest_is_not(memorised):
+    copies = {copy.document: copy for copy in longest_copies(*memorised, 0, silent)}
+    assert min(copies[0].run, copies[1].run) > 2 * max(copies[2].run, copies[3].run)
+    assert max(copy.base_run for copy in copies.values()) < 4
+
+
+def test_boilerplate_neither_counts_nor_ends_a_run(memorised):
+    base, adaptation, examples = memorised
+    (whole,) = longest_copies(base, adaptation, examples[:1], 0, silent)
+    # A token in the middle of what is learnt by heart is another one.
+    ids, labels = (list(each) for each in (examples[0].input_ids, examples[0].labels))
+    labels[len(labels) // 2] = 5
+    changed = [Example(ids, labels, 0)]
+    (broken,) = longest_copies(base, adaptation, changed, 0, silent)
+    flags = bytes(position == len(labels) // 2 for position in range(len(labels)))
+    (skipped,) = longest_copies(base, adaptation, [Example(ids, labels, 0, flags)], 0, silent)
+    assert broken.run < skipped.run == whole.run - 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "skipped", "longest"),
+    [
+        ([1, 2, 3, 4], [1, 2, 9, 4], [False] * 4, 2),
+        ([1, 2, 3, 4], [1, -100, -100, 4], [False] * 4, 1),
+        ([1, 7, 3, 4], [1, 2, 3, 4], [False, True, False, False], 3),
+        ([1, 2, 3, 4], [1, 2, 3, 4], [False, True, True, False], 2),
+        ([7, 7], [1, 2], [False] * 2, 0),
+        # There is one more prediction than labels: after the last token.
+        ([1, 2, 3], [1, 2], [False] * 2, 2),
+        ([], [], [], 0),
+    ],
+)
+def test_the_longest_run(predicted, labels, skipped, longest):
+    assert longest_run(predicted, labels, skipped) == longest
+
+
+@pytest.mark.parametrize(
+    ("run", "base_run", "is_long"), [(31, 0, False), (32, 0, True), (32, 16, False), (33, 16, True), (400, 300, False)]
+)
+def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_long):
+    assert Copy(0, run, base_run).is_long == is_long
+
+
+def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, monkeypatch):
+    monkeypatch.setattr(copying, "MAX_TOKENS", 100)
+    examples, adaptation = make_examples([10] * 40), attach(base, RECIPE, 0)
+
+    def documents(seed, examples=examples):
+        return {copy.document for copy in longest_copies(base, adaptation, examples, seed, silent)}
+
+    assert len(documents(0)) == 10
+    assert documents(0) == documents(0) != documents(1)
+    assert len(documents(0, make_examples([120, 120]))) == 1
+
+
+def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised):
+    base, adaptation, examples = memorised
+    parts = [replace(example, document=7) for example in examples]
+    (copy,) = longest_copies(base, adaptation, parts, 0, silent)
+    assert copy.run == max(copy.run for copy in longest_copies(base, adaptation, examples, 0, silent))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
+    """Softcaps included; a head in chunks of three rows."""
+    model, ids = MODELS[family]().eval(), torch.arange(3, 23)[None]
+    expected = model(input_ids=ids).logits.argmax(-1)[0].tolist()
+    monkeypatch.setattr(copying, "FEW_LOGITS", 3 * 320)
+    largest = 0
+    with copying._MostLikelyTokens(model) as most_likely:
+        found = most_likely(ids[0].tolist())
+        largest = max(map(len, most_likely._found))
+    assert found == expected and largest == 3 * 320 // model.get_output_embeddings().weight.shape[0]
+    assert "forward" not in vars(model.get_output_embeddings())
+
+
+def test_it_can_be_stopped_after_each_example_and_leaves_the_model_as_it_was(memorised):
+    base, adaptation, examples = memorised
+    weights = {name: weight.clone() for name, weight in base.model.named_parameters()}
+    events = []
+
+    def stop_at(event):
+        events.append(event)
+        if event.done == 6:
+            raise StopRequested
+
+    with pytest.raises(StopRequested):
+        longest_copies(base, adaptation, examples, 0, stop_at)
+    assert events == [ExamplesEvaluated(done, 8) for done in range(1, 7)]
+    assert all(torch.equal(weight, weights[name]) for name, weight in base.model.named_parameters())
+    assert not any("forward" in vars(module) for module in base.model.modules())

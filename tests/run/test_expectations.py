@@ -1,0 +1,52 @@
+"""What to expect is said in two sentences, for each kind of texts and each size of model."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from sebp_edge.models.catalog import ModelReference, resolve
+from sebp_edge.run.expectations import BY_PEOPLE, IN_QUIZ, expectation
+
+OTHER = ModelReference("mine", "local", "/secret/folder/mine")
+SIZES = (135_000_000, 600_000_000, 3_000_000_000)
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("size", [8_000_000, 134_515_008, 499_999_999, 596_000_000, 1_711_000_000, 3_213_000_000])
+def test_it_is_two_sentences(size, is_chat):
+    text = expectation(OTHER, size, is_chat=is_chat)
+    # A decimal point is inside of a number.
+    assert sum(part.strip() != "" for part in text.replace("1.7", "").replace("3.2", "").split(".")) == 2
+    assert "/secret" not in text
+
+
+def test_notes_give_style_and_conversations_give_answers():
+    assert "style and vocabulary" in expectation(OTHER, 10**9, is_chat=False)
+    assert "answers in the format" in expectation(OTHER, 10**9, is_chat=True)
+
+
+def test_each_size_has_its_own_limits():
+    texts = {expectation(OTHER, size, is_chat=False).partition(" (")[2].partition(") ")[2] for size in SIZES}
+    assert len(texts) == len(SIZES)
+
+
+def test_the_size_is_said():
+    assert "(135 million parameters)" in expectation(OTHER, 134_515_008, is_chat=False)
+    assert "(3.2 billion parameters)" in expectation(OTHER, 3_213_000_000, is_chat=False)
+
+
+def test_what_a_quiz_shows_is_what_was_recorded():
+    rows = []
+    for path in (Path(__file__).parents[2] / "kernels" / "bench" / "results").glob("know-quality-*.csv"):
+        rows += [row for row in csv.DictReader(path.read_text().splitlines()) if row["arm"] == "know"]
+    by_people = [100 * float(row["closed"]) for row in rows]
+    in_quiz = [100 * int(row["own_right"]) / int(row["own_questions"]) for row in rows]
+    assert (min(by_people), max(by_people)) == pytest.approx(BY_PEOPLE, abs=0.51)
+    assert (min(in_quiz), max(in_quiz)) == pytest.approx(IN_QUIZ, abs=0.51)
+    text = expectation(OTHER, 10**9, is_chat=True, has_quiz=True)
+    assert f"{BY_PEOPLE[0]} to {BY_PEOPLE[1]} of 100 where the quiz had {IN_QUIZ[0]} to {IN_QUIZ[1]}" in text
+
+
+def test_the_bundled_model_is_a_demonstrator():
+    assert "'tiny' is a demonstrator" in expectation(resolve("tiny"), 8_000_000, is_chat=False)

@@ -1,0 +1,170 @@
+"""`Personalizer.inspect` shows what `adapt` would do, refuses nothing that it can show, and changes nothing."""
+
+import json
+from dataclasses import FrozenInstanceError
+
+import pytest
+from builders import make_sentences, make_tokenizer
+from command import run
+from random_texts import edit, words
+
+from sebp_edge import Personalizer
+from sebp_edge.errors import ModelError, TextsError
+from sebp_edge.run.rendered import render_examples
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut
+from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.learnable import refuse_unlearnable
+
+SECRET = "the ferry left at six"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(make_sentences(24, words=60)):
+        (folder / f"{number:02}.md").write_text(f"{text}\n\nSent from my desk.")
+    (folder / "copy.md").write_text((folder / "03.md").read_text())
+    (folder / "near.txt").write_text(edit(words(200, 1), 0.03))
+    (folder / "near2.txt").write_text(words(200, 1))
+    (folder / "template.md").write_text("# {{title}}\n\n" + make_sentences(1, seed=7)[0])
+    (folder / "drawing.md").write_text("excalidraw-plugin: parsed\n" + make_sentences(1, seed=8)[0])
+    (folder / "odd.txt").write_text("日記を書いた。" * 60)
+    (folder / "bad.bin").write_bytes(b"\0")
+    return folder
+
+
+def test_an_inspection_shows_what_is_read_and_what_is_not(texts, own_data_folder):
+    found = Personalizer("tiny", device="cpu").inspect(texts)
+    reasons = {group.reason: group.sources for group in found.left_out}
+    assert reasons == {"binary file": ("bad.bin",), "the same as another one": ("copy.md",)}
+    assert found.copies == 1
+    assert ("near.txt", "near2.txt") in found.near_duplicates
+    assert (found.templates, found.drawings) == (("template.md",), ("drawing.md",))
+    assert found.badly_read[0].document == "odd.txt"
+    assert found.boilerplate_share > 0
+    assert [part.name for part in found.split] == ["train", "validation", "test"]
+    assert sum(part.documents for part in found.split) == found.documents == 29
+    assert sum(part.tokens for part in found.split) == found.tokens
+    assert found.plan.chosen.peak > 0 and not found.refusal
+    assert "does not answer" in " ".join(found.expectations) or "will not answer" in " ".join(found.expectations)
+    assert not own_data_folder.exists()
+    with pytest.raises(FrozenInstanceError):
+        found.model = "other"
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_too_few_documents_to_judge_are_said_before_the_training(count):
+    found = Personalizer("tiny", device="cpu").inspect(make_sentences(count, words=400 // count))
+    assert found.plan is not None and not found.refusal
+    assert found.concerns[0].startswith("The gate needs at least 6 documents that are not copies of each other")
+    assert f" on {count} document{'s' * (count > 1)}, " in found.summary
+    assert "The adapter would be saved, but not judged, and so not activated." in found.summary
+
+
+def test_boilerplate_below_a_percent_is_not_worth_a_line(tmp_path):
+    for number, text in enumerate(make_sentences(8, words=300)):
+        (tmp_path / f"{number}.md").write_text(f"{text}\n{'the end' if number < 4 else ''}")
+    found = json.loads(run("inspect", tmp_path, "--device", "cpu", "--json").stdout.splitlines()[-1])
+    assert found["boilerplate_share"] < 0.01
+    assert "boilerplate" not in run("inspect", tmp_path, "--device", "cpu").stdout
+
+
+def test_the_text_of_the_user_is_in_the_examples_only(texts):
+    found = Personalizer("tiny", device="cpu").inspect(texts)
+    first = (texts / "00.md").read_text()[:30]
+    assert first in found.rendered[0].pieces[1].text
+    assert first not in repr(found)
+    assert first not in json.dumps({**found.to_dict(), "rendered": None})
+
+
+def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
+    events = []
+    personalizer = Personalizer("tiny", device="cpu", on_event=events.append)
+    found = personalizer.inspect(texts)
+    events.clear()
+    preparation = personalizer._preparation(personalizer._signal)
+    planned = preparation.plan(preparation.read(texts))
+    assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
+
+
+def test_texts_that_adapt_refuses_are_inspected(tmp_path):
+    found = Personalizer("tiny", device="cpu").inspect([SECRET])
+    assert found.plan is None
+    assert found.refusal.startswith("Too little text")
+    assert found.summary.startswith("adapt would refuse these texts: Too little text")
+
+
+def test_the_trained_part_of_a_completion_is_marked():
+    tokenizer, documents = make_tokenizer(), [Document("a", Completion(SECRET, " and the wind"))]
+    examples, _ = encode(documents, tokenizer, 64)
+    [example] = render_examples(examples, documents, tokenizer, 2)
+    assert "".join(piece.text for piece in example.pieces) == f"<|bos|>{SECRET} and the wind<|eos|>"
+    assert [piece.trained for piece in example.pieces] == [False, True]
+    assert example.pieces[1].text.endswith("the wind<|eos|>")
+
+
+def test_the_recipe_that_fits_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"prompt": text, "completion": text[::-1]}) for text in make_sentences(30)]
+    path.write_text("\n".join(lines))
+    found = Personalizer("tiny", device="cpu").inspect(path)
+    assert found.fitting_recipe == "instruct"
+    assert "'instruct' fits these texts better than 'notes'" in found.summary
+
+
+def test_the_command_marks_the_trained_part_in_words(texts):
+    done = run("inspect", texts, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "  given    <|bos|>" in done.stdout and "  trained  " in done.stdout
+    assert "left out, binary file: 1" in done.stdout
+
+
+def test_the_command_prints_one_line_of_json_after_the_progress(texts):
+    done = run("inspect", texts, "--device", "cpu", "--json")
+    *events, last = map(json.loads, done.stdout.splitlines())
+    assert {event["event"] for event in events} == {"preparing"}
+    assert {event["stage"] for event in events} == {"reading", "comparing", "tokenising", "planning"}
+    assert last["event"] == "inspection" and last["rendered"][0]["pieces"][1]["trained"]
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+def refusing(examples, tokenizer, content=SECRET, left_out=()):
+    documents = [Document("a", content)]
+    refuse_unlearnable(examples, documents, tokenizer, chat_template=False, left_out=left_out)
+
+
+def test_examples_without_loss_are_refused():
+    with pytest.raises(TextsError, match="No token of these 1 documents has loss"):
+        refusing([Example([0, 5, 6], [-100] * 3, 0)], make_tokenizer())
+    left_out = [LeftOut("b.png", "a picture"), LeftOut("a", "the model's chat template refuses it")]
+    with pytest.raises(TextsError, match=r"has loss \(for 1 of them: the model's chat template refuses it\), so"):
+        refusing([], make_tokenizer(), left_out=left_out)
+
+
+def test_two_start_tokens_are_refused():
+    with pytest.raises(ModelError, match="two start tokens"):
+        refusing([Example([0, 0, 6, 1], [-100, -100, 6, 1], 0)], make_tokenizer())
+
+
+def test_an_end_that_is_never_learnt_is_refused():
+    tokenizer = make_tokenizer()
+    refusing([Example([0, 6, 1], [-100, 6, 1], 0)], tokenizer)
+    with pytest.raises(ModelError, match="never learn where to stop"):
+        refusing([Example([0, 6, 1], [-100, 6, -100], 0)], tokenizer)
+
+
+def test_a_template_that_leaves_the_end_of_an_answer_untrained_is_refused():
+    tokenizer = make_tokenizer()
+    end = "{{ message.content }}<|end|>{% endgeneration %}"
+    messages = ({"role": "user", "content": "the wind"}, {"role": "assistant", "content": "from the west"})
+    document = Document("a", Conversation(messages))
+    examples, _ = encode([document], tokenizer, 64)
+    refuse_unlearnable(examples, [document], tokenizer, chat_template=False)
+    assert end in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(end, "{{ message.content }}{% endgeneration %}<|end|>")
+    examples, _ = encode([document], tokenizer, 64)
+    with pytest.raises(ModelError, match="token that ends an answer"):
+        refuse_unlearnable(examples, [document], tokenizer, chat_template=False)
