@@ -180,11 +180,13 @@ def test_chatgpts_replies_have_no_loss_and_nobody_is_asked_for_a_name(tmp_path):
 
 def test_a_conversation_whose_shown_branch_is_not_known_is_left_out(tmp_path):
     good = chatgpt_conversation([None, chatgpt_message("user", "Good.")])
+    unbranched = chatgpt_conversation([None, chatgpt_message("user", "Without branches.")], current_node=None)
     unknown = chatgpt_conversation([None, chatgpt_message("user", "Unknown.")], current_node=None)
+    unknown["mapping"]["other"] = {"message": None, "parent": "n0"}
     circle = chatgpt_conversation([chatgpt_message("user", "Circle.")])
     circle["mapping"]["n0"]["parent"] = "n0"
-    path = write_file(tmp_path, "conversations.json", json.dumps([good, unknown, circle]))
-    assert [text for *_, text in said(path)] == ["Good."]
+    path = write_file(tmp_path, "conversations.json", json.dumps([good, unbranched, unknown, circle]))
+    assert [text for *_, text in said(path)] == ["Good.", "Without branches."]
     reasons = {item.reason for item in read_all(path).left_out}
     assert reasons == {"a conversation that does not say which branch was shown"}
 

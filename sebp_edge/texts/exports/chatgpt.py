@@ -56,6 +56,10 @@ def _message(value: dict[str, Any]) -> ChatMessage | str | None:
 
 def _conversation(value: dict[str, Any]) -> Chat | Unreadable:
     nodes, at = value["mapping"], value.get("current_node")
+    if at is None:
+        # Without branches, the end is known.
+        parents = {node[0] for node in nodes.values() if isinstance(node, tuple)}
+        at = ends[0] if len(ends := [name for name in nodes if name not in parents]) == 1 else None
     shown, messages, left_out = [], [], Counter()
     while isinstance(at, str) and isinstance(node := nodes.pop(at, None), tuple):
         at, message = node
