@@ -1,5 +1,6 @@
 """Of mails only what their sender wrote is read, after the mail that it answers."""
 
+import time
 from email.message import EmailMessage
 
 import pytest
@@ -104,6 +105,17 @@ def test_a_mail_that_is_attached_is_not_the_senders(tmp_path):
     made.add_attachment(EmailMessage())
     made.get_payload(0).get_payload(0).set_content("Somebody else's words.")
     assert "no mail in which somebody wrote something" in refusal(write_file(tmp_path, "a.eml", bytes(made)))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [" ", "\n", ">", "On @ ", "on a@b\n", "From: a\n", "_", "--", "<div gmail_signature ", "<blockquote>", "12:00:\n"],
+)
+def test_hostile_texts_take_bounded_time(part):
+    for is_html in (False, True):
+        start = time.process_time()
+        own_words(part * (500_000 // len(part)) + "x", is_html=is_html)
+        assert time.process_time() - start < 10
 
 
 def test_automatic_and_damaged_mails_are_counted(tmp_path):

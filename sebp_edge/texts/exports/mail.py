@@ -21,8 +21,8 @@ from sebp_edge.texts.formats.html import html_text
 # In bytes, attachments included. A longer mail is left out.
 MAX_MAIL = 64_000_000
 MAILS_AT_ONCE = 200
-# In characters: of more words of one mail most are somebody else's.
-MAX_WORDS = 1_000_000
+# Of the text of a mail, in characters: more is no letter.
+MAX_TEXT = 1_000_000
 
 _BLANKS = (b"\n", b"\r\n")
 _ID = re.compile(r"<[^<>\s]+>")
@@ -43,12 +43,12 @@ _SENT_FROM = "sent from|get outlook|von meinem|envoyé de|enviado desde|enviado 
 _SAID = "wrote|writes|schrieb|a écrit|escribió|ha scritto|escreveu|schreef|skrev"
 _END = re.compile(
     rf"^(?:(?:--|—) ?$|_{{20,}}$|-{{20,}}$(?=\n.*(?:mailing list|unsubscribe))|-{{2,}} ?(?:{_ORIGINAL}) ?-{{2,}}"
-    rf"|(?:\*?(?:{_HEADERS})[ \xa0]?:\*? .*\n){{3}}|(?:-{{2,5}} )?(?:on|am|le|el|il|em|op) .{{0,200}}@[^\n]{{0,100}}"
-    rf"(?:\n[^\n]{{0,100}})?(?:{_SAID})[ \xa0]?:$|you(?:'re| are)? receiv(?:ed|ing) this (?:message |mail )?because"
+    rf"|(?:\*?(?:{_HEADERS})[ \xa0]?:\*? .*\n){{3}}|(?:-{{2,5}} )?(?:on|am|le|el|il|em|op) .{{0,150}}@[^\n]{{0,80}}"
+    rf"(?:\n[^\n]{{0,60}})?(?:{_SAID})[ \xa0]?:$|you(?:'re| are)? receiv(?:ed|ing) this (?:message |mail )?because"
     rf"|(?:{_SENT_FROM}) .{{0,60}}$(?=\s*\Z))",
     re.MULTILINE | re.IGNORECASE,
 )
-_RULE = re.compile(r"\s*^[ ]*[-_=]{10,}\s*\Z", re.MULTILINE)
+_RULE = re.compile(r" *[-_=]{10,}")
 # What stands before a quoted reply: lines that end with a colon and have an address, a time or a year.
 _WROTE = re.compile(
     r"^(?![>\x02])(?=.{0,200}(?:@|\d:\d\d|\b(?:19|20)\d\d\b))[^\n]{1,300}(?:\n(?!>)[^\n\x02]{1,200}){0,2}?(?<=:)[ \t]*$"
@@ -60,7 +60,7 @@ _FLOWED = re.compile(r"^(?!>|-- \r?$)(.*) \r?\n(?!>|\s|-- )", re.MULTILINE)
 # Control characters mark the quotes of HTML, whose reader lays out text only.
 _BLOCKQUOTE = re.compile(r"<(/?)blockquote\b[^<>]*>", re.IGNORECASE)
 _ASIDE = re.compile(
-    r"<(?:div|pre)[^<>]*\b(?:gmail_signature|moz-signature|divRplyFwdMsg|appendonsend|OLK_SRC_BODY_SECTION)\b[^<>]*>",
+    r"<(?:div|pre)[^<>]{0,200}\b(?:gmail_signature|moz-signature|divRplyFwdMsg|appendonsend|OLK_SRC_BODY_SECTION)\b[^<>]{0,200}>",
     re.IGNORECASE,
 )
 
@@ -142,9 +142,12 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
             left_out["attachments"] += part.get_content_disposition() == "attachment"
         elif body is None or (part.get_content_type() == "text/plain" != body.get_content_type()):
             body = part
-    said = own_words(_text(body), is_html=body.get_content_type() == "text/html") if body else ""
-    if not said or len(said) > MAX_WORDS:
-        return "mails that are too long" if said else "mails without own words"
+    text = _text(body) if body else ""
+    if len(text) > MAX_TEXT:
+        return "mails that are too long"
+    said = own_words(text, is_html=bool(body) and body.get_content_type() == "text/html")
+    if not said:
+        return "mails without own words"
     address = address.lower()
     names.setdefault(address, name or address)
     date = parsedate(_header(mail, "Date"))
@@ -168,7 +171,9 @@ def own_words(text: str, *, is_html: bool = False) -> str:
     text = _without_blocks(_QUOTED.sub("", _WROTE.sub("", unix_newlines(text).replace("\xa0", " "))))
     if end := _END.search(text):
         text = text[: end.start()]
-    return re.sub(r"\n{3,}", "\n\n", _RULE.sub("", text).replace("\n>From ", "\nFrom ")).strip()
+    before, _, last = text.rstrip().rpartition("\n")
+    text = before if _RULE.fullmatch(last) else text
+    return re.sub(r"\n{3,}", "\n\n", text.replace("\n>From ", "\nFrom ")).strip()
 
 
 def _without_blocks(text: str) -> str:

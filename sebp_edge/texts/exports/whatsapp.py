@@ -27,10 +27,10 @@ _HEADER = re.compile(
 )
 _AUTHOR = re.compile(r"([^\n:\"\u201c\u201d\u201e\u00ab]{1,100}?)\s?:(?:[ ]|(?=\n)|\Z)")
 # iOS puts a mark before its own words, on whatever language, even after the author's.
-_OWN_WORDS = re.compile("\\s*\u200e[^\\n]{1,120}\\Z")
-_EDITED = re.compile(r"\s*<[^<>\n]*\s[^<>\n]*\s[^<>\n]*>\Z")
+_OWN_WORDS = re.compile("\u200e[^\\n\u200e]{1,120}\\Z")
+_EDITED = re.compile(r"<[^<>\n ]{1,30}(?: [^<>\n ]{1,30}){2,7}>\Z")
 _ATTACHMENT = re.compile(
-    r"<[^<>\n]*[\s\u0590-\uffff][^<>\n]*>|null|\S[^\n]*\.\w{2,4} \([^()\n]{5,40}\)|[^\n:]{3,20}: https://maps\.google\.com/\S+"
+    r"<[^<>\n]{0,60}[\s\u0590-\uffff][^<>\n]{0,60}>|null|\S[^\n]*\.\w{2,4} \([^()\n]{5,40}\)|[^\n:]{3,20}: https://maps\.google\.com/\S+"
 )
 _DELETED = re.compile(
     r"""(?: this\ message\ was\ deleted | you\ deleted\ this\ message
@@ -103,7 +103,7 @@ def _kind(said: str) -> tuple[str | None, str]:
         return "attachments and system lines", ""
     kind = None
     if "\u200e" in said and (own_words := _OWN_WORDS.search(said)):
-        is_edited = own_words[0].strip().startswith("\u200e<") and not re.search(r"\d", own_words[0])
+        is_edited = own_words[0].startswith("\u200e<") and not re.search(r"\d", own_words[0])
         kind, said = None if is_edited else "attachments and system lines", said[: own_words.start()]
     said = _MARKS.sub("", said).strip()
     first, _, rest = said.partition("\n")
@@ -115,7 +115,7 @@ def _kind(said: str) -> tuple[str | None, str]:
         return "system lines", ""
     if not rest and _CALL.fullmatch(first):
         return "calls", ""
-    return kind, _EDITED.sub("", said) if said.endswith(">") else said
+    return kind, _EDITED.sub("", said).rstrip() if said.endswith(">") else said
 
 
 def _days(dates: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str | None]:
