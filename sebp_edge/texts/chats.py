@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.documents import Conversation, LeftOut, Message
+from sebp_edge.units import plural
 
 # The author of the owner's words in exports that have no name for them.
 OWNER = "You"
@@ -142,12 +143,12 @@ class Chats:
             chats = [(source, chat) for source, chat in self._found if chat.service == service]
             people = len({message.author for _, chat in chats for message in chat.messages})
             number = len({chat.id or source for source, chat in chats})
-            with_people = f"with {_number(people, 'person', 'people')}"
+            by_people = "1 person" if people == 1 else f"{people:,} people"
             if chats[0][1].is_mail:
-                found.append(f"{_number(len(chats), 'mail')} by {_number(people, 'person', 'people')}")
+                found.append(f"{plural(len(chats), 'mail')} by {by_people}")
                 continue
             what = f"a {service} chat" if number == 1 else f"{number:,} {service} chats"
-            found.append(f"{what} {with_people}, {_number(sum(len(chat.messages) for _, chat in chats), 'message')}")
+            found.append(f"{what} with {by_people}, {plural(sum(len(chat.messages) for _, chat in chats), 'message')}")
         return tuple(found)
 
     def documents(self, me: Sequence[str]) -> Iterator[tuple[str, Conversation] | LeftOut]:
@@ -226,10 +227,6 @@ class Chats:
 
 
 _MENTION = re.compile(r"<@!?(\w+)(?:\|[^<>]*)?>")
-
-
-def _number(number: int, one: str, several: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def _plain(name: str) -> str:

@@ -25,9 +25,9 @@ class Member:
 
     def __init__(self, archive: ZipFile, info: ZipInfo):
         self.archive, self.info, self.path = archive, info, PurePosixPath(info.filename)
-        self.name, self.stem, self.suffix, self.parent = (
-            getattr(self.path, name) for name in ("name", "stem", "suffix", "parent")
-        )
+
+    def __getattr__(self, name: str):
+        return getattr(self.path, name)  # such as its suffix
 
     def is_file(self) -> bool:
         """See `Path`."""
