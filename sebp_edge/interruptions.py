@@ -19,13 +19,10 @@ class Interruptions:
     At its end, the process's own handler receives the first signal that is still deferred, and usually raises a
     KeyboardInterrupt. If the context ends with an error, deferred signals are dropped. Only the main thread receives
     signals, and only those with a handler in Python are deferred: a signal that ends the process at once still does.
-
-    Attributes:
-        outcome: says what was completed despite the interruption. If it is set, it replaces the KeyboardInterrupt.
     """
 
     def __init__(self):
-        self.outcome: Interrupted | None = None
+        self._outcome: Interrupted | None = None
         self._handlers: dict[int, Callable] = {}
         self._deferred: list[int] = []
         self._is_deferring = False
@@ -49,6 +46,10 @@ class Interruptions:
             signum = self._deferred.pop(0)
             self._handlers[signum](signum, None)
 
+    def complete(self, outcome: Interrupted) -> None:
+        """Replaces a later KeyboardInterrupt by this error, which says what was completed nevertheless."""
+        self._outcome = outcome
+
     def drop(self) -> None:
         """Drops deferred signals; called where what they would interrupt is over."""
         self._deferred.clear()
@@ -63,9 +64,9 @@ class Interruptions:
                 signum = self._deferred[0]
                 self._handlers[signum](signum, None)
         except KeyboardInterrupt as interrupt:
-            if self.outcome is None:
+            if self._outcome is None:
                 raise
-            raise self.outcome from interrupt
+            raise self._outcome from interrupt
 
     def _handle(self, signum: int, frame) -> None:
         if self._is_deferring or time.monotonic() < self._interrupted_at + _LOST_AFTER_SECONDS:

@@ -37,7 +37,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
     try:
         collator = Collator(64, base.pad_token_id)
         with RecoveringLearner(adaptation, recipe, examples, collator, events.append, guard=limit) as learner:
-            assert (learner.inner.row_losses.hoisted is None) == padded
+            assert (learner.row_losses.hoisted is None) == padded
             limit_rows(learner, max_rows)
             learner.events = events
             yield learner

@@ -46,7 +46,7 @@ def make_learner(adapted, examples, events=None, options=FASTEST):
 
 def drop_graphs(learner):
     """Drops the learner's graphs, so that it runs eagerly; returns the learner."""
-    learner.inner.graphs = None
+    learner.graphs = None
     return learner
 
 

@@ -354,7 +354,7 @@ def cut_power(folder: Path, step: int) -> dict:
             used = {name: max(versions) for name, (versions, _) in before.items()}
             after = check(operation, before, rebuilt, used)
             assert tree is not final or after == done, f"{operation} was reported but is not on the disk"
-            assert rebuilt.save(Weights(), record(), "mine", activate=True).version > used["mine"]
+            assert rebuilt.adapter("mine").save(Weights(), record(), activate=True).version > used["mine"]
             cuts += 1
         disk.close()
     return {"cuts": cuts, "operations": len(OPERATIONS)}

@@ -44,29 +44,29 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_740
+MAX_LINES = 42_823
 MAX_LINES_OF_ROOM = {
-    "files at the root": 2_175,
-    "adapters": 3_232,
-    "cli": 2_506,
+    "files at the root": 1_730,
+    "adapters": 3_229,
+    "cli": 2_473,
     "export": 2_246,
     "frozen": 49,
     "gguf": 1_203,
     "machine": 666,
-    "memory": 1_425,
+    "memory": 1_436,
     "models": 3_900,
     "pages": 331,
     "patches": 2_224,
-    "questions": 4_010,
+    "questions": 4_021,
     "research": 3_457,
     "rows": 759,
-    "run": 2_706,
+    "run": 3_226,
     "sparse": 1_519,
     "texts": 7_758,
-    "training": 2_574,
+    "training": 2_596,
 }
 MAX_ENTRIES_AT_ROOT = 30
-MAX_IMPORTS_WITHIN_FUNCTIONS = 87
+MAX_IMPORTS_WITHIN_FUNCTIONS = 50
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
@@ -148,7 +148,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/generation.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/stopping.py": "StopRequested",
-    "sebp_edge/training/recovery.py": "_DidNotFit MemoryError",
+    "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
     "sebp_edge/training/comparison.py": "ValueError",
 }
@@ -391,7 +391,10 @@ def test_every_module_says_what_it_is_for():
 
 
 def test_importing_the_package_imports_no_torch():
-    code = "import sys, sebp_edge, sebp_edge.cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = """
+import sys, sebp_edge, sebp_edge.cli, sebp_edge.memory.plan
+sys.exit("torch" in sys.modules or "transformers" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

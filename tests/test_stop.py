@@ -187,7 +187,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
 
 
 def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
-    import sebp_edge.run.preparation as module
+    import sebp_edge.run.call as module
 
     worker, read_texts = Worker(make), module.read_texts
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.files import NewerFormat, parse_dataclass, read_json
+from sebp_edge.questions.answers import Answered
+from sebp_edge.texts.documents import LeftOut
 
 REPORT, SAMPLES = "report.json", "samples.json"
 _FORMAT = 1
@@ -137,6 +139,11 @@ class RowCounts:
     loss: int
     padding_in_forward: bool | None
 
+    @property
+    def padding_share(self) -> float:
+        """The share of padding if all examples are padded to the context length."""
+        return 1 - self.tokens / max(1, self.padded)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -215,8 +222,16 @@ class TrainingReport:
 
 
 @dataclass(frozen=True)
-class KeptSample:
-    """How a test document continues: by the base model, the version before (None if there was none), and this one."""
+class Sample:
+    """How a test document continues.
+
+    Attributes:
+        document: the source of the document.
+        beginning: the first words of a text, a prompt, or the message that is answered.
+        base: the base model's continuation.
+        before: that of the version that was active before; None if there was none.
+        after: that of the new version.
+    """
 
     document: str
     beginning: str
@@ -226,26 +241,8 @@ class KeptSample:
 
 
 @dataclass(frozen=True)
-class KeptAnswer:
-    """A question of the quiz, the answer in the note, and what this version replies."""
-
-    question: str
-    answer: str
-    reply: str
-    right: bool
-
-
-@dataclass(frozen=True)
-class NamedReason:
-    """What was left out, and why."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class KeptSamples:
-    """The words and names that the user asked to keep.
+    """Words and names of the user's, which are saved only if the user asked to keep them.
 
     Attributes:
         left_out: what was left out, by name.
@@ -253,10 +250,10 @@ class KeptSamples:
         answers: those of the quiz; empty without a quiz.
     """
 
-    samples: tuple[KeptSample, ...]
-    left_out: tuple[NamedReason, ...]
+    samples: tuple[Sample, ...]
+    left_out: tuple[LeftOut, ...]
     copies: tuple[str, ...]
-    answers: tuple[KeptAnswer, ...] = ()
+    answers: tuple[Answered, ...] = ()
     format: int = _FORMAT
 
 

@@ -24,11 +24,10 @@ def main() -> None:
         # File names may contain bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
 
-    from sebp_edge.cli.commands import app
-    from sebp_edge.cli.console import reporting_failed_outputs
+    from sebp_edge.cli import commands, console
 
-    with reporting_failed_outputs():
-        app()
+    with console.reporting_failed_outputs():
+        commands.app()
 
 
 def _open_missing_streams() -> None:

@@ -11,6 +11,7 @@ from sebp_edge.cli.console import out as console
 from sebp_edge.cli.options import Request, parse_path, takes_request
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import NameInUse
+from sebp_edge.models.catalog import resolve
 
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
@@ -56,9 +57,9 @@ def adapt(
     recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
     settings = request.settings | {"recipe": recipe}
     if out is None:
-        texts, active = _compare(texts, name, settings)
-        if active is not None and not fresh and active.is_unchanged(sync=sync):
-            _show_unchanged(_unchanged(active, texts), as_json=as_json)
+        texts, active, unchanged = _compare(texts, name, settings, fresh=fresh, sync=sync)
+        if unchanged is not None:
+            _show_unchanged(unchanged, as_json=as_json)
             return
         if active is not None and active.name_in_use is not None:
             _ask(active.name_in_use, as_json=as_json)
@@ -106,31 +107,22 @@ def adapt(
         raise typer.Exit(NOT_KEPT)
 
 
-def _compare(texts, name: str, settings: dict):
+def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     """Compares an adaptation with the active version of its name, without importing torch.
 
     Returns:
-        The texts, or what was read of them; and the comparison, None if no version is active.
+        The texts, or what was read of them; and what `find_unchanged` returns.
     """
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.models.catalog import resolve
-    from sebp_edge.run.texts_comparison import compare_with_active
+    from sebp_edge.run.unchanged import find_unchanged
     from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
     if store.adapter(name).active() is None:
-        return texts, None
-    reading = read_texts(texts)
-    model, recipe, seed = resolve(settings["model"]), settings["recipe"], settings["seed"]
-    return reading, compare_with_active(store, name, model, recipe, seed, reading)
-
-
-def _unchanged(active, reading) -> "UnchangedResult":
-    from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.run.unchanged import UnchangedResult, remember_texts
-
-    remember_texts(AdapterStore(), active, reading)
-    return UnchangedResult.of(active)
+        return texts, None, None
+    reading, model = read_texts(texts), resolve(settings["model"])
+    recipe, seed = settings["recipe"], settings["seed"]
+    return reading, *find_unchanged(store, name, model, recipe, seed, reading, fresh=fresh, sync=sync)
 
 
 def _ask(event: NameInUse, *, as_json: bool) -> None:

@@ -9,9 +9,12 @@ from typing import Annotated
 
 import typer
 
+from sebp_edge.adapters.names import folder_of
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import OptionError, SebpEdgeError
+from sebp_edge.files import check_output_file
+from sebp_edge.pages.render import write
 from sebp_edge.units import gigabytes
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
@@ -123,10 +126,7 @@ def report(
     an earlier page, but no other file.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.adapters.names import folder_of
         from sebp_edge.adapters.version_report import MARK
-        from sebp_edge.files import check_output_file
-        from sebp_edge.pages.render import write
 
         found = _store().find(name, version).report(with_samples=with_samples)
         if to is None and not as_json:

@@ -8,6 +8,8 @@ import typer
 
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Request, parse_path, takes_request
+from sebp_edge.files import check_output_file
+from sebp_edge.pages.render import write
 from sebp_edge.units import percent, plural
 
 HTML = "sebp-edge-analysis.html"
@@ -33,8 +35,6 @@ def analyze(
     """
     with quick_imports():
         from sebp_edge.cli.progress import show_progress
-        from sebp_edge.files import check_output_file
-        from sebp_edge.pages.render import write
         from sebp_edge.personalizer import Personalizer
         from sebp_edge.research.analysis.report import MARK
 

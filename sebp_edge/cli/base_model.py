@@ -1,6 +1,8 @@
 """Finds the base model of a saved adapter."""
 
 from sebp_edge.errors import ModelError, ModelOfflineError
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
 
 
 def find_base_model(store, record) -> str:
@@ -11,9 +13,7 @@ def find_base_model(store, record) -> str:
     Raises:
         ModelError: it is not on this machine, or not where it was.
     """
-    from sebp_edge.models.catalog import resolve
     from sebp_edge.models.hub import local_folder
-    from sebp_edge.models.installed import LM_STUDIO, OLLAMA
 
     is_named = "/" in record.base_model or record.base_model.startswith((OLLAMA, LM_STUDIO))
     reference = resolve(record.model) if is_named else None
@@ -29,9 +29,6 @@ def find_base_model(store, record) -> str:
 
 def _remembered_path(store, record) -> str:
     """Returns where the base model is; adapters record its name only, but the store remembers its path."""
-    from sebp_edge.models.catalog import resolve
-    from sebp_edge.models.installed import GGUF
-
     kind = "file" if record.base_model.endswith(GGUF) else "folder"
     made_for = f"The adapter was made for the model in a {kind} {record.base_model!r}"
     path = store.model_path(record)

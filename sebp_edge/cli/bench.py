@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
 from sebp_edge.errors import OptionError
+from sebp_edge.events import Notice
 from sebp_edge.files import check_output_file
-from sebp_edge.units import percent
+from sebp_edge.units import gigabytes, percent
 
 
 def bench(
@@ -41,7 +43,6 @@ def bench(
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
-            from sebp_edge.events import Notice
             from sebp_edge.research.bench.plot import write_plot
             from sebp_edge.research.bench.run import run_bench
             from sebp_edge.research.bench.workload import parse_share
@@ -91,8 +92,6 @@ def _check_targets(csv: Path | None, plot: Path | None) -> None:
 
 def show_bench(result) -> None:
     """Prints what was timed, a row per variant, why some variants have no times, and the recommendation."""
-    from rich.markup import escape
-
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
         f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights} weights) "
@@ -120,8 +119,6 @@ def show_bench(result) -> None:
 
 
 def _cells(row: dict, dense_ms: float | None, has_peaks: bool) -> list[str]:
-    from sebp_edge.units import gigabytes
-
     step = row["step_ms"]
     error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
     if step is None:

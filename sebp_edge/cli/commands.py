@@ -16,6 +16,7 @@ from sebp_edge.cli import (
     lr_range,
     plan,
 )
+from sebp_edge.version import __version__
 
 app = typer.Typer(
     name="sebp-edge",
@@ -42,8 +43,6 @@ app.command()(doctor.doctor)
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from sebp_edge.version import __version__
-
         typer.echo(f"sebp-edge {__version__}")
         raise typer.Exit
 

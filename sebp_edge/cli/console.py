@@ -15,6 +15,7 @@ from typing import TextIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sebp_edge.cli.early_signals import exit_interrupted
@@ -183,8 +184,6 @@ def _print_error(message: str) -> None:
 
 
 def _escaped(text: str) -> str:
-    from rich.markup import escape
-
     return escape(text)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 import typer
+from rich.markup import escape
 
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.cli.options import Json
@@ -12,8 +13,6 @@ def doctor(as_json: Json = False) -> None:
     """Show what this machine has and what can run on it. Exit code 1 if there is a problem."""
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
-            from rich.markup import escape
-
             from sebp_edge.cli.doctor_checks import examine
 
         findings = examine()

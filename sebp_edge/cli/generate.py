@@ -13,6 +13,8 @@ from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.cli.options import Device, Json, parse_path
 from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.models.catalog import DEFAULT_MODEL
+from sebp_edge.recipe import Recipe
 
 # A prompt such as a Markdown list or front matter; options have no space before "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
@@ -78,9 +80,7 @@ def generate(
         request = _prompt_or_messages(prompt, system, messages)
         with quick_imports():
             from sebp_edge.adapters.store import AdapterStore
-            from sebp_edge.models.catalog import DEFAULT_MODEL
             from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
 
         if adapter is not None and (name is not None or version is not None):
             raise OptionError("--adapter already names a folder; leave out --name and --version.")

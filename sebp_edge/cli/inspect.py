@@ -3,9 +3,11 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sebp_edge.cli.console import out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.cli.plan import show_plan
 from sebp_edge.units import percent, plural
 
 # Lines of a list, and characters of a rendered run; JSON has all.
@@ -39,10 +41,6 @@ def inspect(
 
 def show_inspection(found) -> None:
     """Prints an inspection."""
-    from rich.markup import escape
-
-    from sebp_edge.cli.plan import show_plan
-
     tokenizer = "" if found.own_tokenizer else ", counted with the bundled model's tokenizer"
     out.print(
         f"{plural(found.documents, 'document')}, {plural(found.characters, 'character')}: "
@@ -76,8 +74,6 @@ def show_inspection(found) -> None:
 
 
 def _show_list(title: str, lines) -> None:
-    from rich.markup import escape
-
     if lines:
         out.print(f"{escape(title)}: {len(lines):,}")
         for line in lines[:MAX_LINES]:
@@ -88,8 +84,6 @@ def _show_list(title: str, lines) -> None:
 
 def _show_example(number: int, example) -> None:
     """Prints an example; runs are marked by words, and by colours on a terminal."""
-    from rich.markup import escape
-
     counts = f"{example.trained_tokens:,} of {example.tokens:,} tokens trained"
     out.print(f"\n[bold]example {number}[/] [dim]{escape(printable(example.document))}, {counts}[/]")
     for piece in example.pieces:

@@ -9,7 +9,9 @@ from rich.text import Text
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import ModelError
+from sebp_edge.models.catalog import CATALOG, resolve
 from sebp_edge.models.installed import LM_STUDIO, OLLAMA
+from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
 
 # The lines of a list on a terminal; a terminal has 24 lines at least.
@@ -28,7 +30,6 @@ def models(chosen: Models = None, as_json: Json = False) -> None:
     With a MODEL, show what is known of it.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.models.catalog import CATALOG
         from sebp_edge.models.local_models import find_local_models
 
         named = [name for name in chosen or () if _is_model(name)]
@@ -54,7 +55,6 @@ def _is_model(name: str) -> bool:
     Raises:
         ModelError: it is that of a model of Ollama or LM Studio which is not there.
     """
-    from sebp_edge.models.catalog import CATALOG, resolve
     from sebp_edge.models.hub import cached_models
 
     if name.lower() in CATALOG or name in cached_models():
@@ -69,7 +69,6 @@ def _is_model(name: str) -> bool:
 
 def _describe(name: str) -> dict:
     """Returns what is known of a model: a catalog's entry, or a model on this machine."""
-    from sebp_edge.models.catalog import CATALOG
     from sebp_edge.models.hub import cached_folder
 
     entry = CATALOG.get(name.lower())
@@ -138,8 +137,6 @@ def _cut(name: str, width: int) -> str:
 def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
     """List the recipes for your texts; with a NAME, show its values."""
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.recipe import Recipe
-
         found = [Recipe.load(name) for name in chosen or Recipe.names()]
         if as_json:
             for recipe in found:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors
+from sebp_edge.recipe import Recipe
 
 
 def parse_path(text: str) -> Path:
@@ -70,8 +71,6 @@ class Request:
         device: Device = None,
         as_json: Json = False,
     ):
-        from sebp_edge.recipe import Recipe
-
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed}
         self.texts = select(paths, include, exclude)

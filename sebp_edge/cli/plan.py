@@ -1,11 +1,15 @@
 """`sebp-edge plan PATH...`: predicts the memory and time of an adaptation without loading the model."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.errors import OptionError
+from sebp_edge.units import duration, gigabytes, sizes_apart
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -35,7 +39,6 @@ def plan(
     Exit code 1 if nothing fits.
     """
     with quick_imports():
-        from sebp_edge.errors import OptionError
         from sebp_edge.personalizer import Personalizer
 
     if gpu is not None and request.settings["device"] is not None:
@@ -49,12 +52,6 @@ def plan(
 
 def show_plan(result) -> None:
     """Prints the memory by purpose, the total, and the neighbouring plans."""
-    from dataclasses import asdict
-
-    from rich.markup import escape
-
-    from sebp_edge.units import gigabytes, sizes_apart
-
     chosen = result.chosen
     parts = [[name, gigabytes(size), DESCRIPTIONS[name]] for name, size in asdict(chosen.footprint).items() if size]
     print_table(["memory", "size", "for"], parts)
@@ -81,6 +78,4 @@ def show_plan(result) -> None:
 
 def duration_suffix(seconds: float | None) -> str:
     """Returns the duration as the end of a sentence; empty if it is unknown."""
-    from sebp_edge.units import duration
-
     return "" if seconds is None else f", about {duration(seconds)}"

@@ -8,12 +8,14 @@ options         what a training holds in memory at once
 shape_reader    reads a decoder's shape, and how its blocks run, from its config (types: `sebp_edge.models.shape`)
 setup           shape, recipe, device and options together
 activations     predicts the memory of one micro-batch, as the sum of what each patch in `sebp_edge.patches` predicts
-footprint       predicts the memory of the whole training, by purpose
+footprint       the memory of the whole training, by purpose; imports no torch
+prediction      predicts that
 work            the sizes of a training's micro-batches, and their cost
 target          the device that the plan is for
 budget          how much memory an adaptation may use
 seconds         estimates how long a training takes
-plan            chooses the first set of options that fits into a budget
+plan            the options of a training, with its memory and time; imports no torch
+choosing        chooses the first set of options that fits into a budget
 refusal         refuses models that are too large, without a budget
 
 During a training:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
-
 MAX_ROWS = 4096
 # Logits per chunk with small buffers: 33 MB in bf16. With smaller chunks, reading a large head would take longer than
 # multiplying by it.
 FEW_LOGITS = 2**24
+# Otherwise: 134 MB in bf16.
+MANY_LOGITS = 2**26
 # Logits of a padded micro-batch: half a GB in fp32. Hoisted rows never have all of their logits in memory.
 MAX_PADDED_LOGITS = 2**27
 # Above this many bytes, gradients are added one by one as they come, not all at once.
@@ -38,7 +38,7 @@ class MemoryOptions:
     @property
     def max_logits(self) -> int:
         """Maximum number of logits that exist at once."""
-        return FEW_LOGITS if self.small_buffers else CHUNK_LOGITS
+        return FEW_LOGITS if self.small_buffers else MANY_LOGITS
 
 
 FASTEST = MemoryOptions()

@@ -4,7 +4,7 @@ import torch
 
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
-from sebp_edge.memory.footprint import Footprint
+from sebp_edge.memory.prediction import predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
@@ -36,4 +36,4 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
 def _needed(shape: DecoderShape, recipe: Recipe, device: torch.device) -> int:
     on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
     setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
-    return Footprint.of(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum
+    return predict_footprint(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum

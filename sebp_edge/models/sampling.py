@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 from sebp_edge.errors import OptionError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sampling:
     """Options of one generation.
 

@@ -2,10 +2,21 @@
 
 import re
 import unicodedata
+from dataclasses import dataclass
 
 # A reply that goes on may name anything; only its beginning counts.
 MAX_WORDS = 40
 _WORD = re.compile(r"\w+", re.UNICODE)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question of the quiz, its answer, and the reply of the trained model; all are the user's text."""
+
+    question: str
+    answer: str
+    reply: str
+    right: bool
 
 
 def is_right(reply: str, answer: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event, Sink
 from sebp_edge.models.adaptation import Adaptation, load
@@ -15,7 +16,7 @@ from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation
 from sebp_edge.run.general_loss import GeneralLoss, general_loss
 from sebp_edge.run.replies import ask_quiz
-from sebp_edge.run.samples import Sample, continue_each, find_beginnings
+from sebp_edge.run.samples import continue_each, find_beginnings
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult
@@ -97,8 +98,7 @@ class Assessor:
         with self._run.adaptation.disabled():
             before = ask_quiz(self._run.base, self._quiz, self._check)
         after = ask_quiz(self._run.base, self._quiz, self._check)
-        self._run.result = result.with_quiz(QuizResult(self._quiz, before, after, self._by_active))
-        return self._run.result
+        return self._run.judge_quiz(result, QuizResult(self._quiz, before, after, self._by_active))
 
     def assess(self, result: GateResult) -> Assessment:
         """Assesses the trained adaptation, which stays in its final state."""

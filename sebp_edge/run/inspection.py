@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
+from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.memory.plan import Plan
-from sebp_edge.models.catalog import ModelReference
-from sebp_edge.recipe import Recipe
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
+from sebp_edge.run.call import Call
 from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do
+from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
+from sebp_edge.run.start import latest_history
+from sebp_edge.run.texts_comparison import compare_with_active
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import LeftOut, own_text
 from sebp_edge.texts.readers import Reading
@@ -107,53 +113,57 @@ class Inspection:
     rendered: tuple[RenderedExample, ...] = field(repr=False)
 
     @classmethod
-    def of(
-        cls,
-        reference: ModelReference,
-        parameters: int,
-        recipe: Recipe,
-        reading: Reading,
-        dataset: Dataset,
-        tokenizer,
-        plan: Plan | None,
-        *,
-        beginning: str,
-        refusal: str,
-        own_tokenizer: bool,
-    ) -> "Inspection":
-        """Collects what is known of texts before a training."""
+    def of(cls, call: Call, texts, name: str) -> "Inspection":
+        """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
+        store, reference, recipe = call.store, call.reference, call.recipe
+        earlier = latest_history(store.adapter(name))
+        reading = call.read(texts)
+        active = compare_with_active(store, name, reference, recipe, call.seed, reading)
+        preparation = Preparation(call, reading, earlier)
+        preparation.learn_on_from(active, sync=False)
+        prepared, plan, refusal = preparation.read_dataset(), None, ""
+        beginning, is_unchanged = prepared.beginning, active is not None and active.is_unchanged(sync=False)
+        try:
+            if not (is_unchanged or beginning.has_nothing_new):
+                prepared = preparation.ask(prepared)
+                plan = preparation.plan(prepared).plan
+        except (MachineError, ModelError, TextsError) as error:
+            refusal = str(error)
+        dataset, tokenizer = prepared.dataset, local_tokenizer(reference)
         documents, tokens = reading.documents, Counter()
         for example in dataset.examples:
             tokens[example.document] += len(example.input_ids)
-        texts = {number: own_text(documents[number].content) for number in tokens}
-        rates = {number: tokens[number] / len(text) for number, text in texts.items() if text}
+        contents = {number: own_text(documents[number].content) for number in tokens}
+        rates = {number: tokens[number] / len(text) for number, text in contents.items() if text}
         kind = what_the_kind_can_do(
-            [documents[number].content for number in texts], recipe, has_template=bool(tokenizer.chat_template)
+            [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
         )
-        fits = fitting_recipe([documents[number].content for number in texts], list(tokens.values()))
+        fits = fitting_recipe([documents[number].content for number in contents], list(tokens.values()))
         if recipe.questions and fits not in ("chat", "instruct"):
             fits = recipe.name  # which suits notes as well
-        learnt = expectation(reference, parameters, is_chat=dataset.is_chat)
+        learnt = expectation(reference, read_shape(reference).parameters, is_chat=dataset.is_chat)
         return cls(
             model=reference.public_name,
             recipe=recipe.name,
             documents=dataset.num_documents,
             examples=len(dataset.examples),
             tokens=dataset.num_tokens,
-            characters=sum(map(len, texts.values())),
+            characters=sum(map(len, contents.values())),
             left_out=_by_reason(dataset.left_out),
             copies=reading.num_equal,
             near_duplicates=_near_duplicates(reading, dataset),
             boilerplate_share=sum(sum(one.in_boilerplate) for one in dataset.examples) / max(1, dataset.num_tokens),
-            templates=tuple(_matching(_TEMPLATE, texts, reading)),
-            drawings=tuple(_matching(_DRAWING, texts, reading)),
+            templates=tuple(_matching(_TEMPLATE, contents, reading)),
+            drawings=tuple(_matching(_DRAWING, contents, reading)),
             tokens_per_character=median(rates.values()) if rates else 0.0,
-            badly_read=_badly_read(rates, texts, reading),
-            own_tokenizer=own_tokenizer,
+            badly_read=_badly_read(rates, contents, reading),
+            own_tokenizer=has_own_tokenizer(reference),
             split=_parts(dataset, tokens),
             concerns=dataset.unjudged_because,
             asked=dataset.asked.summary if dataset.asked else "",
-            beginning=beginning,
+            beginning=UnchangedResult.of(active).summary
+            if is_unchanged
+            else " ".join(filter(None, [active and active.warning, beginning.summary])),
             refusal=refusal,
             plan=plan,
             expectations=(kind,) if recipe.questions else (learnt, kind),

@@ -129,6 +129,12 @@ class ModelInUse:
             self.adapter_folder, self.prompts = None, "text"
             on_event(Notice(f"{error} The base model is used from now on."))
 
+    def leave_deleted_adapter(self, on_event: Sink) -> None:
+        """Uses the base model from now on if the adapter in use was deleted."""
+        if self.adapter_folder is not None and not self.adapter_folder.exists():
+            self.detach_adapter()
+            self.restore_adapter(on_event)
+
     @contextmanager
     def generating(self, *, with_adapter: bool) -> Iterator[str]:
         """Context in which the model has the adapter in use, or none; returns how its prompts are rendered.

@@ -1,44 +1,34 @@
-"""Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
+"""Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
-import torch
-
-from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.errors import OptionError
-from sebp_edge.events import LearningOn, MemoryPlanned, Notice, Sink, TextsRead
+from sebp_edge.events import MemoryPlanned, Notice, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.memory.plan import Plan, make_plan
+from sebp_edge.memory.choosing import make_plan
+from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import add_questions
 from sebp_edge.questions.interview import Interviewed
 from sebp_edge.questions.interviews import summary, to_train
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.call import Call
 from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
-from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.learnable import refuse_endless_answers, refuse_unlearnable
-from sebp_edge.texts.progress import Progress
-from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.teacher import with_teacher
-from sebp_edge.units import sizes_apart
-
-# Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
-MIN_TEXT_BYTES = 30_000_000
 
 ASKED_TOGETHER = "answers questions, and those about all documents are learnt together"
 SAVED_INACTIVE = (
@@ -48,152 +38,167 @@ SAVED_INACTIVE = (
 
 
 @dataclass(frozen=True)
-class PlannedTraining:
-    """A plan, with its dataset and schedules."""
+class Prepared:
+    """A dataset, and how the training on it begins."""
 
     dataset: Dataset
+    beginning: Beginning
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A plan, with what it is for."""
+
+    prepared: Prepared
     schedules: list[Schedule]
     plan: Plan
 
 
-@dataclass(frozen=True)
 class Preparation:
-    """Prepares the texts of one call.
+    """Prepares the texts of one call for a training.
+
+    Args:
+        earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
 
     Attributes:
-        reference: the model.
-        device: the device that the model will run on.
-        budget: how much memory this process may use; None sets no limit.
-        signal: stops the preparation.
-        earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
-        active: the active version beside the texts, if it is to be learnt on from.
-        start: the version to learn on from; or why there is none, as a sentence's predicate.
-        sync: whether to forget documents that are gone.
+        reading: the texts.
+        recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
         interviewed: what the model itself wrote about the documents, by their numbers.
-        on_event: receives the events.
     """
 
-    reference: ModelReference
-    recipe: Recipe
-    seed: int
-    device: torch.device
-    budget: MemoryBudget | None
-    signal: StopSignal
-    on_event: Sink
-    earlier: SplitHistory = field(default_factory=SplitHistory)
-    active: TextsComparison | None = None
-    start: Start | str = ""
-    sync: bool = False
-    interviewed: Mapping[int, Interviewed] = field(default_factory=dict)
+    def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
+        self._call, self.reading, self.recipe = call, reading, call.recipe
+        self._drawing = Drawing(call.seed, earlier or SplitHistory())
+        self._active: TextsComparison | None = None
+        self._start: Start | str = ""
+        self._sync = False
+        self.interviewed: Mapping[int, Interviewed] = {}
 
-    def parse_gpu_memory(self, gpu: str | int) -> int:
-        """Returns the memory of an absent GPU in bytes.
+    def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
+        """Lets the training begin at the active version, if it can.
 
-        Raises:
-            OptionError: `gpu` is not a size, or the budget exceeds it.
+        Args:
+            sync: whether documents that are gone are to be forgotten.
         """
-        size = MemoryBudget.parse(gpu, "GPU memory").size
-        if self.budget is not None and self.budget.size > size:
-            budget, memory = sizes_apart(self.budget.size, size)
-            raise OptionError(f"The memory budget is {budget}, but the GPU has {memory}; lower the budget or omit it.")
-        return size
+        self._active, self._sync = active, sync
+        if active is None:
+            return
+        self._start = Start.at(active, self._call.store)
+        if isinstance(self._start, Start):
+            self.recipe = self._start.fill_in(self.recipe)
+            if self.recipe.questions:
+                self._start = ASKED_TOGETHER
 
-    def read(self, texts) -> Reading:
-        """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
-        if self.budget is None or self.device.type == "cuda":
-            return read_texts(texts, progress=self.progress)
-        left = self.budget.size - memory_of(self.device).used
-        return read_texts(texts, max(left, MIN_TEXT_BYTES), self.progress)
-
-    def make_dataset(self, reading: Reading) -> Dataset:
+    def read_dataset(self) -> Prepared:
         """Returns the dataset for a model that is not loaded, without questions."""
-        return self._read_dataset(reading, local_tokenizer(self.reference), read_shape(self.reference).longest)
+        reference = self._call.reference
+        return self._prepare(local_tokenizer(reference), read_shape(reference).longest)
 
-    def ask(self, dataset: Dataset, reading: Reading) -> Dataset:
-        """Returns a dataset of `make_dataset` with questions, if the recipe asks any.
+    def ask(self, prepared: Prepared) -> Prepared:
+        """Returns a dataset of `read_dataset` with questions, if the recipe asks any.
 
         Raises:
             TextsError: there are too few questions.
         """
-        return self._ask(dataset, reading, local_tokenizer(self.reference))
+        return self._ask(prepared, local_tokenizer(self._call.reference))
 
-    def plan(
-        self, reading: Reading, *, dataset: Dataset | None = None, loaded_bytes: int = 0, gpu: int | None = None
-    ) -> PlannedTraining:
+    def plan(self, prepared: Prepared | None = None, *, gpu: int | None = None) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
 
         Args:
-            dataset: the dataset with its questions, if it is made already.
-            loaded_bytes: bytes of the model's weights, if the model is loaded already.
+            prepared: the dataset with its questions, if it is made already.
             gpu: memory of an absent GPU to plan for, in bytes.
         """
-        shape = read_shape(self.reference)
-        dataset = dataset or self.ask(self.make_dataset(reading), reading)
-        self._refuse_unlearnable(dataset, reading, local_tokenizer(self.reference))
-        schedules = self.schedule(dataset)
+        call = self._call
+        shape = read_shape(call.reference)
+        prepared = prepared or self.ask(self.read_dataset())
+        self._refuse_unlearnable(prepared.dataset, local_tokenizer(call.reference))
+        schedules = self.schedule(prepared)
         if gpu is None:
-            target, budget = self._target_and_budget(loaded_bytes)
+            target, budget = self._target_and_budget()
         else:
-            target, budget = Target.absent_gpu(gpu), self.budget or MemoryBudget(gpu)
-        plan = make_plan(shape, dataset, schedules, self.recipe, target, budget, self.progress)
-        return PlannedTraining(dataset, schedules, plan)
+            target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
+        plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
+        return PlannedTraining(prepared, schedules, plan)
 
-    def announce(self, plan: Plan) -> None:
+    def plan_within_budget(self) -> PlannedTraining | None:
+        """Plans a training, and says what it will do; returns None without a memory budget."""
+        if self._call.budget is None:
+            return None
+        planned = self.plan()
+        self._announce(planned.plan)
+        return planned
+
+    def chosen(self, planned: PlannedTraining | None) -> tuple[Recipe, MemoryOptions]:
+        """Returns the recipe and the options to train with."""
+        if planned is None:
+            return self.recipe.with_defaults(), FASTEST
+        return planned.plan.chosen.recipe, planned.plan.chosen.options
+
+    def _announce(self, plan: Plan) -> None:
         """Emits the MemoryPlanned event of the plan that is carried out, and the budget as a notice."""
+        notify = self._call.notify
         if plan.requested_budget is not None:
             budget = MemoryBudget(plan.budget, plan.requested_budget)
-            self.on_event(Notice(f"The memory budget is {budget}; the training stays within that."))
+            notify(Notice(f"The memory budget is {budget}; the training stays within that."))
         chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.options.max_rows
-        self.on_event(
-            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint)
-        )
+        notify(MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint))
 
-    def encode(self, reading: Reading, base: BaseModel, planned: PlannedTraining | None = None) -> Dataset:
+    def encode(self, base: BaseModel, planned: PlannedTraining | None = None) -> Prepared:
         """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
 
         Raises:
             ModelError: the tokenizer produces tokens that the model does not know.
         """
-        if planned is not None and has_own_tokenizer(self.reference):
-            data = planned.dataset
+        if planned is not None and has_own_tokenizer(self._call.reference):
+            prepared = planned.prepared
         else:
-            data = self._read_dataset(reading, base.tokenizer, longest_sequence(base.model))
-            data = self._ask(data, reading, base.tokenizer)
-        self._refuse_unlearnable(data, reading, base.tokenizer)
+            prepared = self._ask(self._prepare(base.tokenizer, longest_sequence(base.model)), base.tokenizer)
+        data = prepared.dataset
+        self._refuse_unlearnable(data, base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.trained))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
-        self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
-        return data
+        counts = (data.num_documents, len(data.examples), data.num_tokens)
+        self._call.notify(TextsRead(*counts, data.padding_share, left_out))
+        return prepared
 
-    def teach(self, dataset: Dataset, base: BaseModel, options: MemoryOptions) -> Dataset:
+    def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
         """Returns the dataset in which the base model, as it is now, is the teacher on general text."""
-        collator = Collator(dataset.context_length, base.pad_token_id)
+        call, data = self._call, prepared.dataset
+        collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
-            base.model, dataset.asked.general, collator, base.device, self.on_event, self.signal.check, options=options
+            base.model, data.asked.general, collator, base.device, call.notify, call.signal.check, options=options
         )
-        return replace(dataset, asked=replace(dataset.asked, general=general))
+        return replace(prepared, dataset=replace(data, asked=replace(data.asked, general=general)))
 
-    @property
-    def progress(self) -> Progress:
-        """Reports the progress, and lets the preparation be stopped."""
-        return Progress(self.on_event, self.signal.check)
+    def schedule(self, prepared: Prepared, planned: PlannedTraining | None = None) -> list[Schedule]:
+        """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
 
-    def _read_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
-        drawing = Drawing(self.seed, self.earlier)
-        return make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+        Raises:
+            TextsError: there is too little text.
+        """
+        if planned is not None and prepared is planned.prepared:
+            return planned.schedules
+        return make_schedules(prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons)
 
-    def _ask(self, dataset: Dataset, reading: Reading, tokenizer) -> Dataset:
-        if not (self.recipe.questions and dataset.examples):
-            return dataset
-        others = to_train(self.interviewed, self.seed)
-        return add_questions(dataset, reading, tokenizer, self.recipe, self.seed, self.progress, others)
+    def _prepare(self, tokenizer, longest: int | None) -> Prepared:
+        dataset = make_dataset(self.reading, tokenizer, self.recipe, longest, self._drawing, self._call.progress)
+        seed = self._call.seed
+        return Prepared(dataset, Beginning.of(self._active, self._start, dataset, self.recipe, seed, sync=self._sync))
 
-    def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
+    def _ask(self, prepared: Prepared, tokenizer) -> Prepared:
+        if not (self.recipe.questions and prepared.dataset.examples):
+            return prepared
+        call, others = self._call, to_train(self.interviewed, self._call.seed)
+        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress, others)
+        return replace(prepared, dataset=data)
+
+    def _refuse_unlearnable(self, dataset: Dataset, tokenizer) -> None:
         refuse_unlearnable(
             dataset.examples,
-            reading.documents,
+            self.reading.documents,
             tokenizer,
             chat_template=self.recipe.chat_template,
             left_out=dataset.left_out,
@@ -203,60 +208,18 @@ class Preparation:
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""
+        notify = self._call.notify
         if dataset.unjudged_because:
-            self.on_event(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
+            notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
         if dataset.asked is not None:
-            self.on_event(Notice(dataset.asked.summary))
+            notify(Notice(dataset.asked.summary))
             if self.interviewed:
-                self.on_event(Notice(summary(self.interviewed, self.seed)))
+                notify(Notice(summary(self.interviewed, self._call.seed)))
 
-    def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
-        """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
-
-        Raises:
-            TextsError: there is too little text.
-        """
-        if planned is not None and dataset is planned.dataset:
-            return planned.schedules
-        return make_schedules(dataset, self.recipe, self.seed, self.begin(dataset).lessons)
-
-    def starting_at(self, active: TextsComparison | None, store: AdapterStore, *, sync: bool) -> "Preparation":
-        """Returns the preparation of a training that learns on from the active version, if it can."""
-        if active is None:
-            return replace(self, sync=sync)
-        start = Start.at(active, store)
-        recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
-        if self.recipe.questions and not isinstance(start, str):
-            start = ASKED_TOGETHER
-        return replace(self, recipe=recipe, active=active, start=start, sync=sync)
-
-    def describe_beginning(self, beginning: Beginning) -> str:
-        """Returns what is trained on, or why the training starts over, in words; empty if no version is active."""
-        if beginning.has_nothing_new:
-            return UnchangedResult.of(self.active).summary
-        if beginning.obstacle:
-            return f"All documents are learnt again, since version {self.active.version} {beginning.obstacle}."
-        return self._learning_on(beginning).summary if beginning.lessons else ""
-
-    def announce_beginning(self, beginning: Beginning) -> None:
-        """Emits the event that says what is trained on, or why the training starts over."""
-        if beginning.lessons is not None:
-            self.on_event(self._learning_on(beginning))
-        elif beginning.obstacle:
-            self.on_event(Notice(self.describe_beginning(beginning)))
-
-    def _learning_on(self, beginning: Beginning) -> LearningOn:
-        lessons = beginning.lessons
-        numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
-        return LearningOn(beginning.version, *numbers, len(lessons.gone))
-
-    def begin(self, dataset: Dataset) -> Beginning:
-        """Decides whether the trainings learn on from an earlier version, and what they train on then."""
-        return Beginning.of(self.start, dataset, self.recipe, self.seed, sync=self.sync)
-
-    def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
+    def _target_and_budget(self) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""
-        memory = memory_of(self.device)
-        free = devices.free_memory(self.device) + memory.used
-        budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)
-        return Target.this_machine(self.device, memory.planned_overhead(loaded_bytes)), budget
+        call = self._call
+        memory = memory_of(call.device)
+        free = devices.free_memory(call.device) + memory.used
+        budget = MemoryBudget(free) if call.budget is None else call.budget.within(free)
+        return Target.this_machine(call.device, memory.planned_overhead(call.in_use.loaded_bytes)), budget

@@ -1,8 +1,7 @@
-"""Makes the report of a training run, which is kept in the version's folder."""
+"""Makes the report of a training run, which its version, its page and its result read."""
 
 import time
 from collections import Counter
-from dataclasses import asdict
 from statistics import fmean
 
 from sebp_edge.adapters.training_report import (
@@ -10,11 +9,8 @@ from sebp_edge.adapters.training_report import (
     Cost,
     Curve,
     Gains,
-    KeptAnswer,
-    KeptSample,
     KeptSamples,
     LearntOn,
-    NamedReason,
     RowCounts,
     Tested,
     TestLoss,
@@ -33,7 +29,7 @@ from sebp_edge.training.run import TrainingRun
 MAX_POINTS = 300
 
 
-def make_report(run: TrainingRun, assessment: Assessment | None, memory: VersionTexts) -> TrainingReport:
+def make_report(run: TrainingRun, assessment: Assessment | None, texts: VersionTexts) -> TrainingReport:
     """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
     return TrainingReport(
         tested=_tested(run, run.result) if run.result and run.result.gain else None,
@@ -44,28 +40,27 @@ def make_report(run: TrainingRun, assessment: Assessment | None, memory: Version
         copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
         expectation=assessment.expectation if assessment else "",
         concerns=run.dataset.concerns,
-        learnt_on=_learnt_on(memory),
+        learnt_on=_learnt_on(texts),
     )
 
 
-def keep_samples(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
-    """Returns the samples, the quiz's answers, and the names of documents and of what was left out."""
-    samples, copies = (assessment.samples, assessment.copies) if assessment else ((), ())
+def collect_words(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
+    """Collects the samples, the quiz's answers, and the names of documents and of what was left out."""
     quiz = run.result.quiz if run.result else None
     return KeptSamples(
-        samples=tuple(KeptSample(one.document, one.beginning, one.base, one.before, one.after) for one in samples),
-        left_out=tuple(NamedReason(item.source, item.reason) for item in run.dataset.left_out),
-        copies=tuple(copy.document for copy in copies),
-        answers=tuple(KeptAnswer(**asdict(one)) for one in quiz.answered) if quiz else (),
+        samples=assessment.samples if assessment else (),
+        left_out=tuple(run.dataset.left_out),
+        copies=tuple(copy.document for copy in assessment.copies) if assessment else (),
+        answers=tuple(quiz.answered) if quiz else (),
     )
 
 
-def _learnt_on(memory: VersionTexts) -> LearntOn | None:
-    lessons = memory.lessons
+def _learnt_on(texts: VersionTexts) -> LearntOn | None:
+    lessons = texts.lessons
     if lessons is None:
         return None
     numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
-    return LearntOn(memory.learnt_on_from, *numbers)
+    return LearntOn(texts.learnt_on_from, *numbers)
 
 
 def _tested(run: TrainingRun, result: GateResult) -> Tested:

@@ -1,20 +1,20 @@
 """The result of an adaptation."""
 
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.run.assessment import Assessment, Copied
-from sebp_edge.run.samples import Sample
+from sebp_edge.adapters.training_report import CopiedRun, KeptSamples, Sample, TrainingReport
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.run.assessment import Copied
 from sebp_edge.run.saving import describe_activation, has_commands
-from sebp_edge.run.start import Beginning
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
-from sebp_edge.training.quiz import Answered, QuizFigures
-from sebp_edge.training.run import TrainingRun
+from sebp_edge.training.quiz import QuizFigures
 from sebp_edge.units import percent, plural
 
 
@@ -27,8 +27,71 @@ class Boilerplate:
     loss_after: float
 
 
-@dataclass(frozen=True)
-class AdaptResult:
+def _read(path: str, missing=None) -> Any:
+    """Returns a property that reads a fact where it is; `missing` if there is None on the way."""
+
+    def fact(result):
+        for name in path.split("."):
+            result = getattr(result, name)
+            if result is None:
+                return missing
+        return result
+
+    return property(fact)
+
+
+class _Facts:
+    """What an `AdaptResult` says, in the order of its JSON."""
+
+    kept: bool = _read("judged.kept")
+    active: bool = _read("saved.active")
+    overtaken_by: int | None
+    verdict: str = _read("saved.record.verdict")
+    explanation: str = _read("saved.record.explanation")
+    name: str | None = _read("saved.name")
+    version: int | None = _read("saved.version")
+    adapter_path: Path = _read("saved.path")
+    heldout_loss_before: float | None = _read("saved.record.heldout_loss_before")
+    heldout_loss_after: float | None = _read("saved.record.heldout_loss_after")
+    gain: float | None = _read("judged.gain.gain")
+    gain_at_least: float | None = _read("judged.gain.lower")
+    margin: float = property(lambda self: self.saved.record.recipe["margin"])
+    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.judged))
+    compared_with: int | None = _read("saved.record.compared_with")
+    gain_over_active: float | None = _read("judged.gain_over_active.gain")
+    gain_over_active_at_least: float | None = _read("judged.gain_over_active.lower")
+    tolerance: float = TOLERANCE
+    not_comparable: str = _read("judged.active.reason", "")
+    trained_on_all: bool = _read("judged.is_refit")
+    refit_loss: float | None = _read("judged.refit_loss")
+    learnt_on_from: int | None = _read("saved.record.learnt_on_from")
+    new: int = _read("report.learnt_on.new", 0)
+    changed: int = _read("report.learnt_on.changed", 0)
+    gone: int = _read("report.learnt_on.gone", 0)
+    quiz: QuizFigures | None = _read("judged.quiz.figures")
+    concerns: tuple[str, ...] = _read("report.concerns")
+    samples: tuple[Sample, ...] = _read("words.samples")
+    expectation: str = _read("report.expectation")
+    general_loss_before: float = _read("saved.record.general_loss_before")
+    general_loss_after: float = _read("saved.record.general_loss_after")
+    copies: tuple[Copied, ...] = property(lambda self: tuple(map(_named, self.words.copies, self.report.copies)))
+    documents: int = _read("report.texts.documents")
+    examples: int = _read("report.texts.examples")
+    tokens: int = _read("report.texts.tokens")
+    left_out: tuple[LeftOut, ...] = _read("words.left_out")
+    padding_share: float = _read("report.rows.padding_share")
+    tokens_per_second: float = _read("report.cost.tokens_per_second")
+    peak_memory_bytes: int = _read("report.cost.peak")
+    allocator_peak_bytes: int | None = _read("report.cost.allocator_peak")
+    predicted_peak_bytes: int | None = _read("report.cost.predicted")
+    seconds: float
+    command: str = property(lambda self: _command(self))
+    activation: str = property(lambda self: _activation(self))
+    report_command: str = property(lambda self: _report_command(self))
+
+
+@dataclass(frozen=True, repr=False)
+class AdaptResult(_Facts):
     """The result of an adaptation.
 
     Losses are in nats per token. Those on test documents are of states that have not been trained on them, and leave
@@ -86,117 +149,19 @@ class AdaptResult:
         report_command: the command that writes a page with all figures of the adapter.
     """
 
-    kept: bool
-    active: bool
+    saved: SavedAdapter
+    report: TrainingReport
+    judged: GateResult
+    words: KeptSamples
+    reference: ModelReference
+    store: AdapterStore
     overtaken_by: int | None
-    verdict: str
-    explanation: str
-    name: str | None
-    version: int | None
-    adapter_path: Path
-    heldout_loss_before: float | None
-    heldout_loss_after: float | None
-    gain: float | None
-    gain_at_least: float | None
-    margin: float
-    boilerplate: Boilerplate | None
-    compared_with: int | None
-    gain_over_active: float | None
-    gain_over_active_at_least: float | None
-    tolerance: float
-    not_comparable: str
-    trained_on_all: bool
-    refit_loss: float | None
-    learnt_on_from: int | None
-    new: int
-    changed: int
-    gone: int
-    quiz: QuizFigures | None
-    answers: tuple[Answered, ...] = field(repr=False)
-    concerns: tuple[str, ...]
-    samples: tuple[Sample, ...] = field(repr=False)
-    expectation: str
-    general_loss_before: float
-    general_loss_after: float
-    copies: tuple[Copied, ...]
-    documents: int
-    examples: int
-    tokens: int
-    left_out: tuple[LeftOut, ...]
-    padding_share: float
-    tokens_per_second: float
-    peak_memory_bytes: int
-    allocator_peak_bytes: int | None
-    predicted_peak_bytes: int | None
     seconds: float
-    command: str
-    activation: str
-    report_command: str
+    answers = _read("words.answers")
 
-    @classmethod
-    def of(
-        cls,
-        run: TrainingRun,
-        gate: GateResult,
-        assessment: Assessment,
-        saved: SavedAdapter,
-        store: AdapterStore,
-        beginning: Beginning,
-        seconds: float,
-        overtaken_by: int | None,
-    ) -> "AdaptResult":
-        """Collects the figures of a training run."""
-        lessons = beginning.lessons
-        data, trainings, gain, over_active = run.dataset, run.progress, gate.gain, gate.gain_over_active
-        trained = sum(training.tokens for training in trainings)
-        return cls(
-            kept=gate.kept,
-            active=saved.active,
-            overtaken_by=overtaken_by,
-            verdict=str(gate.verdict),
-            explanation=gate.explain(run.recipe.margin, data.concerns),
-            name=saved.name,
-            version=saved.version,
-            adapter_path=saved.path,
-            heldout_loss_before=gain.before if gain else None,
-            heldout_loss_after=gain.after if gain else None,
-            gain=gain.gain if gain else None,
-            gain_at_least=gain.lower if gain else None,
-            margin=run.recipe.margin,
-            boilerplate=_boilerplate(gate) if gain else None,
-            compared_with=gate.active.version if gate.active else None,
-            gain_over_active=over_active.gain if over_active else None,
-            gain_over_active_at_least=over_active.lower if over_active else None,
-            tolerance=TOLERANCE,
-            not_comparable=gate.active.reason if gate.active else "",
-            trained_on_all=gate.is_refit,
-            refit_loss=gate.refit_loss,
-            learnt_on_from=beginning.version,
-            new=len(lessons.new) if lessons else 0,
-            changed=len(lessons.changed) if lessons else 0,
-            gone=len(lessons.gone) if lessons else 0,
-            quiz=gate.quiz.figures if gate.quiz else None,
-            answers=tuple(gate.quiz.answered) if gate.quiz else (),
-            concerns=data.concerns,
-            samples=assessment.samples,
-            expectation=assessment.expectation,
-            general_loss_before=assessment.general_loss.base,
-            general_loss_after=assessment.general_loss.adapted,
-            copies=assessment.copies,
-            documents=data.num_documents,
-            examples=len(data.examples),
-            tokens=data.num_tokens,
-            left_out=tuple(data.left_out),
-            padding_share=data.padding_share,
-            tokens_per_second=trained / sum(training.seconds for training in trainings),
-            peak_memory_bytes=run.guard.peak,
-            allocator_peak_bytes=run.guard.allocator_peak,
-            predicted_peak_bytes=run.guard.predicted,
-            seconds=seconds,
-            command=_command(saved, run, store),
-            activation="" if saved.active or saved.name is None else describe_activation(store, saved),
-            report_command=_report_command(saved, store),
-        )
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in _Facts.__annotations__ if name != "samples")
+        return f"AdaptResult({', '.join(shown)})"
 
     @property
     def unchanged(self) -> bool:
@@ -272,39 +237,52 @@ class AdaptResult:
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
-        values = asdict(self)
-        del values["answers"]
         return {
             "event": "result",
             "unchanged": self.unchanged,
-            **values,
+            **{name: _plain(getattr(self, name)) for name in _Facts.__annotations__},
             "adapter_path": str(self.adapter_path),
             "warnings": self.warnings,
             "summary": self.summary,
         }
 
 
+def _plain(value):
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return asdict(value) if is_dataclass(value) else value
+
+
+def _named(document: str, copy: CopiedRun) -> Copied:
+    return Copied(document, copy.run, copy.base_run)
+
+
 def _boilerplate(gate: GateResult) -> Boilerplate | None:
-    before, after = gate.before.boilerplate, gate.after.boilerplate
-    if not before.nats:
+    if gate.gain is None or not gate.before.boilerplate.nats:
         return None
+    before, after = gate.before.boilerplate, gate.after.boilerplate
     share = sum(before.tokens.values()) / sum(gate.before.tokens.values())
     return Boilerplate(share, before.mean, after.mean)
 
 
-def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
+def _command(result: AdaptResult) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    first = "A question" if run.dataset.is_chat or run.dataset.asked else "The first words"
-    words = ["sebp-edge", "generate", first]
-    words += ["--name", saved.name] if has_commands(store, saved) else ["--adapter", str(saved.path)]
-    if run.base.reference.has_path:
-        words += ["--model", run.base.reference.location]
+    saved, reference = result.saved, result.reference
+    words = ["sebp-edge", "generate", "The first words" if saved.record.prompts == "text" else "A question"]
+    words += ["--name", saved.name] if has_commands(result.store, saved) else ["--adapter", str(saved.path)]
+    if reference.has_path:
+        words += ["--model", reference.location]
     return shlex.join(words)
 
 
-def _report_command(saved: SavedAdapter, store: AdapterStore) -> str:
+def _activation(result: AdaptResult) -> str:
+    saved = result.saved
+    return "" if saved.active or saved.name is None else describe_activation(result.store, saved)
+
+
+def _report_command(result: AdaptResult) -> str:
     """Returns the command that writes the adapter's page."""
-    words = ["sebp-edge", "adapters", "report"]
-    if not has_commands(store, saved):
+    saved, words = result.saved, ["sebp-edge", "adapters", "report"]
+    if not has_commands(result.store, saved):
         return shlex.join([*words, str(saved.path)])
     return shlex.join([*words, saved.name, *([] if saved.active else ["--version", str(saved.version)])])

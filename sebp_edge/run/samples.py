@@ -24,25 +24,6 @@ SAMPLING = Sampling(max_new_tokens=40, temperature=0, repetition_penalty=1.2)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Continuations of one document's beginning.
-
-    Attributes:
-        document: the source of the document.
-        beginning: the first words of a text, a prompt, or the message that is answered.
-        base: the base model's continuation.
-        before: that of the version that was active before; None if there was none.
-        after: that of the new version.
-    """
-
-    document: str
-    beginning: str
-    base: str
-    before: str | None
-    after: str
-
-
-@dataclass(frozen=True)
 class TextBeginning:
     """The beginning of a document.
 

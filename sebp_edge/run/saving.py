@@ -7,11 +7,12 @@ import shlex
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.history import Entry, write_history
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
@@ -20,14 +21,11 @@ from sebp_edge.adapters.saved import JUDGED, SavedAdapter, save_to
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
 from sebp_edge.adapters.where import Where
-from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
+from sebp_edge.errors import SebpEdgeError, StorageError
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
-from sebp_edge.run import reporting
-from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import TrainingRun
 
 
@@ -56,12 +54,14 @@ class NewVersion:
     where: Where = field(default_factory=Where)
 
     @classmethod
-    def of(cls, run: TrainingRun, memory: VersionTexts, assessment: Assessment | None = None) -> "NewVersion":
-        """Collects a run's states and its report; `assessment` is None if the run was stopped.
+    def of(
+        cls, run: TrainingRun, texts: VersionTexts, report: TrainingReport, samples: KeptSamples | None
+    ) -> "NewVersion":
+        """Collects a run's states.
 
         A state that the gate has not judged is no state to compare later versions with.
         """
-        history = memory.history
+        history = texts.history
         if history is not None and run.result is None:
             history = history.all_trained_on()
         judged = run.judged_states if run.result and run.result.is_refit else []
@@ -72,10 +72,8 @@ class NewVersion:
             fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
             for number, fingerprint in run.dataset.fingerprints.items()
         }
-        report = reporting.make_report(run, assessment, memory)
-        samples = reporting.keep_samples(run, assessment) if memory.keeps_samples else None
-        entries = memory.entries | entries
-        return cls(run.adaptation, judged, history, entries, memory.known, report, samples, memory.where)
+        entries = texts.entries | entries
+        return cls(run.adaptation, judged, history, entries, texts.known, report, samples, texts.where)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
@@ -97,67 +95,68 @@ class NewVersion:
         write_report(folder, self.report, self.samples)
 
 
-def save(
-    store: AdapterStore,
-    version: NewVersion,
-    record: AdapterRecord,
-    name: str,
-    *,
-    out: Path | None = None,
-    prefix: str = "",
-) -> SavedAdapter:
-    """Saves a version of `name` without activating it, or into the new folder `out`.
+@dataclass(frozen=True)
+class Place:
+    """Where an adapter is saved.
 
-    Args:
-        prefix: the beginning of an error's message.
-
-    Raises:
-        StorageError: it could not be saved there; the message says where it was saved instead.
+    Attributes:
+        store: the store.
+        name: the adapter's name in it.
+        out: a new folder, if the adapter is saved there instead of in the store.
     """
-    try:
-        if out is None:
-            return store.adapter(name).save(version, record, activate=False, where=version.where)
-        return save_to(version, record, out)
-    except SebpEdgeError as error:
-        message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, version, record, name, out)]))
-        raise StorageError(message) from error
 
+    store: AdapterStore
+    name: str
+    out: Path | None = None
 
-def save_best_state(
-    store: AdapterStore,
-    run: TrainingRun,
-    stop: BaseException,
-    name: str,
-    seed: int,
-    memory: VersionTexts,
-) -> tuple[TrainingStopped, SavedAdapter | None]:
-    """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
+    @property
+    def adapter(self) -> Adapter:
+        """The adapter in the store, whether it exists or not."""
+        return self.store.adapter(self.name)
 
-    Args:
-        stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
-        memory: what the whole run was to remember of its texts.
+    def check_writable(self) -> None:
+        """See `AdapterStore.check_writable`."""
+        self.store.check_writable(self.name, self.out)
 
-    Returns:
-        The error to raise, which says what was saved; and the saved adapter, or None.
+    def check_disk_space(self, size: int) -> None:
+        """See `AdapterStore.check_disk_space`."""
+        self.store.check_disk_space(size, self.out)
 
-    Raises:
-        StorageError: see `save`.
-    """
-    error_type, reason = (
-        (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
-    )
-    progress = run.progress[-1] if run.progress else TrainingProgress()
-    if run.result is None and (not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)):
-        return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
-    # It has not learnt all texts, so that no training can learn on from it.
-    memory = replace(memory, known=None)
-    saved = save(store, NewVersion.of(run, memory), make_record(run, None, seed, memory), name, prefix=reason)
-    state = "best state so far" if run.result is None else "state that was tested"
-    message = (
-        f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active. To "
-        f"activate it: {describe_activation(store, saved)}"
-    )
-    return error_type(message, name=name, version=saved.version), saved
+    @property
+    def active_version(self) -> int | None:
+        """The version that is active now; None if there is none, or outside the store."""
+        return None if self.out is not None else self.adapter.active()
+
+    def save(self, version: NewVersion, record: AdapterRecord, prefix: str = "") -> SavedAdapter:
+        """Saves a version without activating it.
+
+        Args:
+            prefix: the beginning of an error's message.
+
+        Raises:
+            StorageError: it could not be saved there; the message says where it was saved instead.
+        """
+        try:
+            if self.out is None:
+                return self._save_in_store(version, record)
+            return save_to(version, record, self.out)
+        except SebpEdgeError as error:
+            message = " ".join(filter(None, [prefix, str(error), self._save_elsewhere(version, record)]))
+            raise StorageError(message) from error
+
+    def _save_in_store(self, version: NewVersion, record: AdapterRecord) -> SavedAdapter:
+        return self.adapter.save(version, record, activate=False, where=version.where)
+
+    def _save_elsewhere(self, version: NewVersion, record: AdapterRecord) -> str:
+        """Saves into the store if `out` failed, else into the system's temporary folder; says where, in a sentence."""
+        if self.out is not None:
+            with suppress(SebpEdgeError):
+                return f"Instead, {describe_location(self._save_in_store(version, record))}."
+        with suppress(SebpEdgeError):
+            folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(self.name)}-{secrets.token_hex(4)}"
+            save_to(version, record, folder)
+            return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
+        return "The adapter could not be saved anywhere."
 
 
 def describe_location(saved: SavedAdapter) -> str:
@@ -180,7 +179,7 @@ def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
     return f"store.adapter({saved.name!r}).activate({saved.version})"
 
 
-def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: VersionTexts) -> AdapterRecord:
+def make_record(run: TrainingRun, general: GeneralLoss | None, texts: VersionTexts) -> AdapterRecord:
     """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
     base, data, result = run.base, run.dataset, run.result
     gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
@@ -203,9 +202,9 @@ def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory
         trained_on_all=result.is_refit if result else False,
         general_loss_before=general.base if general else None,
         general_loss_after=general.adapted if general else None,
-        seed=seed,
+        seed=run.seed,
         chat=data.is_chat,
-        learnt_on_from=memory.learnt_on_from,
+        learnt_on_from=texts.learnt_on_from,
         quiz=asdict(result.quiz.figures) if result and result.quiz else None,
     )
 
@@ -216,18 +215,3 @@ def _package_versions() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def _save_elsewhere(
-    store: AdapterStore, version: NewVersion, record: AdapterRecord, name: str, out: Path | None
-) -> str:
-    """Saves into the store if `out` failed, else into the system's temporary folder; returns where, as a sentence."""
-    if out is not None:
-        with suppress(SebpEdgeError):
-            saved = store.adapter(name).save(version, record, activate=False, where=version.where)
-            return f"Instead, {describe_location(saved)}."
-    with suppress(SebpEdgeError):
-        folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(name)}-{secrets.token_hex(4)}"
-        save_to(version, record, folder)
-        return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
-    return "The adapter could not be saved anywhere."

@@ -10,9 +10,11 @@ from sebp_edge.adapters.history import Entry, history_of
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.events import LearningOn, Notice
 from sebp_edge.models.lora import read_factors
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.lessons import Lessons, plan_lessons
 from sebp_edge.texts.split_history import SplitHistory
@@ -82,20 +84,31 @@ class Beginning:
     """How an adaptation begins: at a version, or at the base model.
 
     Attributes:
-        start: the version; None for the base model.
+        active: the active version beside the texts, if it was to be learnt on from.
+        start: the same, if it is; None for the base model.
         lessons: what the trainings train on; None for all documents.
         obstacle: why it does not begin at the active version, as a sentence's predicate; empty if there is none, or
             if it was not asked to.
         forgets: whether documents that are gone are forgotten.
     """
 
+    active: TextsComparison | None = None
     start: Start | None = None
     lessons: Lessons | None = None
     obstacle: str = ""
     forgets: bool = False
 
     @classmethod
-    def of(cls, start: Start | str, dataset: Dataset, recipe: Recipe, seed: int, *, sync: bool) -> "Beginning":
+    def of(
+        cls,
+        active: TextsComparison | None,
+        start: Start | str,
+        dataset: Dataset,
+        recipe: Recipe,
+        seed: int,
+        *,
+        sync: bool,
+    ) -> "Beginning":
         """Decides how to begin.
 
         Args:
@@ -103,15 +116,33 @@ class Beginning:
             sync: whether documents that are gone are to be forgotten.
         """
         if isinstance(start, str):
-            return cls(obstacle=start, forgets=sync)
+            return cls(active, obstacle=start, forgets=sync)
         lessons = start.lessons(dataset, recipe, seed)
         if lessons is None:
-            return cls(obstacle="was trained on documents that are needed for tests now", forgets=sync)
+            return cls(active, obstacle="was trained on documents that are needed for tests now", forgets=sync)
         if sync and lessons.gone:
             number = len(lessons.gone)
             obstacle = f"knows {number:,} document{'s' * (number != 1)} that --sync (sync=True) forgets"
-            return cls(obstacle=obstacle, forgets=True)
-        return cls(start, lessons)
+            return cls(active, obstacle=obstacle, forgets=True)
+        return cls(active, start, lessons)
+
+    @property
+    def summary(self) -> str:
+        """What is trained on, or why the training starts over, in words; empty if no version is active."""
+        if self.has_nothing_new:
+            return UnchangedResult.of(self.active).summary
+        if self.obstacle:
+            return f"All documents are learnt again, since version {self.active.version} {self.obstacle}."
+        return self.event.summary if self.lessons else ""
+
+    @property
+    def event(self) -> LearningOn | Notice | None:
+        """The event that says what is trained on, or why the training starts over; None if no version is active."""
+        if self.lessons is None:
+            return Notice(self.summary) if self.obstacle else None
+        lessons = self.lessons
+        numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
+        return LearningOn(self.version, *numbers, len(lessons.gone))
 
     @property
     def has_nothing_new(self) -> bool:

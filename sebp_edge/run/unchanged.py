@@ -5,7 +5,9 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
-from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.texts.readers import Reading
 
 
@@ -66,11 +68,38 @@ class UnchangedResult:
         return {"event": "result", **asdict(self), "adapter_path": str(self.adapter_path), "summary": self.summary}
 
 
-def remember_texts(store: AdapterStore, comparison: TextsComparison, reading: Reading) -> None:
-    """Remembers where texts are now that a version has learnt already, in case that their folder was moved."""
-    adapter = store.adapter(comparison.saved.name)
-    before = adapter.wheres().get(comparison.version, Where())
-    earlier = before.earlier_than(reading.folders) if comparison.num_missing else ()
+def find_unchanged(
+    store: AdapterStore,
+    name: str,
+    reference: ModelReference,
+    recipe: Recipe,
+    seed: int,
+    reading: Reading,
+    *,
+    fresh: bool,
+    sync: bool,
+) -> tuple[TextsComparison | None, UnchangedResult | None]:
+    """Compares an adaptation with the active version of its name.
+
+    If nothing is new, remembers where the texts are now, in case that their folder was moved.
+
+    Args:
+        fresh, sync: see `Personalizer.adapt`.
+
+    Returns:
+        The comparison, None if no version is active; and the result if nothing is new, else None.
+
+    Raises:
+        AdapterError: the name is not valid.
+        StorageError: the store cannot be read or written.
+    """
+    active = compare_with_active(store, name, reference, recipe, seed, reading)
+    if active is None or fresh or not active.is_unchanged(sync=sync):
+        return active, None
+    adapter = store.adapter(name)
+    before = adapter.wheres().get(active.version, Where())
+    earlier = before.earlier_than(reading.folders) if active.num_missing else ()
     now = replace(before, texts=(reading.folders, *earlier))
     if reading.folders and now != before:
-        adapter.remember_where(comparison.version, now)
+        adapter.remember_where(active.version, now)
+    return active, UnchangedResult.of(active)

@@ -1,4 +1,4 @@
-"""What a version remembers of its texts, so that the next adaptation can learn on from it."""
+"""What a version knows of its texts, so that the next adaptation can learn on from it."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from sebp_edge.texts.split_history import SplitHistory
 
 @dataclass(frozen=True)
 class VersionTexts:
-    """What a version remembers of its texts; nothing outside the store, whose salt is in it.
+    """What a version knows of its texts; nothing outside the store, whose salt is in it.
 
     Attributes:
         history: the documents that it knows, and those whose split it remembers.
@@ -26,7 +26,6 @@ class VersionTexts:
         learnt_on_from: the version that it learnt on from; None if it began at the base model.
         lessons: what was trained on then; None if it began at the base model.
         where: where its texts are.
-        keeps_samples: whether it keeps samples of text, and names, for its page.
     """
 
     history: SplitHistory | None = None
@@ -35,11 +34,10 @@ class VersionTexts:
     learnt_on_from: int | None = None
     lessons: Lessons | None = None
     where: Where = field(default_factory=Where)
-    keeps_samples: bool = False
 
     @classmethod
     def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "VersionTexts":
-        """Returns what a version in the store remembers."""
+        """Returns what a version in the store knows."""
         salt = dataset.draw.history.salt
         keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.fingerprints.items()}
         texts = {

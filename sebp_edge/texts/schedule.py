@@ -165,6 +165,10 @@ class Schedule:
             advance(1)
         self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
 
+    def stop_after(self, epochs: int) -> None:
+        """Trains only the first epochs, at least one; the learning rates stay those of all epochs."""
+        self.last_epoch = max(1, epochs)
+
     def cut(self, limit: RowLimit) -> None:
         """Cuts the micro-batches again during a training; the steps stay the same."""
         for group in (self.validation, self.test):

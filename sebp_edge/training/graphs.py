@@ -153,7 +153,9 @@ class MicroBatchGraphs:
             SparsityError: the model has changed since its graphs were captured; the gradients are not to be used.
         """
         bucket = self.bucket(tokens.sizes)
-        self._get_graph(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
+        graph = self._get_graph(part, bucket, tokens)
+        graph.fill(tokens.filled(bucket).weighted(1 / loss_tokens))
+        graph.replay()
         self._refuse_changes()
 
     def capture(self, tokens: ActiveTokens) -> None:
@@ -178,9 +180,11 @@ class MicroBatchGraphs:
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
-        losses = self._get_graph(LOSSES, bucket, tokens)(filled)
+        graph = self._get_graph(LOSSES, bucket, tokens)
+        graph.fill(filled)
+        graph.replay()
         self._refuse_changes()
-        return losses.cpu()[filled.weights > 0]
+        return graph.result.cpu()[filled.weights > 0]
 
     def _get_graph(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_CapturedGraph":
         """Returns a part's graph for a bucket, captured on first use."""
@@ -253,25 +257,28 @@ class _Key(NamedTuple):
 
 
 class _CapturedGraph:
-    """The graph of a function for one bucket, with the tensors that it reads and writes."""
+    """The graph of a function for one bucket, with the tensors that it reads and writes.
+
+    Attributes:
+        replay: computes the function of the tokens that it was filled with.
+        result: what the function returned; valid until the next replay.
+    """
 
     def __init__(
         self, graphs: GraphPool, part: str, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]
     ):
         self._tokens = tokens
-        self._result: Tensor | None = None
-        self._replay = graphs.capture(part, lambda: self._run(function))
+        self.result: Tensor | None = None
+        self.replay = graphs.capture(part, lambda: self._run(function))
 
     def _run(self, function: Callable[[ActiveTokens], Tensor | None]) -> None:
         result = function(self._tokens)
         if result is not None:
             # Allocated outside the pool, since other graphs overwrite the pool's memory.
-            self._result = torch.empty_like(result) if self._result is None else self._result
-            self._result.copy_(result)
+            self.result = torch.empty_like(result) if self.result is None else self.result
+            self.result.copy_(result)
 
-    def __call__(self, tokens: ActiveTokens) -> Tensor | None:
-        """Returns the function's result for tokens on the host; it is valid until the next call."""
+    def fill(self, tokens: ActiveTokens) -> None:
+        """Copies tokens on the host to the tensors that the graph reads."""
         for buffer, values in zip(self._tokens.tensors, tokens.tensors, strict=True):
             buffer.copy_(values.pin_memory(), non_blocking=True)
-        self._replay()
-        return self._result

@@ -5,7 +5,8 @@ runs eagerly, after a notice. In all other cases everything runs eagerly. Result
 """
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -75,20 +76,26 @@ class Learner:
             self._loss = torch.zeros((), device=device)
             self._update = _update_for(self.parameters, recipe, options, self.hook.updated(self.parameters))
             self.can_accumulate = self._update.can_accumulate
-            if device.type == "cuda" and self.row_losses.hoisted is not None:
+            if device.type == "cuda" and self.is_hoisted:
                 self.begin_graphs()
                 # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
-                self._run_captured(lambda: self._update.capture(GraphPool(device, on_event)))
+                with self._capturing():
+                    self._update.capture(GraphPool(device, on_event))
         except BaseException:
             self.remove()
             raise
+
+    @property
+    def is_hoisted(self) -> bool:
+        """Whether only active rows are computed."""
+        return self.row_losses.hoisted is not None
 
     def begin_graphs(self) -> None:
         """Starts to capture micro-batches, and replaces earlier graphs."""
         graphs = GraphPool(self.device, self._on_event)
         self.graphs = MicroBatchGraphs(graphs, self.row_losses.hoisted, {GRADIENTS: self._update}, self._loss)
 
-    def prepare(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
+    def plan_graphs(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
         """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
             trained = list(trained)
@@ -103,13 +110,12 @@ class Learner:
         return sizes.tokens, sizes.loss_rows
 
     @torch.no_grad()
-    def losses(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def losses_of(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host."""
         if self.graphs is not None:
             tokens = pack(micro_batch.examples)
-            losses = self._run_captured(lambda: self.graphs.losses(tokens))
-            if losses is not None:
-                return losses, tokens.sequences
+            with self._capturing():
+                return self.graphs.losses(tokens), tokens.sequences
         losses, sequences = self.row_losses(micro_batch.examples)
         self._guard.check()
         return losses.cpu(), sequences
@@ -120,23 +126,21 @@ class Learner:
         self._update.begin(learning_rate)
         self._loss.zero_()
 
-    def accumulate(self, micro_batch: MicroBatch, loss_tokens: int, *, is_dry_run: bool = False) -> None:
+    def accumulate(self, micro_batch: MicroBatch, loss_tokens: int) -> None:
         """Adds a micro-batch's gradients and loss to the step's.
 
         Args:
             loss_tokens: the divisor of the sum of losses.
-            is_dry_run: whether to capture the micro-batch's graph instead of replaying it.
         """
         if self.graphs is not None:
-            tokens, graphs = pack(micro_batch.examples), self.graphs
-            self._run_captured(lambda: graphs.capture(tokens) if is_dry_run else graphs.accumulate(tokens, loss_tokens))
-        # Graphs may have been dropped just now, if the capture failed.
-        if self.graphs is None:
-            losses, _ = self.row_losses(micro_batch.examples)
-            self._guard.check()
-            loss = losses.sum() / loss_tokens
-            loss.backward()
-            self._loss += loss.detach()
+            with self._capturing():
+                self.graphs.accumulate(pack(micro_batch.examples), loss_tokens)
+                return
+        losses, _ = self.row_losses(micro_batch.examples)
+        self._guard.check()
+        loss = losses.sum() / loss_tokens
+        loss.backward()
+        self._loss += loss.detach()
 
     def discard_step(self) -> None:
         """Discards the step's gradients and loss so far."""
@@ -150,10 +154,14 @@ class Learner:
         return outcome
 
     def dry_run(self, micro_batch: MicroBatch) -> None:
-        """Runs a micro-batch and an update that change nothing, bit for bit."""
+        """Runs a micro-batch, or captures its graph, and an update; neither changes anything, bit for bit."""
         try:
             with self._update.dry_run():
-                self.accumulate(micro_batch, loss_tokens=1, is_dry_run=True)
+                if self.graphs is not None:
+                    with self._capturing():
+                        self.graphs.capture(pack(micro_batch.examples))
+                        return
+                self.accumulate(micro_batch, loss_tokens=1)
         finally:
             self._loss.zero_()
 
@@ -162,24 +170,28 @@ class Learner:
         restore(self.adaptation, state)
         self._update.reset()
 
+    def drop_graphs(self) -> None:
+        """Drops the graphs of micro-batches, which run eagerly from then on."""
+        self.graphs = None
+
     def release(self) -> None:
         """Frees graphs, gradients and moments; ends the updates."""
-        self.graphs = None
+        self.drop_graphs()
         self._update.release()
 
     def remove(self) -> None:
         """Restores the model's original code."""
         self.row_losses.__exit__()
 
-    def _run_captured(self, function: Callable):
-        """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None."""
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """Context that ends early if something cannot be captured; drops the graphs and sends a notice then."""
         try:
-            return function()
+            yield
         except CannotCapture as error:
-            self.graphs = None
+            self.drop_graphs()
             _clear_frames(error)
             self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
-            return None
 
 
 def _clear_frames(error: BaseException | None) -> None:

@@ -6,7 +6,7 @@ Each question is asked alone, and after its document. Replies are the user's tex
 import math
 from dataclasses import dataclass
 
-from sebp_edge.questions.answers import is_right
+from sebp_edge.questions.answers import Answered, is_right
 from sebp_edge.texts.dataset import QuizQuestion
 
 # A difference counts if chance alone would make it in at most this share of all cases.
@@ -57,16 +57,6 @@ class QuizFigures:
     right_with_note_before: int
     right_with_note_after: int
     right_active: int | None = None
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A question of the quiz, its answer, and the reply of the trained model; all are the user's text."""
-
-    question: str
-    answer: str
-    reply: str
-    right: bool
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,29 @@ from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
 
 
-class _DidNotFit(Exception):
-    """A micro-batch did not fit into memory. Its memory is free again; the schedule must be cut to the new limit."""
+class _Attempt:
+    """Context in which a micro-batch may not fit into memory.
+
+    Args:
+        can_recover: tells, when memory ran out, whether the work can go on; otherwise the error is raised.
+
+    Attributes:
+        did_not_fit: whether memory ran out. What was computed is free again only once the context has ended.
+    """
+
+    def __init__(self, can_recover: Callable[[], bool]):
+        self._can_recover, self.did_not_fit = can_recover, False
+
+    def __enter__(self) -> "_Attempt":
+        return self
+
+    def __exit__(self, kind, error: BaseException | None, trace) -> bool:
+        if isinstance(error, RuntimeError | MemoryError) and ran_out_of_memory(error):
+            self.did_not_fit = self._can_recover()
+        return self.did_not_fit
 
 
-class RecoveringLearner:
+class RecoveringLearner(Learner):
     """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
 
     Args:
@@ -37,9 +55,6 @@ class RecoveringLearner:
         guard: limits the memory; by default to all free memory.
 
     Attributes:
-        adaptation: the adaptation whose parameters are trained.
-        inner: the learner that computes losses, gradients and updates.
-        hook: what the adaptation does around the steps.
         schedule: the current schedule.
         limit: the current maximum number of rows of a micro-batch.
         steps_ahead: the number of steps whose outcome may be unread when the next one starts.
@@ -55,14 +70,13 @@ class RecoveringLearner:
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
     ):
-        self.adaptation, self._on_event = adaptation, on_event
-        self._device = device = trainable(adaptation)[0].device
+        device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
-        self._guard = guard or MemoryGuard(device)
-        self._guard.begin()
-        self.inner = Learner(adaptation, recipe, examples, collator, on_event, options, self._guard)
-        self.hook, self.limit = self.inner.hook, self.inner.row_losses.limit
+        guard = guard or MemoryGuard(device)
+        guard.begin()
+        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard)
+        self.limit = self.row_losses.limit
         self.schedule = Schedule([])
         self._later: Sequence[Schedule] = ()
         self.steps_ahead = 1 if device.type == "cuda" else 0
@@ -88,7 +102,7 @@ class RecoveringLearner:
         """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
         self.schedule = schedule
         for each in (schedule, *self._later):
-            each.lay_out(self.limit, one_micro_batch_each=not self.inner.can_accumulate)
+            each.lay_out(self.limit, one_micro_batch_each=not self.can_accumulate)
         self._notify_smaller_steps()
         self._prepare_learner()
 
@@ -104,13 +118,14 @@ class RecoveringLearner:
         largest = self._largest_micro_batch(self.schedule, *self._later)
         if not self._guard.has_limit or largest is None:
             return True
-        size = self.inner.size(largest)
+        size = self.size(largest)
         if size <= self._largest_dry_run:
             return True
         self._guard.begin()
-        try:
-            self._attempt(self._dry_run, largest)
-        except _DidNotFit:
+        with self._attempt(largest) as attempt:
+            self._run_dry(largest)
+        if attempt.did_not_fit:
+            self._reduce_memory(largest)
             return False
         self._largest_dry_run = size
         self._on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
@@ -125,9 +140,10 @@ class RecoveringLearner:
         """
         remaining, done = list(group.micro_batches), 0
         while remaining:
-            try:
-                losses, sequences = self._attempt(self.inner.losses, remaining[0])
-            except _DidNotFit:
+            with self._attempt(remaining[0]) as attempt:
+                losses, sequences = self.losses_of(remaining[0])
+            if attempt.did_not_fit:
+                self._reduce_memory(remaining[0])
                 self._cut_schedule()
                 remaining = self.limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)
             else:
@@ -141,67 +157,51 @@ class RecoveringLearner:
         If memory runs out, the step starts again with smaller micro-batches.
         """
         self._check_memory()
-        self.inner.begin_step(learning_rate)
-        while not self._try_accumulate(step):
-            # The failed backward pass may have added some gradients.
-            self.inner.discard_step()
-            step.cut(self.limit)
-        return self.inner.finish_step()
-
-    def start_again(self, state: list[Tensor]) -> None:
-        """See `Learner.start_again`."""
-        self.inner.start_again(state)
+        self.begin_step(learning_rate)
+        done, loss_tokens = 0, step.num_loss_tokens
+        while done < len(step.micro_batches):
+            micro_batch = step.micro_batches[done]
+            with self._attempt(micro_batch, can_be_undone=self.can_accumulate) as attempt:
+                self.accumulate(micro_batch, loss_tokens)
+            done += 1
+            if attempt.did_not_fit:
+                self._reduce_memory(micro_batch)
+                self._cut_schedule()
+                # The failed backward pass may have added some gradients.
+                self.discard_step()
+                step.cut(self.limit)
+                done = 0
+        return self.finish_step()
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()
         return self
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
-        self.inner.release()
+        self.release()
         if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
             # Restoring the model's original weights takes memory.
             clear_frames(error, self._handled)
-            release_memory(self._device)
-        self.inner.remove()
+            release_memory(self.device)
+        self.remove()
         self._autograd_queue.clear()
-        release_memory(self._device)
+        release_memory(self.device)
 
-    def _try_accumulate(self, step: Group) -> bool:
-        """Accumulates a step's gradients and loss; returns False if memory ran out, with only a part of them added."""
-        loss_tokens = step.num_loss_tokens
-        try:
-            for micro_batch in step.micro_batches:
-                self._attempt(self.inner.accumulate, micro_batch, loss_tokens)
-        except _DidNotFit:
-            self._cut_schedule()
-            return False
-        return True
+    def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
+        """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.
 
-    def _dry_run(self, micro_batch: MicroBatch) -> None:
+        Args:
+            can_be_undone: whether a part of the work may be repeated; updates in the backward pass may not.
+        """
+        # A single example without graphs cannot be cut.
+        return _Attempt(lambda: can_be_undone and (len(micro_batch.examples) > 1 or self.graphs is not None))
+
+    def _run_dry(self, micro_batch: MicroBatch) -> None:
         try:
-            self.inner.dry_run(micro_batch)
+            self.dry_run(micro_batch)
             self._guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
-
-    def _attempt(self, run: Callable, micro_batch: MicroBatch, *arguments):
-        """Returns the result of `run` for a micro-batch.
-
-        Raises:
-            _DidNotFit: memory ran out.
-            RuntimeError, MemoryError: memory ran out and the micro-batch cannot be cut, or something else failed.
-        """
-        try:
-            return run(micro_batch, *arguments)
-        except (RuntimeError, MemoryError) as error:
-            # A single example without graphs cannot be cut; updates in the backward pass cannot be undone.
-            cannot_be_cut = len(micro_batch.examples) == 1 and self.inner.graphs is None
-            cannot_be_undone = run == self.inner.accumulate and not self.inner.can_accumulate
-            if not ran_out_of_memory(error) or cannot_be_cut or cannot_be_undone:
-                raise
-        # Outside the handler, since the error's traceback keeps the activations alive.
-        self._reduce_memory(micro_batch)
-        raise _DidNotFit
 
     def _reduce_memory(self, micro_batch: MicroBatch) -> None:
         """Halves micro-batches, or drops the graphs if this one has a single example."""
@@ -215,12 +215,12 @@ class RecoveringLearner:
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
         """Limits micro-batches to half of this one's rows, and starts new graphs for them."""
-        had_graphs = self.inner.graphs is not None
+        had_graphs = self.graphs is not None
         # No graph is needed any more, since later micro-batches are smaller.
         self._release_graphs()
         self.limit = self.limit.halved(micro_batch)
         if had_graphs:
-            self.inner.begin_graphs()
+            self.begin_graphs()
 
     def _cut_schedule(self) -> None:
         """Cuts the schedule's micro-batches to the limit."""
@@ -230,10 +230,10 @@ class RecoveringLearner:
 
     def _release_graphs(self) -> None:
         """Frees the memory of graphs and of failed backward passes."""
-        synchronize(self._device)  # a graph may be running
-        self.inner.graphs = None
+        synchronize(self.device)  # a graph may be running
+        self.drop_graphs()
         self._autograd_queue.clear()
-        release_memory(self._device)
+        release_memory(self.device)
 
     def _check_memory(self) -> None:
         """Halves micro-batches if memory has become short, for example because other programs took it."""
@@ -241,7 +241,7 @@ class RecoveringLearner:
         if not shortfall:
             return
         before, largest = self.limit.max_rows, self._largest_micro_batch(self.schedule)
-        if largest is not None and len(largest.examples) > 1 and self.inner.can_accumulate:
+        if largest is not None and len(largest.examples) > 1 and self.can_accumulate:
             self._cut_smaller(largest)
             self._cut_schedule()
             self._guard.halve_transient()
@@ -251,12 +251,12 @@ class RecoveringLearner:
 
     def _largest_micro_batch(self, *schedules: Schedule) -> MicroBatch | None:
         """Returns the largest micro-batch with gradients; None if there is none."""
-        return max(chain.from_iterable(each.trained for each in schedules), key=self.inner.size, default=None)
+        return max(chain.from_iterable(each.trained for each in schedules), key=self.size, default=None)
 
     def _prepare_learner(self) -> None:
         schedules = (self.schedule, *self._later)
         trained = chain.from_iterable(each.trained for each in schedules)
-        self.inner.prepare(trained, (micro_batch for each in schedules for _, micro_batch in each.evaluated))
+        self.plan_graphs(trained, (micro_batch for each in schedules for _, micro_batch in each.evaluated))
 
     def _notify_smaller_steps(self) -> None:
         if self.schedule.has_smaller_steps and not self._notified_smaller_steps:

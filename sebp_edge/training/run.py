@@ -27,6 +27,7 @@ from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
+from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.restraint import restrain
 from sebp_edge.training.scoring import score
@@ -87,7 +88,6 @@ class TrainingRun:
     def judged_states(self) -> list[list[Tensor]]:
         return [progress.best_state for progress in self.progress[: len(self._judged)]]
 
-    @precise_sums()
     def train(self, gate: Gate) -> GateResult:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
@@ -102,32 +102,42 @@ class TrainingRun:
         self._announce_slow_run()
         starts = [read_state(self.base, folder) for folder in self._folders]
         self.adaptation = self._attach(self.base, self.recipe, self.seed)
-        with RecoveringLearner(
-            self.adaptation,
-            self.recipe,
-            self.dataset.examples,
-            self._collator,
-            self._on_event,
-            self.options,
-            self.guard,
-        ) as learner:
-            self.is_hoisted = learner.inner.row_losses.hoisted is not None
+        with precise_sums(), self._make_learner() as learner:
+            self.is_hoisted = learner.is_hoisted
             # With fresh weights, the adaptation computes what the base model does.
             fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 or starts else [], []
             self._refuse_other_shapes(fresh, starts)
-            for number, schedule in enumerate(self._judged, start=1):
-                if number > 1:
+            for number, schedule in enumerate(self._judged):
+                if number > 0:
                     learner.start_again(fresh)
-                phase = f"fold {number}" if self._has_folds else "train"
-                tests.append(self._train_and_test(learner, schedule, phase, starts[number - 1] if starts else None))
+                trainer = self._prepare_trainer(learner, schedule, f"fold {number + 1}" if self._has_folds else "train")
+                before = self._test(trainer, schedule, is_trained=False)
+                general = self._general_text(learner)
+                base_loss = evaluate(learner, general).mean if general else math.nan
+                if starts:
+                    learner.start_again(starts[number])
+                trainer.train(schedule)
+                if general:
+                    self._restrain(learner, trainer.progress, general, base_loss)
+                tests.append((before, self._test(trainer, schedule, is_trained=True)))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
             # A quiz judges after the training.
             if self._has_judged_state and self.dataset.asked is None:
                 self.result = result
             if len(self._schedules) > len(self._judged) and (result.kept or not self._has_judged_state):
-                start = starts[-1] if starts else fresh
-                result = self.result = self._refit(learner, self._schedules[-1], start, result)
+                try:
+                    trainer = self._prepare_last(learner, starts[-1] if starts else fresh)
+                    trainer.train(self._schedules[-1])
+                    loss = self._loss_after_last(trainer)
+                except BaseException as error:
+                    loss = self._undo_last(error)
+                result = self.result = self._choose_state(result, loss)
             return result
+
+    def judge_quiz(self, result: GateResult, quiz: QuizResult) -> GateResult:
+        """Judges by what the questions about the documents showed instead."""
+        self.result = result.with_quiz(quiz)
+        return self.result
 
     @property
     def _has_folds(self) -> bool:
@@ -168,23 +178,18 @@ class TrainingRun:
                 "The active version adapts other modules than this recipe; start over with --fresh (fresh=True)."
             )
 
-    def _train_and_test(
-        self, learner: RecoveringLearner, schedule: Schedule, phase: str, start: list[Tensor] | None
-    ) -> tuple[HeldOutLoss, HeldOutLoss]:
-        """Returns the test losses of the base model and after a training, which begins in `start` if given."""
-        trainer = self._prepare_trainer(learner, schedule, phase)
-        before = evaluate(learner, schedule.test)
-        self._on_event(Evaluated(phase, "test", 0, before.mean, False))
-        general = self._general_text(learner)
-        general_before = evaluate(learner, general).mean if general else math.nan
-        if start is not None:
-            learner.start_again(start)
-        best = trainer.train(schedule)
-        if general:
-            self._restrain(learner, best, general, general_before)
-        after = evaluate(learner, schedule.test)
-        self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
-        return before, after
+    def _make_learner(self) -> RecoveringLearner:
+        examples, on_event = self.dataset.examples, self._on_event
+        return RecoveringLearner(
+            self.adaptation, self.recipe, examples, self._collator, on_event, self.options, self.guard
+        )
+
+    def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
+        """Returns the test losses of the state that the adaptation is in."""
+        losses = evaluate(trainer.learner, schedule.test)
+        epoch = trainer.progress.best_epoch if is_trained else 0
+        self._on_event(Evaluated(trainer.phase, "test", epoch, losses.mean, is_trained))
+        return losses
 
     def _general_text(self, learner: RecoveringLearner) -> Group | None:
         """Returns the general text that tells how much a trained adapter has forgotten; None if that is not limited."""
@@ -200,29 +205,37 @@ class TrainingRun:
             because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
             self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
-    def _refit(
-        self, learner: RecoveringLearner, schedule: Schedule, start: list[Tensor], result: GateResult
-    ) -> GateResult:
-        """Trains on all documents from `start`; restores the judged state after a stop or if the loss is not lower."""
-        judged = list(self.progress)
-        if judged:
-            schedule.last_epoch = max(1, median_low([progress.best_epoch for progress in judged]))
-        phase = "all documents"
-        try:
-            if judged:
-                learner.start_again(start)
-            self._prepare_trainer(learner, schedule, phase).train(schedule)
-            if not judged:
-                return result.with_refit(None, None, has_judged_state=False)
-            loss = evaluate(learner, schedule.test).mean
-            self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss, True))
-        except BaseException as error:
-            if self._has_judged_state:
-                restore(self.adaptation, self.judged_states[0])
-            if not (self._has_judged_state and isinstance(error, NonFiniteLoss)):
-                raise
-            loss = math.nan
-        judged_loss = HeldOutLoss.merged([progress.best_validation for progress in judged]).mean
+    def _prepare_last(self, learner: RecoveringLearner, start: list[Tensor]) -> Trainer:
+        """Prepares the training on all documents from `start`, with the median number of epochs of those before."""
+        schedule = self._schedules[-1]
+        if self.progress:
+            schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
+            learner.start_again(start)
+        return self._prepare_trainer(learner, schedule, "all documents")
+
+    def _loss_after_last(self, trainer: Trainer) -> float | None:
+        """Returns the loss on the validation documents after the last training; None if there are none."""
+        schedule = self._schedules[-1]
+        if not self._judged:
+            return None
+        loss = evaluate(trainer.learner, schedule.test).mean
+        self._on_event(Evaluated(trainer.phase, "train", schedule.last_epoch, loss, True))
+        return loss
+
+    def _undo_last(self, error: BaseException) -> float:
+        """Restores the judged state after an error of the last training; raises it again, unless the loss was NaN."""
+        if self._has_judged_state:
+            restore(self.adaptation, self.judged_states[0])
+            if isinstance(error, NonFiniteLoss):
+                return math.nan
+        raise error
+
+    def _choose_state(self, result: GateResult, loss: float | None) -> GateResult:
+        """Adds the last training's `loss` to the result; restores the judged state if the loss is not lower."""
+        judged_loss = None
+        if loss is not None:
+            judged = self.progress[: len(self._judged)]
+            judged_loss = HeldOutLoss.merged([progress.best_validation for progress in judged]).mean
         result = result.with_refit(loss, judged_loss, has_judged_state=self._has_judged_state)
         if not result.is_refit:
             restore(self.adaptation, self.judged_states[0])

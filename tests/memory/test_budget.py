@@ -15,12 +15,11 @@ from transformers import LlamaConfig
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import devices
-from sebp_edge.memory import plan as memory_plan
-from sebp_edge.memory import target
+from sebp_edge.memory import choosing, target
 from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.footprint import num_states_kept
+from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST
-from sebp_edge.memory.plan import make_plan
+from sebp_edge.memory.prediction import num_states_kept
 from sebp_edge.memory.seconds import SECONDS_PER_LAYER
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
@@ -66,7 +65,7 @@ def plan_of(shape, dataset, recipe, target, budget):
 
 def candidates(shape, dataset, target):
     schedules = make_schedules(dataset, RECIPE, seed=0)
-    return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
+    return choosing._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):

@@ -24,8 +24,8 @@ from transformers import (
 
 from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.memory.activations import Activations
-from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Footprint, num_states_kept
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import snapshot
@@ -228,7 +228,7 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_bloc
         hoisted.row_losses(tokens).sum().backward()
         with LiveBytes() as live:
             hoisted.row_losses(tokens).sum().backward()
-    found = Footprint.of(setup, [tokens.sizes], [], 0)
+    found = predict_footprint(setup, [tokens.sizes], [], 0)
     assert live.peak == pytest.approx(found.activations + found.loss, rel=0.15)
 
 
@@ -261,7 +261,7 @@ def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
         gradients = [parameter.grad for parameter in model.parameters()]
         with LiveBytes() as live:
             hoisted.row_losses(tokens).sum().backward()
-    found = Footprint.of(setup, [tokens.sizes], [], 0)
+    found = predict_footprint(setup, [tokens.sizes], [], 0)
     assert None not in gradients
     # The prediction is rather too high than too low.
     predicted = found.activations + found.loss
@@ -278,7 +278,7 @@ def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_p
         setup = TrainingSetup(
             shape, FULL, on_gpu=False, has_kernels=False, itemsize=4, options=MemoryOptions(small_buffers=True)
         )
-        found = Footprint.of(setup, [Bucket(7, 1, 7, 7)], [], 0)
+        found = predict_footprint(setup, [Bucket(7, 1, 7, 7)], [], 0)
         return (found.activations + found.loss) / (4 * shape.head_parameters)
 
     assert heads_of_memory(make_llama(**sizes), tmp_path / "llama") == pytest.approx(1, abs=0.5)
@@ -290,7 +290,7 @@ def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_p
 def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_path):
     shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
     setup = TrainingSetup(shape, Recipe.load("notes").with_defaults(), on_gpu=True, has_kernels=True, itemsize=2)
-    footprint = Footprint.of(setup, [Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
+    footprint = predict_footprint(setup, [Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     tensors = footprint.total - footprint.context - footprint.reserve - footprint.graphs + CUBLAS_WORKSPACES
     assert tensors / 2**30 == pytest.approx(measured_gib, rel=0.05)
     # The weights are the largest part and known exactly, so the rest is checked by itself.
@@ -306,7 +306,7 @@ def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted(tmp_pat
         has_kernels=True,
         itemsize=2,
     )
-    footprint = Footprint.of(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
+    footprint = predict_footprint(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
     assert footprint.total == pytest.approx(15_085_000_000, rel=0.02)
 
 
@@ -424,7 +424,7 @@ def test_an_unknown_architecture_is_counted_by_its_linear_layers(tmp_path):
     assert shape.blocks[0].linears["self_attention.query_key_value"] == LinearShape(64, 192)
     assert len(shape.blocks[0].linears) == 4
     setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4)
-    one, two = (Footprint.of(setup, [Bucket(rows, 1, 64, 30)], [], 0) for rows in (64, 128))
+    one, two = (predict_footprint(setup, [Bucket(rows, 1, 64, 30)], [], 0) for rows in (64, 128))
     assert one.weights == 4 * shape.parameters
     assert two.activations > 1.9 * one.activations
 
@@ -434,7 +434,7 @@ def test_the_total_is_the_sum_of_all_parts(tmp_path):
     for recipe in (LORA, FULL):
         for on_gpu in (False, True):
             setup = TrainingSetup(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=4)
-            found = Footprint.of(setup, [Bucket(64, 1, 64, 64), Bucket(7, 1, 7, 1)], [Bucket(1, 1, 1, 1)], 1000)
+            found = predict_footprint(setup, [Bucket(64, 1, 64, 64), Bucket(7, 1, 7, 1)], [Bucket(1, 1, 1, 1)], 1000)
             assert found.total == sum(asdict(found).values())
             assert (found.graphs > 0) == on_gpu
             assert found.optimizer == 8 * (shape.parameters if recipe is FULL else shape.adapter_parameters(4))

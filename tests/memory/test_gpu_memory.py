@@ -161,7 +161,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
 
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         if not graphs:
-            learner.inner.graphs = None
+            learner.graphs = None
         weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
         events.clear()
         learner.prepare(Schedule([[examples]]))
@@ -169,7 +169,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner.inner._update
+        update = learner._update
         if kind is FullAdaptation:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]
@@ -177,10 +177,10 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
             assert int(update._adamw.step) == 0
         else:
             moments = [value for one in update._moments for value in one if value is not None]
-            assert not any(parameter.grad.any() for parameter in learner.inner.parameters)
+            assert not any(parameter.grad.any() for parameter in learner.parameters)
         assert moments
         assert not any(value.any() for value in moments)
-        assert float(learner.inner._loss) == 0
+        assert float(learner._loss) == 0
         assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
         # The step replays the graph of the dry run.
         learner.step(make_step(learner, examples), 1e-2)
@@ -204,7 +204,7 @@ def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(
     model = adapted.model.get_base_model() if kind is LoraAdaptation else adapted.model
     model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
-        learner.inner.graphs = None
+        learner.graphs = None
         weights = snapshot(adapted)
         learner.prepare(Schedule([[examples]]))
         assert failed

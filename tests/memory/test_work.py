@@ -9,8 +9,8 @@ from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
 from sebp_edge.memory import work
-from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.prediction import predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Work
@@ -34,7 +34,7 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
     assert len(few) < 50
     for options in (FASTEST, MemoryOptions(small_buffers=True), MemoryOptions(checkpoints=14, small_buffers=True)):
         setup = dataclasses.replace(of_cpu, options=options)
-        assert Footprint.of(setup, few, few, 0).total == Footprint.of(setup, sizes, sizes, 0).total
+        assert predict_footprint(setup, few, few, 0).total == predict_footprint(setup, sizes, sizes, 0).total
     # With graphs all sizes count, since each may have a graph.
     assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 

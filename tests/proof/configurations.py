@@ -4,6 +4,7 @@ A configuration takes a `Recorder`, in whose folder it runs. It uses only the co
 """
 
 import threading
+from functools import partial
 
 import torch
 from materials import chats, facts, questions, sentences, write_notes, write_recipe, write_records
@@ -30,10 +31,37 @@ def adapt_notes(recorder, *options, texts=NOTES, model="llama", table="", **reci
     adapt_again(recorder, *options, model=model)
 
 
+def _adapt(options, keywords, recorder):
+    adapt_notes(recorder, *options, **keywords)
+
+
 def adapt_again(recorder, *options, model="llama"):
     """Runs `adapt` on the notes as they are now, with the recipe as it is now."""
-    base = model if model == "tiny" else recorder.model(model)
-    recorder.command("adapt", "notes", "--model", base, "--recipe", "quick.toml", *options, "--json")
+    recorder.command("adapt", "notes", "--model", recorder.model(model), "--recipe", "quick.toml", *options, "--json")
+
+
+KNOW = {"r": 8, "epochs": 1, "learning_rate": 1e-2, "min_steps": 8, "batch_rows": 256, "batch_tokens": 4096}
+KNOW |= {"context_length": 128, "chat_template": True, "questions": "rules", "general": 0.05}
+IN_FOLDS = {"weight_decay": 0.1, "warmup_ratio": 0.3, "max_grad_norm": 0.1, "patience": 2}
+TWO_OF_FOUR = '[sparsity]\npattern = "2:4"\nmethod = "mdgf-exponential"\ndense = 0.2\ndecay = 0.4\n'
+ALL_WEIGHTS = {"r": None, "method": "full", "learning_rate": 3e-3}
+LONG = {"batch_tokens": 9000, "context_length": 256, "epochs": 2}
+# Adaptations alone: their options, and the keywords of `adapt_notes`.
+ADAPTATIONS = {
+    "questions_about_notes": (["--keep-samples"], {"texts": facts(), "model": "wide", **KNOW}),
+    "few_documents_in_folds": ([], {"texts": sentences(9, words=50), **IN_FOLDS}),
+    "no_refit": (["--seed", "3"], {"refit": False}),
+    "early_stopping": (["--keep-anyway"], {"learning_rate": 0.5, "epochs": 8}),
+    "many_micro_batches": ([], {"texts": sentences(80, words=120, seed=5), **LONG}),
+    "model_in_bfloat16": ([], {"model": "bfloat16"}),
+    "qwen3": ([], {"model": "qwen3"}),
+    "gemma3": ([], {"model": "gemma3", "context_length": 37}),
+    "padded_batches": ([], {"texts": NOTES[:12], "model": "padded", "epochs": 1, "context_length": 48}),
+    "four_bits": (["--4bit"], {"model": "wide"}),
+    "n_of_m": (["--keep-anyway"], {"epochs": 4, "table": TWO_OF_FOUR, **ALL_WEIGHTS}),
+}
+for name, (options, keywords) in ADAPTATIONS.items():
+    CONFIGURATIONS[name] = partial(_adapt, options, keywords)
 
 
 @configuration
@@ -47,22 +75,6 @@ def chats_with_tiny(recorder):
     write_records(recorder.folder / "chats.jsonl", chats(16))
     recorder.command(
         "adapt", "chats.jsonl", "--recipe", "chat", "--epochs", "1", "--context", "96", "--name", "my chats", "--json"
-    )
-
-
-@configuration
-def questions_about_notes(recorder):
-    values = {"epochs": 1, "learning_rate": 1e-2, "r": 8, "min_steps": 8, "batch_rows": 256, "batch_tokens": 4096}
-    adapt_notes(
-        recorder,
-        "--keep-samples",
-        texts=facts(),
-        model="wide",
-        **values,
-        context_length=128,
-        chat_template=True,
-        questions="rules",
-        general=0.05,
     )
 
 
@@ -136,11 +148,6 @@ def out_folder(recorder):
 
 
 @configuration
-def no_refit(recorder):
-    adapt_notes(recorder, "--seed", "3", refit=False)
-
-
-@configuration
 def kept_samples(recorder):
     adapt_notes(recorder, "--keep-samples")
     recorder.command("adapters", "report", "default", "--with-samples", "--to", "page.html", "--json")
@@ -148,53 +155,15 @@ def kept_samples(recorder):
 
 
 @configuration
-def few_documents_in_folds(recorder):
-    adapt_notes(
-        recorder, texts=sentences(9, words=50), weight_decay=0.1, warmup_ratio=0.3, max_grad_norm=0.1, patience=2
-    )
-
-
-@configuration
-def model_in_bfloat16(recorder):
-    adapt_notes(recorder, model="bfloat16")
-
-
-@configuration
-def qwen3(recorder):
-    adapt_notes(recorder, model="qwen3")
-
-
-@configuration
-def gemma3(recorder):
-    adapt_notes(recorder, model="gemma3", context_length=37)
-
-
-@configuration
-def padded_batches(recorder):
-    adapt_notes(recorder, texts=NOTES[:12], model="padded", epochs=1, context_length=48)
-
-
-@configuration
 def all_weights(recorder):
-    adapt_notes(recorder, r=None, method="full", learning_rate=3e-3)
+    adapt_notes(recorder, **ALL_WEIGHTS)
     recorder.command("export", "default", "--to", "merged", "--format", "merged", "--json")
-
-
-@configuration
-def n_of_m(recorder):
-    table = '[sparsity]\npattern = "2:4"\nmethod = "mdgf-exponential"\ndense = 0.2\ndecay = 0.4\n'
-    adapt_notes(recorder, "--keep-anyway", r=None, method="full", learning_rate=3e-3, epochs=4, table=table)
 
 
 @configuration
 def trained_for_a_quantisation(recorder):
     adapt_notes(recorder, "--for", "q4_0", model="wide")
     recorder.command("export", "default", "--to", "gguf", "--json")
-
-
-@configuration
-def four_bits(recorder):
-    adapt_notes(recorder, "--4bit", model="wide")
 
 
 @configuration
@@ -209,16 +178,6 @@ def memory_budgets(recorder):
         ("--gpu", "5GB", "--model", "qwen3-0.6b", "--recipe", "full"),
     ):
         recorder.command("plan", "notes", *arguments, "--json")
-
-
-@configuration
-def many_micro_batches(recorder):
-    adapt_notes(recorder, texts=sentences(80, words=120, seed=5), batch_tokens=9000, context_length=256, epochs=2)
-
-
-@configuration
-def early_stopping(recorder):
-    adapt_notes(recorder, "--keep-anyway", learning_rate=0.5, epochs=8)
 
 
 @configuration
@@ -268,7 +227,7 @@ def in_an_app(recorder):
         if event.event == "evaluated" and sum(each["event"] == "evaluated" for each in events) == 3:
             stop.set()
 
-    store = recorder.folder / "data" / "sebp-edge" / "adapters"
+    store = recorder.folder / "data" / "sebp-edge"
     recipe = Recipe.load("notes").replace(**{"r": 4, "learning_rate": 2e-2, "epochs": 6, "context_length": 64})
     app = Personalizer(recorder.model("llama"), recipe=recipe, device="cpu", store=store, seed=5, on_event=sink)
     try:

@@ -92,7 +92,10 @@ class Recorder:
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
                 members = [(one.name, one.mode, archive.extractfile(one).read()) for one in archive if one.isfile()]
             return [(inner, mode, self._content(inner, data)) for inner, mode, data in members]
-        if name.endswith((".safetensors", ".gguf")):
+        if name.endswith(".safetensors"):  # the order of the keys in its header is random
+            begin = 8 + int.from_bytes(content[:8], "little")
+            return [json.loads(content[8:begin]), sha256(content[begin:]).hexdigest()]
+        if name.endswith(".gguf"):
             return sha256(content).hexdigest()
         return self._stable(content.decode(errors="backslashreplace"))
 

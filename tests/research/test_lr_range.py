@@ -153,7 +153,7 @@ def test_running_out_of_memory_is_one_sentence(make, monkeypatch):
     def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("sebp_edge.personalizer.run_range_test", run_out)
+    monkeypatch.setattr("sebp_edge.run.measuring.run_range_test", run_out)
     with pytest.raises(MachineError, match="Out of CPU memory while training; choose a smaller model"):
         make().lr_range(TEXTS)
 

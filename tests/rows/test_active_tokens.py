@@ -135,6 +135,12 @@ def test_a_sequence_without_a_loss_has_a_slot_and_no_token():
     assert set(filled.sequences[filled.weights == 1].tolist()) == {0, 3}
 
 
+def test_padding_before_real_tokens_is_refused():
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    with pytest.raises(SparsityError, match="pad on the right"):
+        RowPlan.from_labels(torch.ones(2, 3, dtype=torch.int64), mask)
+
+
 @pytest.mark.parametrize("size", range(4))
 def test_a_batch_that_does_not_fit_is_refused(size):
     tokens = gathered(padded_batch())

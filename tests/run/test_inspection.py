@@ -10,7 +10,9 @@ from random_texts import edit, words
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import ModelError, TextsError
+from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import render_examples
+from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.learnable import refuse_unlearnable
@@ -83,8 +85,8 @@ def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
     personalizer = Personalizer("tiny", device="cpu", on_event=events.append)
     found = personalizer.inspect(texts)
     events.clear()
-    preparation = personalizer._preparation(personalizer._signal)
-    planned = preparation.plan(preparation.read(texts))
+    call = personalizer._make_call(StopSignal())
+    planned = Preparation(call, call.read(texts)).plan()
     assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
 
 

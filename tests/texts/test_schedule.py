@@ -224,7 +224,7 @@ def test_too_few_documents_to_judge_are_all_trained_on(count):
 def test_epochs_after_the_last_only_shape_the_learning_rates():
     schedule = laid_out(RowLimit(4096))
     steps, trained = schedule.num_steps, len(schedule.trained)
-    schedule.last_epoch = 1
+    schedule.stop_after(1)
     assert schedule.num_steps == steps
     assert len(schedule.trained) == trained // RECIPE.epochs
 

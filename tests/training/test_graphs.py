@@ -40,13 +40,13 @@ pytestmark = [
 def gradients(learner, micro_batches):
     """Runs micro-batches without an update; returns the loss and the gradients."""
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner.inner._loss.zero_()
+    learner._loss.zero_()
     for group in micro_batches:
         (micro_batch,) = learner.limit.cut(group)
-        learner.inner.accumulate(micro_batch, loss_tokens)
+        learner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.inner._update.reset()
-    return float(learner.inner._loss), found
+    learner._update.reset()
+    return float(learner._loss), found
 
 
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
@@ -56,7 +56,7 @@ def test_gradients_equal_the_eager_ones(family, prompt):
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     adapted = LoraAdaptation(MODELS[family]())
     with make_learner(adapted, examples) as learner:
-        assert learner.inner.graphs is not None
+        assert learner.graphs is not None
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
@@ -79,7 +79,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, monkeypatch):
         with make_learner(LoraAdaptation(), examples, options=options) as learner:
             learner.lay_out(Schedule([micro_batches]))
             found = gradients(learner, micro_batches)
-            assert learner.inner.graphs is not None
+            assert learner.graphs is not None
             learner.step(make_step(learner, examples), 1e-3)
             with gpu_sync_forbidden():
                 learner.step(make_step(learner, examples), 1e-3)
@@ -114,7 +114,7 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokeniz
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
-        assert learner.inner.graphs is not None
+        assert learner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
         eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
     with make_learner(twin, examples) as learner:
@@ -125,7 +125,7 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokeniz
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.inner.graphs is not None
+        assert learner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
@@ -133,7 +133,7 @@ def test_held_out_losses_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
-        assert learner.inner.graphs is not None
+        assert learner.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
@@ -147,7 +147,7 @@ def test_a_step_does_not_wait_for_the_gpu():
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.inner.graphs is not None
+        assert learner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
 
@@ -160,17 +160,17 @@ def test_a_capture_changes_neither_weights_moments_nor_random_states():
     with make_learner(adapted, examples) as learner:
         learner.lay_out(Schedule([[examples[:2]]]))
         list(learner.losses(evaluated(learner, examples[:2])))
-        learner.inner.graphs.accumulate(pack(examples[:2]), 1)
+        learner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for moments in learner.inner._update._moments for value in moments[:2]]
+        moments = [value.clone() for moments in learner._update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
-        learner.inner.graphs._buckets.clear()
+        learner.graphs._buckets.clear()
         weightless = pack(examples[2:]).weighted(0.0)
-        learner.inner.graphs.accumulate(weightless, 1)
-        assert len(learner.inner.graphs._captured) == 3
+        learner.graphs.accumulate(weightless, 1)
+        assert len(learner.graphs._captured) == 3
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -197,7 +197,7 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_after_one_notice()
         limit_rows(learner, 50)
         losses = [float(learner.step(make_step(learner, examples), 1e-2).loss) for _ in range(4)]
         list(learner.losses(evaluated(learner, examples)))
-        assert learner.inner.graphs is None
+        assert learner.graphs is None
     assert losses[-1] < losses[0]
     captured, notice = (event for event in events if not isinstance(event, ExamplesEvaluated))
     assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
@@ -250,27 +250,28 @@ def test_a_capture_of_updates_in_the_backward_pass_changes_nothing(tied):
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = FullAdaptation(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
-        assert isinstance(learner.inner._update, UpdateInBackward)
+        assert isinstance(learner._update, UpdateInBackward)
         # The first step makes the moments non-zero.
         learner.step(make_step(learner, examples), 1e-3)
 
         def state():
-            moments = [value for moments in learner.inner._update._moments for value in moments]
-            norms = [learner.inner._update.finish(), learner.inner._update._adamw.step]
+            moments = [value for moments in learner._update._moments for value in moments]
+            norms = [learner._update.finish(), learner._update._adamw.step]
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
         tokens = pack(examples[:2])
-        tokens = tokens.filled(learner.inner.graphs.bucket(tokens.sizes))
+        tokens = tokens.filled(learner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.inner.graphs._warm_up(learner.inner.graphs._key("gradients", tokens.sizes), tokens)
-        run = functools.partial(learner.inner.graphs._run, "gradients")
-        graph = _CapturedGraph(learner.inner.graphs._graphs, "gradients", weightless, run)
+        learner.graphs._warm_up(learner.graphs._key("gradients", tokens.sizes), tokens)
+        run = functools.partial(learner.graphs._run, "gradients")
+        graph = _CapturedGraph(learner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # A replay does change them.
-        graph(tokens.weighted(1 / 33))
+        graph.fill(tokens.weighted(1 / 33))
+        graph.replay()
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
 
@@ -290,7 +291,7 @@ def test_captured_updates_in_the_backward_pass_agree_with_the_eager_ones(tied, o
             outcomes = [
                 learner.step(make_step(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
             ]
-            assert (learner.inner.graphs is None) is (prepare is drop_graphs)
+            assert (learner.graphs is None) is (prepare is drop_graphs)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
     start = FullAdaptation(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
@@ -312,5 +313,5 @@ def test_a_step_of_full_fine_tuning_neither_waits_nor_holds_all_gradients():
         learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             learner.step(make_step(learner, examples), 1e-3)
-        assert learner.inner.graphs is not None
+        assert learner.graphs is not None
         assert torch.cuda.max_memory_allocated() - before < weights / 2

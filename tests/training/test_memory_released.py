@@ -39,7 +39,7 @@ def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatc
 
     def count(device):
         # Operations in place also return gradients and the loss, which stay alive.
-        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner.inner._loss)}
+        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner._loss)}
         alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
 
     with recovering_learner(base, examples, padded=padded) as learner:
@@ -68,22 +68,22 @@ def made(monkeypatch):
     references, enter, leave = [], RecoveringLearner.__enter__, RecoveringLearner.__exit__
 
     def entered(learner):
-        update, rows = learner.inner._update, learner.inner.row_losses
-        parts = [learner, learner.inner, rows, rows.hoisted or rows._padded, update, update._adamw]
+        update, rows = learner._update, learner.row_losses
+        parts = [learner, rows, rows.hoisted or rows._padded, update, update._adamw]
         references.extend(map(weakref.ref, parts))
         return enter(learner)
 
     def left(learner, *exception):
-        moments = [value for moments in learner.inner._update._moments for value in moments if value is not None]
-        gradients = [parameter.grad for parameter in learner.inner.parameters]
+        moments = [value for moments in learner._update._moments for value in moments if value is not None]
+        gradients = [parameter.grad for parameter in learner.parameters]
         references.extend(map(weakref.ref, [*moments, *gradients]))
         leave(learner, *exception)
 
     initialize_run = TrainingRun.__init__
 
-    def initialized_run(run, base, dataset, *arguments):
+    def initialized_run(run, base, dataset, *arguments, **options):
         references.extend(map(weakref.ref, [run, dataset, *dataset.examples]))
-        initialize_run(run, base, dataset, *arguments)
+        initialize_run(run, base, dataset, *arguments, **options)
 
     initialize_sparsified = Sparsified.__init__
 
@@ -106,7 +106,7 @@ def made(monkeypatch):
 def test_nothing_of_a_training_stays_alive(make, made, case, monkeypatch):
     if case == "checkpoints":
         options = MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True)
-        monkeypatch.setattr("sebp_edge.personalizer.FASTEST", options)
+        monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", options)
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
     personalizer = make(recipe=recipe)
@@ -157,7 +157,7 @@ def test_unused_shared_projections_are_freed_after_an_error(base, padded):
         projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
         hook = projection.register_forward_hook(stop)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.inner.row_losses(examples)
+            learner.row_losses(examples)
         assert len(computed) == 2
         assert [reference() for reference in computed] == [None, None]
         hook.remove()

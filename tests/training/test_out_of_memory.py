@@ -66,7 +66,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
 
         def begin():
             limit_rows(learner, 4096)
-            learner.inner.begin_graphs()
+            learner.begin_graphs()
             learner.prepare(Schedule([[examples]]))
             learner.events.clear()
 
@@ -77,7 +77,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
-            captured = learner.inner.graphs._captured
+            captured = learner.graphs._captured
             assert captured
             # No bucket has the size that did not fit.
             assert max(key.bucket.tokens for key in captured) <= half + 32
@@ -90,9 +90,9 @@ def test_a_single_example_is_run_without_graphs_before_the_training_ends(base, m
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        learner.inner.begin_graphs()
+        learner.begin_graphs()
         assert equal(gradients(learner, examples, Failing(100), monkeypatch), expected)
-        assert learner.inner.graphs is None
+        assert learner.graphs is None
         (notice,) = learner.events
         assert "memory ran out with them" in notice.message
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
@@ -105,10 +105,10 @@ def test_running_out_of_memory_while_the_last_layer_is_verified_changes_nothing(
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with recovering_learner(base, examples, max_rows=half) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        verified = learner.inner.row_losses.hoisted._last_layer._exact
+        verified = learner.row_losses.hoisted._last_layer._exact
     with recovering_learner(base, examples) as learner:
         assert equal(gradients(learner, examples, Failing(number), monkeypatch), expected)
-        assert learner.inner.row_losses.hoisted._last_layer._exact == verified
+        assert learner.row_losses.hoisted._last_layer._exact == verified
         assert learner.events == [MemoryRanOut(4096, half)]
 
 

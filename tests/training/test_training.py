@@ -79,7 +79,7 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
         limit_rows(trainer.learner, max_rows)
         groups = trainer.learner.limit.cut(examples)
         for group in groups:
-            (trainer.learner.inner.row_losses(group.examples)[0].sum() / 100).backward()
+            (trainer.learner.row_losses(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
@@ -137,6 +137,7 @@ def test_learning_rates_warm_up_and_decay_to_nearly_zero():
     assert rates[0] == pytest.approx(RECIPE.learning_rate / 2)
     assert max(rates) == pytest.approx(RECIPE.learning_rate)
     assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert (rates[2], rates[11]) == pytest.approx((RECIPE.learning_rate, RECIPE.learning_rate / 2))
     assert rates[-1] == pytest.approx(0, abs=0.01 * RECIPE.learning_rate)
 
 

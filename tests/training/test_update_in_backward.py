@@ -146,12 +146,12 @@ def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
-        update = learner.inner._update
+        update = learner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.inner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
+        update.take_gradients(0.0 * learner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
         after = [value for moments in update._moments for value in moments]
         assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
@@ -173,7 +173,7 @@ def test_a_warm_up_changes_nothing():
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner.inner._update) is kind
+        assert type(learner._update) is kind
 
 
 def test_a_bf16_model_learns_as_well_as_in_fp32():

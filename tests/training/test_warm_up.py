@@ -41,7 +41,7 @@ def learner(base, monkeypatch):
     monkeypatch.setattr("sebp_edge.training.learner.GraphPool", RecordedGraphs)
     # With a budget there is a dry run of the largest micro-batch, as always on a GPU.
     with recovering_learner(base, uneven_examples(), max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
-        learner.inner.begin_graphs()
+        learner.begin_graphs()
         yield learner
 
 
@@ -53,7 +53,7 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     learner.prepare(schedule)
     evaluate(learner, schedule.test)
     trainer.train(schedule)
-    order = learner.inner.graphs._graphs.order
+    order = learner.graphs._graphs.order
     num_warm_ups = order.count("warm_up")
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
@@ -71,13 +71,13 @@ def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_captu
     fresh = snapshot(learner.adaptation)
     evaluate(learner, first.test)
     Trainer(learner, RECIPE, learner.events.append, "train").train(first)
-    order = learner.inner.graphs._graphs.order
-    num_warm_ups, buckets = order.count("warm_up"), list(learner.inner.graphs._buckets)
+    order = learner.graphs._graphs.order
+    num_warm_ups, buckets = order.count("warm_up"), list(learner.graphs._buckets)
     learner.start_again(fresh)
     learner.prepare(last)
     Trainer(learner, RECIPE, learner.events.append, "all documents").train(last)
     evaluate(learner, last.test)
-    assert learner.inner.graphs._buckets == buckets
+    assert learner.graphs._buckets == buckets
     assert order.count("warm_up") == num_warm_ups
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
@@ -101,7 +101,7 @@ def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, mo
     )
     examples = uneven_examples()
     learner.prepare(Schedule([[examples]], examples[:3]))
-    learner.inner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
+    learner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
@@ -113,7 +113,7 @@ def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
     learner.prepare(Schedule([[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
-    order = learner.inner.graphs._graphs.order
+    order = learner.graphs._graphs.order
     assert order.index("losses") == order.count("warm_up") >= 1
 
 
@@ -122,10 +122,10 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
     learner.prepare(Schedule([[examples]], examples[:3]))
     learner.step(make_step(learner, examples), 1e-3)
     evaluate(learner, evaluated(learner, examples[:3]))
-    graphs = weakref.ref(learner.inner.graphs)
-    captured = [weakref.ref(each) for each in learner.inner.graphs._captured.values()]
-    for each in learner.inner.graphs._captured.values():
-        each._replay = None  # A real graph's replay does not hold the captured function.
+    graphs = weakref.ref(learner.graphs)
+    captured = [weakref.ref(each) for each in learner.graphs._captured.values()]
+    for each in learner.graphs._captured.values():
+        each.replay = None  # A real graph's replay does not hold the captured function.
     del each
     gc.disable()
     try:
@@ -141,7 +141,7 @@ def test_unplanned_buckets_are_warmed_up_on_first_use(learner):
     examples = uneven_examples()
     learner.prepare(Schedule([[examples[:2]]]))
     learner.step(make_step(learner, examples[:2]), 1e-3)
-    before = len(learner.inner.graphs._graphs.order)
+    before = len(learner.graphs._graphs.order)
     evaluate(learner, evaluated(learner, examples))
-    assert learner.inner.graphs._graphs.order[before] == "warm_up"
-    assert "losses" in learner.inner.graphs._graphs.order[before:]
+    assert learner.graphs._graphs.order[before] == "warm_up"
+    assert "losses" in learner.graphs._graphs.order[before:]

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 
 NOTES = evidence.ROOT / "examples" / "notes"
-SOURCES = ("sebp_edge/texts", "sebp_edge/run/preparation.py", "sebp_edge/memory/plan.py", NOTES, __file__)
+SOURCES = ("sebp_edge/texts", "sebp_edge/run/preparation.py", "sebp_edge/memory/choosing.py", NOTES, __file__)
 KINDS = {"plain": "", "with emoji": " 🙂"}
 STAGES = ("comparing", "tokenising", "planning")
 PREPARE = """

@@ -25,9 +25,9 @@ def read_pdf(path: Path) -> str:
     except ImportError as error:
         raise Unreadable("needs pypdf; install it with: pip install 'sebp-edge[pdf]'") from error
     try:
-        with path.open("rb") as file, _quiet_and_limited():
+        with path.open("rb") as file, _quiet_and_limited(pypdf):
             reader = pypdf.PdfReader(file)
-            if reader.is_encrypted and not _opens_without_password(reader):
+            if reader.is_encrypted and not _opens_without_password(reader, pypdf.errors.DependencyError):
                 raise Unreadable("encrypted; save it without a password to use it")
             pages = list(_texts(reader))
     except (OSError, Unreadable):
@@ -39,13 +39,11 @@ def read_pdf(path: Path) -> str:
     return text
 
 
-def _opens_without_password(reader) -> bool:
+def _opens_without_password(reader, cannot_decrypt: type[Exception]) -> bool:
     """Opens a file that only restricts what may be done with it."""
-    from pypdf.errors import DependencyError
-
     try:
         return bool(reader.decrypt(""))
-    except (DependencyError, NotImplementedError):
+    except (cannot_decrypt, NotImplementedError):
         return False
 
 
@@ -66,10 +64,8 @@ def _texts(reader) -> Iterator[str]:
 
 
 @contextmanager
-def _quiet_and_limited() -> Iterator[None]:
+def _quiet_and_limited(pypdf) -> Iterator[None]:
     """Keeps pypdf from logging, since its messages may quote the file, and from unpacking large streams."""
-    from pypdf import apply_configuration
-
     logger, silent = logging.getLogger("pypdf"), logging.NullHandler()
     propagate = logger.propagate
     logger.addHandler(silent)
@@ -78,7 +74,7 @@ def _quiet_and_limited() -> Iterator[None]:
         (f"{filter}_maximum_output_length" for filter in ("zlib", "lzw", "run_length", "array_based_stream")), MAX_PAGE
     )
     try:
-        with apply_configuration(**limits):
+        with pypdf.apply_configuration(**limits):
             yield
     finally:
         logger.propagate = propagate

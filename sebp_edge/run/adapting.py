@@ -1,0 +1,337 @@
+"""One adaptation, from texts to a saved version."""
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from sebp_edge.adapters.forget import Remaining
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.errors import (
+    BaseModelMismatch,
+    BudgetExceeded,
+    Interrupted,
+    MachineError,
+    NonFiniteLoss,
+    TextsError,
+    TrainingStopped,
+)
+from sebp_edge.events import AdapterSaved, Notice
+from sebp_edge.interruptions import Interruptions
+from sebp_edge.machine import devices
+from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
+from sebp_edge.questions.interviews import InterviewCache
+from sebp_edge.recipe import Recipe
+from sebp_edge.research.pruning.pruned_model import attach
+from sebp_edge.run.assessment import Assessment, Assessor
+from sebp_edge.run.call import Call
+from sebp_edge.run.preparation import PlannedTraining, Preparation
+from sebp_edge.run.replies import interview
+from sebp_edge.run.reporting import collect_words, make_report
+from sebp_edge.run.result import AdaptResult
+from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, make_record
+from sebp_edge.run.start import Beginning, latest_history
+from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
+from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.training.loop import TrainingProgress
+from sebp_edge.training.run import TrainingRun
+
+
+class Adapting:
+    """An adaptation: what it trains on, where it is saved, how far it is, and what to say if it is stopped.
+
+    `read` comes first, unless the texts are read already; then `run`.
+
+    Args:
+        call: what it works with.
+        place: where the adapter is saved.
+        interruptions: the process's signals.
+        keep_anyway, keep_samples: see `Personalizer.adapt`.
+        preparation: the texts, if they are read already.
+        compares: whether the gate compares it with the active version.
+
+    Attributes:
+        preparation: the texts; None until they are read.
+        planned: the plan; None without a memory budget, and until it is made.
+        training: the trainings and their tests; None until the model is loaded.
+        judged: what the gate says of it; None until it is trained.
+        assessment: what was found beside; None until it is assessed, and if that was stopped.
+        outcome: the error that says what was completed, for a call that is stopped after it was saved.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        place: Place,
+        interruptions: Interruptions,
+        *,
+        keep_anyway: bool = False,
+        keep_samples: bool = False,
+        compares: bool = True,
+        preparation: Preparation | None = None,
+    ):
+        self._began = time.perf_counter()
+        self._call, self._place, self._interruptions = call, place, interruptions
+        self._keep_anyway, self._keep_samples = keep_anyway, keep_samples
+        self._compares = compares and place.out is None
+        self._was_active: int | None = None
+        self.preparation = preparation
+        self.planned: PlannedTraining | None = None
+        self.beginning: Beginning | None = None
+        self.training: TrainingRun | None = None
+        self.texts = VersionTexts()
+        self.judged: GateResult | None = None
+        self.assessment: Assessment | None = None
+        self.outcome: Interrupted | None = None
+
+    def read(self, texts, *, fresh: bool, sync: bool) -> UnchangedResult | None:
+        """Reads texts; compares them with those of the active version, and returns a result if nothing is new."""
+        call, place, in_store = self._call, self._place, self._place.out is None
+        earlier = latest_history(place.adapter) if in_store else None
+        self.preparation = Preparation(call, call.read(texts), earlier)
+        if not in_store:
+            return None
+        reading = self.preparation.reading
+        active, unchanged = find_unchanged(
+            place.store, place.name, call.reference, call.recipe, call.seed, reading, fresh=fresh, sync=sync
+        )
+        if unchanged is not None:
+            return unchanged
+        if active is not None and active.name_in_use is not None:
+            call.notify(active.name_in_use)
+        if not fresh:
+            self.preparation.learn_on_from(active, sync=sync)
+        return None
+
+    def run(self) -> AdaptResult | UnchangedResult:
+        """Trains on the texts, judges and assesses the result, and saves it; see `Personalizer.adapt`."""
+        self.plan()
+        with self._call.make_guard(self.planned and self.planned.plan) as guard:
+            if not self.begin(guard):
+                return UnchangedResult.of(self.beginning.active)
+            handled = sys.exception()
+            self._call.in_use.detach_adapter()
+            try:
+                self.train()
+                self.assess()
+            except BaseException as error:
+                self.give_up(error, handled)
+                raise
+        return self.save()
+
+    def plan(self) -> None:
+        """Lets the model write questions, if the recipe asks for that, and plans the training within the budget."""
+        if (unused := devices.unused_gpus(self._call.device)) is not None:
+            self._call.notify(Notice(unused))
+        self._interview()
+        self.planned = self.preparation.plan_within_budget()
+
+    def begin(self, guard: MemoryGuard) -> bool:
+        """Loads the model, encodes the texts and lays out the trainings; returns whether there is anything new."""
+        call, preparation, planned = self._call, self.preparation, self.planned
+        recipe, options = preparation.chosen(planned)
+        base = call.load(recipe)
+        prepared = preparation.encode(base, planned)
+        self.beginning = prepared.beginning
+        if self.beginning.has_nothing_new:
+            return False
+        self.beginning.refuse_other_base(base.fingerprint)
+        if self.beginning.event is not None:
+            call.notify(self.beginning.event)
+        if prepared.dataset.asked is not None:
+            with call.base_model_alone("while it reads general text"):
+                prepared = preparation.teach(prepared, base, options)
+        dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)
+        if recipe.merge_for:
+            call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
+        self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
+        starts = self.beginning.folders
+        self.training = TrainingRun(
+            base, dataset, schedules, recipe, call.seed, call.notify, options, guard, starts, attach=attach
+        )
+        if self._place.out is None:
+            self.texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
+        return True
+
+    def train(self) -> None:
+        """Trains, and tests beside the active version."""
+        training, call = self.training, self._call
+        checks = (call.signal.check, self._interruptions.deliver)
+        self._assessor = Assessor(training, self.preparation.reading.documents, call.sink, checks)
+        self._was_active = self._place.active_version
+        place = self._place
+        active = self._assessor.examine_active(place.adapter) if self._compares else None
+        if active is not None:
+            self._was_active = active.version
+        dataset = training.dataset
+        judged = training.train(Gate(training.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+        self.judged = self._assessor.ask_quiz(judged)
+
+    def assess(self) -> None:
+        """Assesses the adapter; a stop from now on ends only that, and does not lose the adapter."""
+        self._interruptions.defer()
+        with suppress(KeyboardInterrupt):
+            self.assessment = self._assessor.assess(self.judged)
+
+    def save(self) -> AdaptResult:
+        """Saves the adapter; if it is kept, uses it from now on and activates it, unless it is saved outside the store.
+
+        Raises:
+            Interrupted: the assessment was stopped; the adapter is saved.
+        """
+        training, place, in_use = self.training, self._place, self._call.in_use
+        is_kept, overtaken_by = self.judged.kept or self._keep_anyway, None
+        report, words = make_report(training, self.assessment, self.texts), collect_words(training, self.assessment)
+        version = NewVersion.of(training, self.texts, report, words if self._keep_samples else None)
+        record = make_record(training, self.assessment.general_loss if self.assessment else None, self.texts)
+        try:
+            saved = place.save(version, record)
+            if is_kept and place.out is None:
+                saved, overtaken_by = self._activate(saved)
+        except BaseException:
+            self._discard()
+            raise
+        if is_kept and overtaken_by is None:
+            in_use.use_adapter(_as_saved(training, saved), saved.path, record)
+        else:
+            self._discard()
+        self.outcome = Interrupted(
+            f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
+        )
+        self._interruptions.complete(self.outcome)
+        self._announce(saved)
+        if self.assessment is None:
+            raise self.outcome
+        seconds = time.perf_counter() - self._began
+        return AdaptResult(saved, report, self.judged, words, self._call.reference, place.store, overtaken_by, seconds)
+
+    def give_up(self, error: BaseException, handled: BaseException | None) -> None:
+        """Restores the adapter that was in use; saves the best state so far if the training was stopped.
+
+        Args:
+            error: what ended the training.
+            handled: an error that was handled before, whose frames keep what they reference.
+
+        Raises:
+            TrainingStopped: a stop, the memory budget or a loss that is not finite ended it; says what was saved.
+            MachineError: memory ran out for a single example.
+        """
+        if isinstance(error, KeyboardInterrupt | NonFiniteLoss | BudgetExceeded):
+            self._interruptions.defer()
+            devices.clear_frames(error, handled)
+            raise self._save_best_state(error) from error
+        out_of_memory = devices.ran_out_of_memory(error)
+        if out_of_memory:
+            devices.clear_frames(error, handled)
+            devices.release_memory(self._call.device)
+        self._discard()
+        if out_of_memory:
+            raise self._out_of_memory_error() from error
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    def _interview(self) -> None:
+        """Lets the model itself write questions, if the recipe asks for these."""
+        call, preparation = self._call, self.preparation
+        recipe = preparation.recipe
+        if recipe.questions != "rules and model":
+            return
+        if call.budget is not None:  # a training that does not fit is refused before anything is loaded
+            with suppress(TextsError):  # the rules alone may make too few questions
+                recipe = preparation.plan().plan.chosen.recipe
+        with call.make_guard():
+            base, store = call.load(recipe.with_defaults()), self._place.store
+            cache = InterviewCache(store.questions_folder, store.salt(), base.fingerprint)
+            with call.base_model_alone("while it writes questions"), call.in_use.generating(with_adapter=False):
+                preparation.interviewed = interview(
+                    base, preparation.reading, recipe.context_length, cache, call.progress
+                )
+
+    def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
+        """Activates the new version; unless another one became active meanwhile, which is returned and stays."""
+        adapter = self._place.adapter
+        if self._keep_anyway:
+            return adapter.activate(saved.version), None
+        saved, active = adapter.activate_after(saved.version, self._was_active)
+        return saved, None if saved.active else active
+
+    def _save_best_state(self, stop: BaseException) -> TrainingStopped:
+        """Saves the best state so far as a version that is not active, if it has learnt anything; returns the error."""
+        training = self.training
+        error_type, reason = (
+            (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
+        )
+        progress = training.progress[-1] if training.progress else TrainingProgress()
+        try:
+            if training.result is None and (
+                not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)
+            ):
+                return error_type(f"{reason} No state better than the start was found, so nothing was saved.")
+            # It has not learnt all texts, so that no training can learn on from it.
+            texts = replace(self.texts, known=None)
+            words = collect_words(training, None) if self._keep_samples else None
+            version = NewVersion.of(training, texts, make_report(training, None, texts), words)
+            in_store = replace(self._place, out=None)
+            saved = in_store.save(version, make_record(training, None, texts), prefix=reason)
+        finally:
+            self._discard()
+        self._announce(saved)
+        state = "best state so far" if training.result is None else "state that was tested"
+        return error_type(
+            f"{reason} The {state} is saved as version {saved.version} of the adapter {saved.name!r}; it is not "
+            f"active. To activate it: {describe_activation(self._place.store, saved)}",
+            name=saved.name,
+            version=saved.version,
+        )
+
+    def _announce(self, saved: SavedAdapter) -> None:
+        self._call.remember_model(saved.record)
+        # Not `notify`, which could still stop the call.
+        self._call.sink(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
+
+    def _discard(self) -> None:
+        """Detaches the new adapter, and restores the one that was in use."""
+        self.training.detach()
+        self._call.in_use.restore_adapter(self._call.sink)
+
+    def _out_of_memory_error(self) -> MachineError:
+        """Returns the error for a single example that does not fit into memory."""
+        call, has_begun = self._call, any(progress.steps for progress in self.training.progress)
+        when = "while training" if has_begun else "before the first step"
+        smaller, others = "Choose a smaller model or a shorter context", "close other programs"
+        advice = f"{smaller}, or {others}"
+        if call.budget is not None:
+            advice = f"{smaller}, {others}, or raise the memory budget of {call.budget}"
+        return MachineError(f"Out of {call.device.type.upper()} memory {when}; nothing was saved. {advice}.")
+
+
+def train_again(
+    call: Call, place: Place, interruptions: Interruptions, remaining: Remaining, *, keep_anyway: bool
+) -> SavedAdapter:
+    """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
+
+    The new version is saved; the gate compares it with the base model only.
+
+    Raises:
+        BaseModelMismatch: the version was made for another base model.
+    """
+    record = remaining.record
+    call = replace(call, recipe=Recipe.of_record(record.recipe), seed=record.seed)
+    if call.load(call.recipe).fingerprint != record.fingerprint:
+        raise BaseModelMismatch(
+            f"The adapter was made for {record.base_model}, not for these weights of {call.reference.public_name}; "
+            f"use {record.model!r}."
+        )
+    preparation = Preparation(call, remaining.reading, remaining.history)
+    adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway, preparation=preparation, compares=False)
+    return place.adapter.open(adapting.run().version)
+
+
+def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:
+    """Returns the adaptation, which computes as other programs do with the saved one: nothing is rounded."""
+    if training.adaptation.merge_for is None:
+        return training.adaptation
+    training.detach()
+    return load(training.base, saved.path)

@@ -1,0 +1,137 @@
+"""What one call of a Personalizer works with, and how it is stopped."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.errors import MachineError, OptionError, StorageError
+from sebp_edge.events import Event, Notice, Sink
+from sebp_edge.machine import devices
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.memory.plan import Plan
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.model_in_use import ModelInUse
+from sebp_edge.stopping import StopSignal
+from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.units import sizes_apart
+
+# Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
+MIN_TEXT_BYTES = 30_000_000
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call works with.
+
+    Attributes:
+        recipe, seed, store: those of the Personalizer.
+        budget: how much memory this process may use; None sets no limit.
+        in_use: the model, and the adapter in use.
+        signal: stops the call.
+        sink: receives the events.
+    """
+
+    recipe: Recipe
+    seed: int
+    store: AdapterStore
+    budget: MemoryBudget | None
+    in_use: ModelInUse
+    signal: StopSignal
+    sink: Sink
+
+    @property
+    def reference(self) -> ModelReference:
+        """The base model's name."""
+        return self.in_use.reference
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model runs on."""
+        return self.in_use.device
+
+    def notify(self, event: Event) -> None:
+        """Sends an event; ends the call if it was stopped."""
+        self.sink(event)
+        self.signal.check()
+
+    @property
+    def progress(self) -> Progress:
+        """Reports the progress of work on texts, and lets it be stopped."""
+        return Progress(self.notify, self.signal.check)
+
+    def read(self, texts) -> Reading:
+        """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
+        if self.budget is None or self.device.type == "cuda":
+            return read_texts(texts, progress=self.progress)
+        left = self.budget.size - memory_of(self.device).used
+        return read_texts(texts, max(left, MIN_TEXT_BYTES), self.progress)
+
+    def parse_gpu_memory(self, gpu: str | int) -> int:
+        """Returns the memory of an absent GPU in bytes.
+
+        Raises:
+            OptionError: `gpu` is not a size, or the budget exceeds it.
+        """
+        size = MemoryBudget.parse(gpu, "GPU memory").size
+        if self.budget is not None and self.budget.size > size:
+            budget, memory = sizes_apart(self.budget.size, size)
+            raise OptionError(f"The memory budget is {budget}, but the GPU has {memory}; lower the budget or omit it.")
+        return size
+
+    def load(self, recipe: Recipe | None = None) -> BaseModel:
+        """Loads the base model; see `ModelInUse.load`."""
+        self.signal.check()
+        return self.in_use.load(self.notify, recipe)
+
+    def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
+        """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""
+        found = self.store.find(adapter, version)
+        self.load()
+        self.in_use.load_adapter(found.path, found.record, self.sink)
+        if self.store.folder.is_dir():
+            self.remember_model(found.record)
+        return found.record
+
+    def remember_model(self, record: AdapterRecord) -> None:
+        """Remembers where the base model of an adapter is, if it was given as a folder or a file."""
+        if not self.reference.has_path:
+            return
+        try:
+            self.store.remember_model(record.fingerprint, Path(self.reference.location))
+        except StorageError as error:
+            self.sink(Notice(f"{error} The path of the base model is not remembered."))
+
+    def make_guard(self, plan: Plan | None = None) -> MemoryGuard:
+        """Returns a guard for the budget of a plan, else for the memory budget, else for all free memory."""
+        if plan is not None:
+            return MemoryGuard(self.device, plan.budget, plan.chosen.peak)
+        return MemoryGuard(self.device, self.budget.size if self.budget else None)
+
+    @contextmanager
+    def base_model_alone(self, when: str) -> Iterator[None]:
+        """Context without the adapter in use. If memory runs out, frees it and says `when`."""
+        handled = sys.exception()
+        self.in_use.detach_adapter()
+        try:
+            yield
+        except BaseException as error:
+            if not devices.ran_out_of_memory(error):
+                raise
+            devices.clear_frames(error, handled)
+            devices.release_memory(self.device)
+            raise MachineError(
+                f"Out of {self.device.type.upper()} memory {when}; choose a smaller model or a shorter context."
+            ) from error
+        finally:
+            self.in_use.restore_adapter(self.sink)

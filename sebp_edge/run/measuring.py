@@ -1,0 +1,34 @@
+"""Measures a base model on texts for researchers: the sparsity of its gradients, and learning rates."""
+
+from sebp_edge.errors import TextsError
+from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_sweep import run_range_test
+from sebp_edge.run.call import Call
+from sebp_edge.run.preparation import Preparation
+
+
+def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
+    """See `Personalizer.analyze`."""
+    with call.make_guard():
+        preparation = Preparation(call, call.read(texts))
+        call.signal.check()
+        base = call.in_use.load_analyzed(call.notify, call.seed)
+        dataset = preparation.encode(base).dataset
+        with call.base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
+            return analyze(base, dataset, num_examples, call.seed, call.notify)
+
+
+def sweep_learning_rates(call: Call, texts, rates: list[float]) -> LearningRateRange:
+    """Trains one step at each of the rates; see `Personalizer.lr_range`."""
+    preparation = Preparation(call, call.read(texts))
+    planned = preparation.plan_within_budget()
+    recipe, options = preparation.chosen(planned)
+    with call.make_guard(planned and planned.plan) as guard:
+        base = call.load(recipe)
+        dataset = preparation.encode(base, planned).dataset
+        if not dataset.examples:
+            raise TextsError("These texts have no token to train on; give other texts.")
+        with call.base_model_alone("while training"):
+            found = run_range_test(base, dataset, recipe, rates, call.seed, call.notify, options, guard)
+    return LearningRateRange.of(base.reference.public_name, recipe.name, call.seed, len(rates), found)
