@@ -3,6 +3,7 @@
     SebpEdgeError
       OptionError           an argument or option has an invalid value, or does not go with another one
       TextsError            the given texts cannot be used (no such path, nothing readable, too little)
+        OwnerUnknown        whose words in chats are to be learnt was not said
       RecipeError           unknown recipe, or a recipe file with an unknown key or an invalid value
       ModelError            the base model is not available or not usable
         ModelAccessError    the Hub refuses it: it is gated, or does not exist
@@ -40,6 +41,7 @@ __all__ = [
     "ModelOfflineError",
     "NonFiniteLoss",
     "OptionError",
+    "OwnerUnknown",
     "RecipeError",
     "SebpEdgeError",
     "SparsityError",
@@ -67,6 +69,18 @@ class OptionError(SebpEdgeError):
 
 class TextsError(SebpEdgeError):
     """The given texts cannot be used."""
+
+
+class OwnerUnknown(TextsError):
+    """It was not said whose words in chats are to be learnt.
+
+    Attributes:
+        reading: what was read, with its `authors`; give it as the texts of the next call, with `me`.
+    """
+
+    def __init__(self, message: str, reading):
+        super().__init__(message)
+        self.reading = reading
 
 
 class RecipeError(SebpEdgeError):

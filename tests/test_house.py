@@ -99,7 +99,7 @@ PUBLIC = {
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
-        MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError RecipeError
+        MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown RecipeError
         SebpEdgeError SparsityError StorageError TextsError TrainingStopped
     """,
     "sebp_edge.events": """

@@ -158,8 +158,7 @@ class Chats:
             me: the names or ids of the owner, of whom each service may have another one.
 
         Raises:
-            TextsError: nobody has such a name, or two people of one service have it, or `me` is empty, and an export
-                does not say who the owner is.
+            TextsError: nobody has such a name, or two people of one service have it.
         """
         owners = self._owners(me) if self.need_owner else set()
         days = [(source, chat, day, own) for source, chat in self._found for day, own in _days(chat)]
@@ -178,10 +177,6 @@ class Chats:
 
     def _owners(self, me: Sequence[str]) -> set[Person]:
         people = {(chat.service, message.author) for _, chat in self._found for message in chat.messages}
-        if not me:
-            raise TextsError(
-                f"These texts are {' and '.join(self.summaries())}: say which names are yours, with me= or --me."
-            )
         found: set[Person] = set()
         for name in me:
             wanted = _plain(name)

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from sebp_edge.errors import MachineError, TextsError
+from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
 from sebp_edge.texts.chats import Author, Chat, Chats, Names
 from sebp_edge.texts.documents import (
     Content,
@@ -81,8 +81,8 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me
 
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
-            that names an existing file or folder; or it is not known whose words in chats are the owner's, see
-            `Chats.documents`.
+            that names an existing file or folder, or see `Chats.documents`.
+        OwnerUnknown: there are chats or mails, and `me` is empty.
         MachineError: the texts would take more than `memory`. Nothing was read before, if they are neither short nor in
             Word or PDF files.
     """
@@ -145,6 +145,9 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> R
 
 def _with_documents_of_chats(reading: Reading, me: Sequence[str]) -> Reading:
     """Returns the reading with the documents that the owner's words in chats are."""
+    if reading.chats.need_owner and not me:
+        what = " and ".join(reading.exports)
+        raise OwnerUnknown(f"These texts are {what}: say which names are yours, with me= or --me.", reading)
     reading = replace(
         reading, documents=[*reading.documents], left_out=[*reading.left_out], authors=reading.chats.authors(me)
     )
