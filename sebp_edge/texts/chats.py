@@ -241,10 +241,13 @@ def _days(chat: Chat) -> Iterator[tuple[str, list[ChatMessage]]]:
 
 
 def _held_by_longer(days: list[tuple[str, Chat, str, list[ChatMessage]]]) -> set[int]:
-    """Returns the indices of the days of which another file has the same messages and more before or after them."""
+    """Returns the indices of the days of which another file has the same messages and more before or after them.
+
+    What only one person wrote may stand in two chats.
+    """
     alike: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for index, (_, chat, day, _) in enumerate(days):
-        if not chat.is_mail:
+    for index, (_, chat, day, messages) in enumerate(days):
+        if not chat.is_mail and len({message.author for message in messages}) > 1:
             alike[chat.service, chat.id, day].append(index)
     return {
         index

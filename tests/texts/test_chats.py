@@ -91,6 +91,12 @@ def test_a_day_that_a_longer_export_holds_is_left_out(tmp_path):
     assert reasons["a/_chat.txt"] == "days that a longer export of the chat holds: 1"
 
 
+def test_what_one_person_wrote_to_two_people_is_no_longer_export(tmp_path):
+    write_file(tmp_path, "a.txt", "13/03/24, 10:00 - Anna: Thanks!\n")
+    write_file(tmp_path, "b.txt", "13/03/24, 10:00 - Anna: Thanks!\n13/03/24, 10:01 - Cem: For what?\n" * 2)
+    assert len(documents(tmp_path)) == 2
+
+
 def test_the_same_words_of_other_people_are_another_document(tmp_path):
     one = write_file(tmp_path, "a.txt", ANNA)
     other = write_file(tmp_path, "b.txt", ANNA.replace("Bob", "Cem"))

@@ -31,6 +31,8 @@ from sebp_edge.texts.vaults import Vault
 
 # How much of a file is looked at to know what it is, in bytes.
 BEGINNING = 100_000
+# The most of one file, in bytes: its people cannot split it. It takes 2 to 5 times its size of memory.
+MAX_EXPORT = 500_000_000
 # Mailboxes are read a mail at a time, so they may be this large, in bytes.
 MAX_MAILBOX = 20_000_000_000
 
@@ -76,7 +78,7 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
             formats.refuse_larger(formats.size_of(path), largest)
             return _read_open(path, read)
         if ending in (".txt", ".json", ".csv") and (export := _export_of(path)):
-            formats.refuse_larger(formats.size_of(path), formats.MAX_FILE_SIZE)
+            formats.refuse_larger(formats.size_of(path), MAX_EXPORT)
             return export(decode(path))
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
