@@ -22,6 +22,7 @@ from transformers import (
     RobertaConfig,
 )
 
+from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
@@ -37,10 +38,12 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+# The bundled model's, which is the only one that is rendered in this process, ten times as fast.
+QUICK_TEMPLATE = (BUNDLED_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
 WORDS = "the ferry left at six and the wind was from the west so we took the bread soup and the old map home".split()  # noqa: SIM905
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with BOS, EOS and pad tokens, and a chat template with generation marks."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,7 +59,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>"
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat_template
     return fast
 
 

@@ -31,19 +31,20 @@ def process(*arguments, cold=IS_COLD, **options):
     Args:
         cold: whether the process imports what it needs itself, which is slow with torch, and quick without.
     """
-    return _start([CODE, *arguments], cold, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options)
+    return start([CODE, *arguments], cold=cold, **options)
 
 
 def python(code, *arguments):
     """Returns what this code prints in a process of its own, which has torch and the package imported."""
-    with _start([code, *arguments], IS_COLD, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}) as one:
+    with start([code, *arguments]) as one:
         output, errors = one.communicate(timeout=200)
     assert one.returncode == 0, errors
     return output
 
 
-def _start(arguments, cold, options):
-    options = {"text": True} | options
+def start(arguments, *, cold=IS_COLD, **options):
+    """Starts a process that runs the first argument as code, and has the others."""
+    options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     if cold:
         return subprocess.Popen([sys.executable, "-c", *map(str, arguments)], **options)
     return WarmProcess(arguments, **options)

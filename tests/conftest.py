@@ -1,5 +1,6 @@
 """Shared fixtures: a tiny random model, a data folder for each test, and settings for the whole session."""
 
+import functools
 import gc
 import os
 import subprocess
@@ -39,6 +40,7 @@ pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_pla
 import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
+from fake_machine import FakeMachine
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -48,6 +50,9 @@ from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 from sebp_edge.run import samples
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.texts.template_child import Renderer
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.update_in_backward import UpdateInBackward
 
 torch.set_num_threads(1)
 
@@ -131,12 +136,83 @@ def one_trial_per_config():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def shared_renderers():
+    """Shares the processes that render chat templates, which start for each tokenizer otherwise."""
+    renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sebp_edge.texts.conversations.Renderer", lambda source: renderer(source, os.getpid()))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def short_assessment(probe_folder, monkeypatch):
     """Shortens what is assessed of adaptations in this process, which would take most of a tiny one's time."""
     monkeypatch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
     monkeypatch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
     monkeypatch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that a test simulates in part."""
+    return FakeMachine(monkeypatch)
+
+
+@pytest.fixture
+def verified_rows(monkeypatch):
+    """Checks the rows that are given to sparse operations, as SEBP_EDGE_VERIFY does."""
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+
+
+@pytest.fixture
+def chunk_rows(monkeypatch):
+    """A function that sets how many rows MLPs compute at once."""
+
+    def compute(number):
+        for module in ("patches.mlp_chunks", "sparse.hoist"):
+            monkeypatch.setattr(f"sebp_edge.{module}.CHUNK_ROWS", number)
+
+    return compute
+
+
+@pytest.fixture
+def set_windows(monkeypatch):
+    """A function that sets how many characters are tokenised at once, and how many of them two windows share."""
+
+    def windows(size, overlap):
+        monkeypatch.setattr("sebp_edge.texts.tokens.WINDOW", size)
+        monkeypatch.setattr("sebp_edge.texts.tokens.OVERLAP", overlap)
+
+    return windows
+
+
+@pytest.fixture
+def updated_in_backward(monkeypatch):
+    """Makes learners update fp32 weights within the backward pass too."""
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for",
+        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
+    )
+
+
+@pytest.fixture
+def micro_batches(monkeypatch):
+    """The examples of each micro-batch whose losses are computed during the test."""
+    found, compute = [], RowLosses.__call__
+
+    def watched(losses, examples):
+        found.append(list(examples))
+        return compute(losses, examples)
+
+    monkeypatch.setattr(RowLosses, "__call__", watched)
+    return found
+
+
+@pytest.fixture
+def fused_modules(monkeypatch):
+    """Replaces norms and MLPs where there is no GPU, too."""
+    monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
 
 
 @pytest.fixture
@@ -156,6 +232,12 @@ def kernels(monkeypatch):
     tiles = Tiles(16, 16, 16, 2, 4, 2)
     monkeypatch.setattr(backend, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(choices, "choose_for_unknown_count", lambda *_: choices.Algorithms(tiles, tiles))
+
+
+@pytest.fixture
+def plain_pytorch(monkeypatch):
+    """Runs the reference of our kernels, on a GPU too."""
+    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: False)
 
 
 @pytest.fixture

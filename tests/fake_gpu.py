@@ -42,10 +42,12 @@ class Gpu:
         used: bytes used by all processes, without stacks.
         reserved: bytes reserved by torch's allocator.
         reported: bytes outside of it that the driver reports for this process; None if it reports none.
+        fraction: the share of the memory that torch's allocator may take.
     """
 
     def __init__(self, monkeypatch, reported, before="", driver=None):
         self.used, self.reserved, self.reported = 3 * GB, GB, reported
+        self.fraction = 1.0
         self.driver = driver or Driver(1024)
         simulate_h100(monkeypatch, self.driver)
         monkeypatch.setattr(process, "_used_before_start", {})
@@ -57,6 +59,13 @@ class Gpu:
             monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used - self._stacks, 24 * GB))
         monkeypatch.setattr(process.GpuMemory, "_reported", lambda memory: self.reported)
+
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: self.fraction)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._set_fraction)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+
+    def _set_fraction(self, fraction, device):
+        self.fraction = fraction
 
     @property
     def _stacks(self):

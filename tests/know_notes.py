@@ -7,10 +7,10 @@ their subjects.
 from dataclasses import dataclass
 
 from builders import make_llama
+from quick import skip_losses_of_texts
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.events import Notice
-from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.training.run import TrainingRun
 
 CHANGES = {"epochs": 2, "learning_rate": 1e-2, "general": 0.05, "r": 8, "lora_alpha": 16, "min_steps": 16}
@@ -40,8 +40,7 @@ def make_quick(patch, general):
     """Leaves out what the quiz does not ask for."""
     patch.setattr("sebp_edge.questions.general_texts.TEXTS", general)
     patch.setattr("sebp_edge.questions.examples.practice_notes", lambda: ())
-    patch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
+    skip_losses_of_texts(patch)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from command import RECIPE as RECIPE_FILE
 from command import run
 from failing_memory import RECIPE as SMALL
 from peft import PeftModel
+from quick import skip_assessment
 from random_texts import edit, words
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
@@ -23,7 +24,6 @@ from sebp_edge.adapters.history import read_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.models.adaptation import load, trainable
 from sebp_edge.run.assessment import Assessor
-from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.preparation import make_schedules
 from sebp_edge.texts.split_history import take_fingerprints
 
@@ -43,13 +43,6 @@ def model(tmp_path_factory, tokenizer):
     make_llama(initializer_range=0.1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def skip_assessment(patch):
-    """Leaves out what the gate does not ask for, which takes longer than these trainings."""
-    patch.setattr("sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
-    patch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 
 
 @pytest.fixture(autouse=True)

@@ -96,8 +96,7 @@ def test_the_error_in_bf16_is_no_larger_than_the_dense_models(family, level):
 
 @pytest.mark.parametrize("prompt", [0, 9])
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
-def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, monkeypatch):
-    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, verified_rows):
     batch = padded_batch(lengths=(40, 1, 33, 17), length=48, prompt=prompt)
     if family in ENCODERS:
         batch = batch | {"labels": batch["labels"].where(batch["labels"] == IGNORE, batch["labels"] % 3)}

@@ -1,6 +1,7 @@
 """The house: imports go down, every folder ships, the public names are the promised ones."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import importlib.util
@@ -44,7 +45,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_823
+MAX_LINES = 42_827
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_730,
     "adapters": 3_229,
@@ -60,7 +61,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 4_021,
     "research": 3_457,
     "rows": 759,
-    "run": 3_226,
+    "run": 3_230,
     "sparse": 1_519,
     "texts": 7_758,
     "training": 2_596,
@@ -172,6 +173,7 @@ def module_of(path: Path) -> str:
     return ".".join(["sebp_edge"] * is_op + list(parts)).removesuffix(".__init__")
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Full names of all that a file imports, relative imports resolved."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]

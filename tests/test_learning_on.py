@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,6 +11,7 @@ import pytest
 from builders import make_llama, make_sentences
 from command import records, run
 from failing_memory import RECIPE as SMALL
+from quick import skip_assessment
 from random_texts import edit
 from safetensors.torch import load_file
 
@@ -18,7 +20,6 @@ from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress, StepDone
-from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
@@ -40,12 +41,21 @@ def model(tmp_path_factory, tokenizer):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Leaves out the assessment, which takes longer than these trainings."""
-    monkeypatch.setattr(
-        "sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings)
-    )
-    monkeypatch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
-    monkeypatch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
+    skip_assessment(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def store_of_old(tmp_path_factory, model):
+    """A store that has learnt OLD."""
+    store = tmp_path_factory.mktemp("stores") / "store"
+    Personalizer(model, recipe=RECIPE, device="cpu", store=store).adapt(OLD)
+    return store
+
+
+@pytest.fixture
+def old(store_of_old, tmp_path):
+    """Makes the store that `make` takes one that has learnt OLD."""
+    shutil.copytree(store_of_old, tmp_path / "store")
 
 
 @pytest.fixture
@@ -142,8 +152,7 @@ def test_documents_that_are_gone_are_reported_and_still_known(make):
 
 
 @pytest.mark.slow
-def test_another_seed_starts_over(make):
-    make().adapt(OLD)
+def test_another_seed_starts_over(old, make):
     personalizer = make(seed=1)
     result = personalizer.adapt(OLD)
     assert not result.unchanged and result.learnt_on_from is None
@@ -172,8 +181,7 @@ def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make, changes,
     assert begun.startswith(f"Version 1 of the adapter 'default' was trained with {said}. To keep the two apart, give")
 
 
-def test_all_other_values_of_a_recipe_learn_on(make):
-    make().adapt(OLD)
+def test_all_other_values_of_a_recipe_learn_on(old, make):
     changes = {
         **{"learning_rate": 1e-2, "warmup_ratio": 0.2, "epochs": 2, "patience": 2, "batch_tokens": 100},
         **{"batch_rows": 400, "min_steps": 2, "weight_decay": 0.1, "max_grad_norm": 2.0, "context_length": 40},
@@ -197,8 +205,7 @@ def test_all_other_values_of_a_recipe_learn_on(make):
     assert other.store.adapter("default").open().record.recipe["epochs"] == 2
 
 
-def test_other_epochs_are_said_if_nothing_is_new(make):
-    make().adapt(OLD)
+def test_other_epochs_are_said_if_nothing_is_new(old, make):
     result = make(recipe=RECIPE.replace(epochs=7, patience=2)).adapt(OLD)
     assert result.unchanged
     assert result.changes == (("epochs = 3", "epochs = 7"), ("patience = 1", "patience = 2"))
@@ -208,8 +215,7 @@ def test_other_epochs_are_said_if_nothing_is_new(make):
     )
 
 
-def test_a_recipe_of_another_name_and_margin_learns_the_same(make):
-    make().adapt(OLD)
+def test_a_recipe_of_another_name_and_margin_learns_the_same(old, make):
     assert make(recipe=dataclasses.replace(RECIPE, name="other", margin=0.005)).adapt(OLD).unchanged
 
 
@@ -219,8 +225,7 @@ def make_model(folder, tokenizer):
     return folder
 
 
-def test_a_base_model_whose_files_have_changed_starts_over(make, model, tokenizer, tmp_path):
-    make().adapt(OLD)
+def test_a_base_model_whose_files_have_changed_starts_over(old, make, model, tokenizer, tmp_path):
     personalizer = make(model=make_model(tmp_path / "others" / model.name, tokenizer))
     result = personalizer.adapt(OLD)
     assert result.learnt_on_from is None and not result.unchanged
@@ -229,8 +234,7 @@ def test_a_base_model_whose_files_have_changed_starts_over(make, model, tokenize
     assert of_kind(personalizer, Notice)[0].message == f"All documents are learnt again, since version 1 {said}."
 
 
-def test_another_base_model_is_said_by_its_name(make, tokenizer, tmp_path):
-    make().adapt(OLD)
+def test_another_base_model_is_said_by_its_name(old, make, tokenizer, tmp_path):
     personalizer = make(model=make_model(tmp_path / "second", tokenizer))
     (event,) = stopped_by_the_first_event(personalizer, OLD)
     said = "was made for the model large-weights, and this one is second"
@@ -242,8 +246,7 @@ def test_another_base_model_is_said_by_its_name(make, tokenizer, tmp_path):
     assert found == f"{event.message} All documents are learnt again, since version 1 {said}."
 
 
-def test_the_same_base_model_elsewhere_and_under_another_name_is_the_same(make, model, tmp_path):
-    make().adapt(OLD)
+def test_the_same_base_model_elsewhere_and_under_another_name_is_the_same(old, make, model, tmp_path):
     for name in (model.name, "renamed"):
         moved = tmp_path / "moved" / name
         moved.mkdir(parents=True)

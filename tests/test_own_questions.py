@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from builders import make_llama
+from builders import QUICK_TEMPLATE, make_llama, make_tokenizer
+from know_notes import GENERAL, make_quick
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import Interrupted, MachineError, ModelError, TextsError
@@ -25,11 +26,17 @@ RECIPE = Recipe.load("know").replace(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, tokenizer):
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "long-context"
     make_llama(max_position_embeddings=1024).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_tokenizer(QUICK_TEMPLATE).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    (tmp_path / "general.txt").write_text(GENERAL, encoding="utf-8")
+    make_quick(monkeypatch, tmp_path / "general.txt")
 
 
 @pytest.fixture
@@ -47,7 +54,13 @@ def make(model, tmp_path):
 
 
 @pytest.fixture
-def able(monkeypatch):
+def set_interview(monkeypatch):
+    """A function that replaces what models answer in interviews, which random ones cannot."""
+    return lambda about: monkeypatch.setattr(Interview, "about", about)
+
+
+@pytest.fixture
+def able(set_interview):
     """Lets every model write two questions about each document; the list of the documents it was asked about."""
     asked = []
 
@@ -59,7 +72,7 @@ def able(monkeypatch):
         ]
         return [Interviewed((question, question), (), 3) for question in questions]
 
-    monkeypatch.setattr(Interview, "about", about)
+    set_interview(about)
     return asked
 
 
@@ -93,7 +106,7 @@ def test_a_model_that_is_not_able_is_trained_on_the_rules_questions(make):
     assert "0 are used" in notices(personalizer) and "not asked about more" in notices(personalizer)
 
 
-def test_the_adapter_in_use_is_asked_nothing_and_stays(make, monkeypatch):
+def test_the_adapter_in_use_is_asked_nothing_and_stays(make, set_interview):
     personalizer = make()
     personalizer.adapt(NOTES, keep_anyway=True)
     states = []
@@ -102,7 +115,7 @@ def test_the_adapter_in_use_is_asked_nothing_and_stays(make, monkeypatch):
         states.append([name for name, _ in personalizer.in_use.base.model.named_parameters() if "lora" in name])
         return [Interviewed((), (), 0) for _ in documents]
 
-    monkeypatch.setattr(Interview, "about", about)
+    set_interview(about)
     personalizer.adapt([*NOTES, NOTES[0].replace("boiler", "kayak")])
     assert states == [[]]
     assert personalizer.in_use.adaptation is not None
@@ -149,7 +162,7 @@ def test_a_model_with_damaged_weights_is_said(make, model):
 
 
 @pytest.mark.parametrize("memory_budget", [None, "4GB"])
-def test_notes_that_the_rules_cannot_read_are_asked_about_by_the_model(make, monkeypatch, memory_budget):
+def test_notes_that_the_rules_cannot_read_are_asked_about_by_the_model(make, set_interview, memory_budget):
     def about(_, documents):
         asked = [
             Question(
@@ -159,7 +172,7 @@ def test_notes_that_the_rules_cannot_read_are_asked_about_by_the_model(make, mon
         ]
         return [Interviewed((question, question), (), 2) for question in asked]
 
-    monkeypatch.setattr(Interview, "about", about)
+    set_interview(about)
     notes = [f"Das {thing} steht im Hof, und niemand weiß, wem es gehört und wer es holt." for thing in THINGS]
     personalizer = make(memory_budget=memory_budget)
     assert personalizer.adapt(notes).quiz.questions >= 6

@@ -174,9 +174,9 @@ def test_fewer_than_six_documents_are_learnt_but_not_judged(make, count, keep_an
     personalizer.load_adapter("default", 1)
 
 
-def test_a_slow_run_announces_its_duration(make, notes_folder, monkeypatch):
+def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
     # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
-    monkeypatch.setattr("sebp_edge.machine.devices.matmul_rate", lambda device, dtype: 1e5)
+    machine.multiplies(1e5)
     events = []
     make(on_event=events.append).adapt(notes_folder)
     notice = next(event for event in events if isinstance(event, Notice))
@@ -603,8 +603,8 @@ def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, monkeypatch):
-    monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
+def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, machine):
+    machine.computes_in(dtype)
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
     before = logits(personalizer, personalizer.in_use.load(silent).model).clone()
     result = personalizer.adapt(notes_folder)

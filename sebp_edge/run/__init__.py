@@ -2,7 +2,9 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-preparation       reads and encodes texts, makes schedules, plans the memory
+adapting          Adapting: one adaptation, from texts to a saved version
+call              what a call works with, and how it is stopped
+preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
 model_in_use      the base model in memory, and the adapter on it
 texts_comparison  the texts, model and recipe beside those of the active version; imports no torch
 name_in_use       says that the name has an adapter of other texts, another model or another recipe; imports no torch
@@ -15,8 +17,10 @@ copying           finds training text that the adapted model repeats word for wo
 replies           asks a model the questions of a quiz, and lets it write questions of its own
 expectations      says what to expect of an adapted model of this size
 saving            saves the adapter; if that fails, saves it elsewhere
-reporting         what a version keeps of its training, for its page
+reporting         what is known of a training, which its version, page and result read
 version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
+measuring         measures a base model for researchers: gradients, learning rates
+generating        generates text with the model in use
 inspection        inspects texts before a training; rendered shows examples as the model gets them
 """

@@ -224,7 +224,7 @@ def test_every_source_that_is_recorded_exists():
 
 @pytest.mark.slow
 def test_the_benchmark_runs(capsys, monkeypatch):
-    short = know_quality.Recipe.load("know").replace(epochs=1, patience=1, general=0.0)
+    short = know_quality.Recipe.load("know").replace(epochs=1, patience=1, min_steps=1, general=0.0)
     monkeypatch.setattr(know_quality.Recipe, "load", lambda name: short)
     know_quality.main(["--people", "1", "--notes", "3", "--device", "cpu"])
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())

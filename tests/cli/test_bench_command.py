@@ -138,8 +138,8 @@ def test_every_invalid_input_is_one_sentence(model_folder, tmp_path, notes_folde
     assert "'mps' is not usable" in CliRunner().invoke(app, ["bench", "--device", "mps"]).stderr
 
 
-def test_a_model_too_big_for_memory_is_refused_before_it_is_built(monkeypatch):
-    monkeypatch.setattr("sebp_edge.machine.devices.free_memory", lambda device: 1_000_000_000)
+def test_a_model_too_big_for_memory_is_refused_before_it_is_built(machine):
+    machine.has_memory(1e9)
     assert "'llama-3.2-3b' has 3.21 billion parameters" in refusal("--model", "llama-3.2-3b")
 
 

@@ -1,6 +1,7 @@
 """The doctor's findings, on this machine and on simulated ones."""
 
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,19 +18,11 @@ def findings():
 
 
 @pytest.fixture
-def nvidia_smi(monkeypatch):
-    """Sets nvidia-smi's answer; an exception is raised instead."""
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-
-    def answers(answer):
-        def run(*arguments, **options):
-            if isinstance(answer, Exception):
-                raise answer
-            return SimpleNamespace(stdout=answer)
-
-        monkeypatch.setattr(doctor.subprocess, "run", run)
-
-    return answers
+def nvidia_smi(tmp_path, monkeypatch):
+    """The path of the only program that is found, where a test can write one."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin" / "nvidia-smi"
 
 
 def test_everything_an_adaptation_depends_on_is_checked(own_data_folder):
@@ -43,27 +36,35 @@ def test_everything_an_adaptation_depends_on_is_checked(own_data_folder):
     assert not own_data_folder.exists()
 
 
-def test_a_cuda_build_without_a_driver_is_a_problem(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+def test_a_cuda_build_without_a_driver_is_a_problem(machine, nvidia_smi):
+    machine.has_gpus(0, cuda="13.0")
     driver = findings()["driver"]
     assert driver.state == "torch is built for CUDA 13.0; no NVIDIA driver found"
     assert "update its driver" in driver.problem
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("program", "words"),
     [
-        ("570.86.15\n570.86.15\n", "NVIDIA driver 570.86.15"),
-        ("", "nvidia-smi lists no GPU"),
-        (subprocess.TimeoutExpired("nvidia-smi", 10), "nvidia-smi does not answer"),
-        (OSError("broken"), "nvidia-smi does not answer"),
+        ("#!/bin/sh\necho 570.86.15\necho 570.86.15", "NVIDIA driver 570.86.15"),
+        ("#!/bin/sh", "nvidia-smi lists no GPU"),
+        ("#!/nowhere/sh", "nvidia-smi does not answer"),
     ],
 )
-def test_the_driver_version_comes_from_nvidia_smi(nvidia_smi, answer, words):
-    nvidia_smi(answer)
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows runs no scripts by their first line")
+def test_the_driver_version_comes_from_nvidia_smi(nvidia_smi, program, words):
+    nvidia_smi.write_text(program)
+    nvidia_smi.chmod(0o755)
     assert doctor._driver().state.endswith(words)
+
+
+def test_a_driver_that_hangs_is_reported(nvidia_smi, monkeypatch):
+    def hang(*arguments, **options):
+        raise subprocess.TimeoutExpired("nvidia-smi", 10)
+
+    nvidia_smi.touch(0o755)
+    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    assert doctor._driver().state.endswith("nvidia-smi does not answer")
 
 
 def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
@@ -81,12 +82,11 @@ def test_a_machine_without_triton_runs_plain_pytorch(monkeypatch):
     assert doctor._kernels().state == "plain PyTorch; Triton is not installed"
 
 
-def test_a_folder_without_access_or_space_is_a_problem(tmp_path, monkeypatch):
+def test_a_folder_without_access_or_space_is_a_problem(tmp_path, mount_disk):
     assert doctor._write_problem(tmp_path / "not" / "yet") is None
     (tmp_path / "file").touch()
     assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(3e8)))
-    assert doctor._write_problem(tmp_path) == "It has only 0.3 GB of free disk space."
+    assert doctor._write_problem(mount_disk("300m")) == "It has only 0.3 GB of free disk space."
 
 
 def test_one_adapter_is_no_plural(own_data_folder):

@@ -1,7 +1,6 @@
 """What bad input gets: one sentence, a non-zero exit code, nothing overwritten and nothing left behind."""
 
 import errno
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -150,9 +149,8 @@ def test_an_adapter_with_other_layers_is_refused(stored, model, place):
     assert_one_sentence(export(model, "--to", place / "out"), "made for other layers")
 
 
-def test_a_disk_without_space_is_refused_before_anything_is_written(stored, model, place, monkeypatch):
-    usage = shutil.disk_usage(place)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+def test_a_disk_without_space_is_refused_before_anything_is_written(stored, model, mount_disk):
+    place = mount_disk("16k")
     assert_one_sentence(export(model, "--to", place / "out"), "The export needs .* but only")
     assert not list(place.iterdir())
 

@@ -77,10 +77,16 @@ def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
     assert before("the <|user|> ferry")["input_ids"] == after("the <|user|> ferry")["input_ids"]
 
 
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Leaves an export no memory to run the model in."""
+    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+
+
 @pytest.mark.parametrize("has_memory", [True, False])
 @pytest.mark.parametrize("lost", ["rope_theta", "rope_parameters", "rms_norm_eps"])
 def test_a_merged_config_from_which_a_program_reads_something_else_is_refused(
-    llama, tmp_path, monkeypatch, has_memory, lost
+    llama, tmp_path, monkeypatch, request, has_memory, lost
 ):
     write = formats.write_settings
 
@@ -91,7 +97,7 @@ def test_a_merged_config_from_which_a_program_reads_something_else_is_refused(
 
     monkeypatch.setattr(formats, "write_settings", lose)
     if not has_memory:
-        monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+        request.getfixturevalue("no_memory")
     with pytest.raises(ExportError, match=r"config\.json says something else than the base model's"):
         Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format="merged")
     assert not (tmp_path / "out").exists()
@@ -167,15 +173,13 @@ def test_without_llama_cpp_we_read_back_ourselves(llama, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("format", ["gguf", "ollama", "gguf-lora", "merged", "mlx", "peft"])
-def test_without_memory_the_tensors_are_compared(llama_for_mlx, tmp_path, monkeypatch, format):
-    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+def test_without_memory_the_tensors_are_compared(llama_for_mlx, tmp_path, no_memory, format):
     result = Personalizer(llama_for_mlx[0], device="cpu").export(llama_for_mlx[1], tmp_path / "out", format=format)
     assert (result.read_back_by, result.loss) == ("sebp-edge", None)
     assert "was not run to compare it" in result.warnings[0]
 
 
-def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, monkeypatch):
-    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, no_memory, monkeypatch):
     write = formats.Mlx.write
 
     def spoil(self, folder, done, check):

@@ -3,16 +3,16 @@
 import shutil
 
 import pytest
-from builders import make_tokenizer
+from builders import QUICK_TEMPLATE, make_tokenizer
 from know_notes import GENERAL, NOTES, Learnt, make_quick, new_personalizer, save_model, watch_runs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("models") / "micro", make_tokenizer())
+    return save_model(tmp_path_factory.mktemp("models") / "micro", make_tokenizer(QUICK_TEMPLATE))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def general(tmp_path_factory):
     """A few words of general text, since all of it takes longer to tokenise than these trainings."""
     file = tmp_path_factory.mktemp("general") / "texts.txt"
@@ -25,7 +25,7 @@ def quick(monkeypatch, general):
     make_quick(monkeypatch, general)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def learnt(tmp_path_factory, model, general):
     with pytest.MonkeyPatch.context() as patch:
         make_quick(patch, general)

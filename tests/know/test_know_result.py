@@ -63,7 +63,7 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     texts = decoded(examples, tokenizer)
     assert all(any(note in text and "?" not in text for text in texts) for note in NOTES)
     # The same is asked in keywords, alone and after the note.
-    assert any(text.startswith("<|bos|><|user|>Where samovar stands?") for text in texts)
+    assert any(text.startswith("<|bos|><|user|>\nWhere samovar stands?") for text in texts)
     assert any(NOTES[0] in text and "?" in text for text in texts)
     chosen_by = decoded(training.dataset.asked.validation, tokenizer)
     for answer in learnt.result.answers:

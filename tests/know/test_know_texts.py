@@ -160,6 +160,6 @@ def test_records_are_trained_on_beside_the_questions(make, runs):
     assert result.documents == 17
     texts = decoded(trained_examples(training), training.base.tokenizer)
     for pair in pairs:
-        expected = f"<|bos|><|user|>{pair['prompt']}<|end|><|assistant|>{pair['completion']}<|end|>"
-        assert sum(text.removesuffix("<|eos|>") == expected for text in texts) == 1
+        expected = f"<|bos|><|user|>\n{pair['prompt']}<|end|>\n<|assistant|>\n{pair['completion']}<|end|>"
+        assert sum(text.removesuffix("<|eos|>").strip() == expected for text in texts) == 1
     assert {question.document for question in training.dataset.asked.quiz} < set(range(12))

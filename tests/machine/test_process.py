@@ -192,38 +192,31 @@ def test_without_a_report_after_the_start_of_cuda_the_estimate_counts(monkeypatc
 def test_the_cap_follows_the_memory_outside_the_allocator(monkeypatch):
     from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 
-    gpu, fractions = Gpu(monkeypatch, reported=300_000_000), [1.0]
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    gpu = Gpu(monkeypatch, reported=300_000_000)
     released = []
     monkeypatch.setattr(devices, "release_memory", lambda device: released.append(gpu.reserved))
     with pytest.raises(ZeroDivisionError), MemoryGuard(CUDA, budget=3 * GB) as guard:
         assert gpu.driver.limit == 256
-        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
+        assert gpu.fraction * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
         gpu.used, gpu.reported = gpu.used + 10**8, 400_000_000
         assert [guard.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)] == [0] * STEPS_BETWEEN_CHECKS
-        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - 400_000_000)
+        assert gpu.fraction * 24 * GB == pytest.approx(3 * GB - 400_000_000)
         assert not released
         gpu.reserved += 2 * GB
         gpu.used += 2 * GB
         assert [guard.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)][-1] == 400_000_000
         assert released
         _ = 1 / 0
-    assert fractions[-1] == 1.0
+    assert gpu.fraction == 1.0
     assert gpu.driver.limit == 1024
 
 
 def test_the_cap_leaves_room_for_stacks_that_cannot_be_lowered(monkeypatch):
     from sebp_edge.memory.guard import MemoryGuard
 
-    fractions = [1.0]
-    Gpu(monkeypatch, reported=300_000_000, driver=Driver(1024, refuses_to_set=True))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    gpu = Gpu(monkeypatch, reported=300_000_000, driver=Driver(1024, refuses_to_set=True))
     with MemoryGuard(CUDA, budget=3 * GB):
-        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS)
+        assert gpu.fraction * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS)
 
 
 def test_an_interruption_while_the_guard_starts_restores_the_stacks(monkeypatch):

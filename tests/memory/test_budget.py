@@ -14,7 +14,6 @@ from transformers import LlamaConfig
 
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.machine import devices
 from sebp_edge.memory import choosing, target
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import make_plan
@@ -43,13 +42,18 @@ def shape_3b(tmp_path):
 
 
 @pytest.fixture
-def gpu_with_bf16(monkeypatch):
+def gpu_with_bf16(machine, monkeypatch):
     """Simulates an NVIDIA GPU with bf16 for plans, on any machine."""
-    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
-    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 700e12)
+    machine.computes_in(torch.bfloat16)
+    machine.multiplies(700e12)
+    machine.has_memory(64e9)
     monkeypatch.setattr("sebp_edge.memory.target.has_triton", lambda: True)
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: False)
-    monkeypatch.setattr(devices, "free_memory", lambda device: 64 * 10**9)
+
+
+@pytest.fixture
+def has_bitsandbytes(gpu_with_bf16, monkeypatch):
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
 
 
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
@@ -155,9 +159,8 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("gpu_with_bf16")
-def test_plans_get_slower_before_they_get_less_precise(shape_3b, monkeypatch):
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+@pytest.mark.usefixtures("has_bitsandbytes")
+def test_plans_get_slower_before_they_get_less_precise(shape_3b):
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
     chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
@@ -178,17 +181,17 @@ def test_plans_get_slower_before_they_get_less_precise(shape_3b, monkeypatch):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, monkeypatch):
+def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, machine):
     full, weights = RECIPE.replace(method="full"), 2 * shape_3b.parameters
     chosen = plan_3b(shape_3b, "16GB", recipe=full).chosen
     assert chosen.options.offload
     assert 3 * weights < chosen.host_memory < 3.1 * weights
     # Without room for the inputs, nothing is offloaded.
-    monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights)
+    machine.has_memory(3 * weights)
     slower = plan_3b(shape_3b, "16GB", recipe=full).chosen
     assert (slower.options.offload, slower.host_memory) == (False, 3 * weights)
     assert slower.seconds > chosen.seconds
-    monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights - 1)
+    machine.has_memory(3 * weights - 1)
     with pytest.raises(
         MachineError, match=r"needs about 19,276,498,944 bytes .*943 bytes are free.* or train an adapter"
     ):
@@ -197,8 +200,8 @@ def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, monkeypat
     assert (lora.full, lora.chosen.host_memory) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
 
 
-def test_a_training_on_a_cpu_has_no_separate_host_memory(shape_3b, monkeypatch):
-    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
+def test_a_training_on_a_cpu_has_no_separate_host_memory(shape_3b, machine):
+    machine.multiplies(1e12)
     choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
     assert {each.host_memory for each in choices} == {0}
 
@@ -217,17 +220,16 @@ def test_a_3b_model_and_a_text_of_2546_tokens_fit_into_8_gb(shape_3b):
     assert chosen.description.endswith("their inputs offloaded to host memory, MLPs in chunks of rows, 8-bit moments")
 
 
-def test_on_a_cpu_nothing_is_offloaded(shape_3b, monkeypatch):
-    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
+def test_on_a_cpu_nothing_is_offloaded(shape_3b, machine):
+    machine.multiplies(1e12)
     choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
     assert not any(each.options.offload for each in choices)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("gpu_with_bf16")
+@pytest.mark.usefixtures("has_bitsandbytes")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
-def test_values_that_the_recipe_states_are_kept(shape_3b, stated, monkeypatch):
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+def test_values_that_the_recipe_states_are_kept(shape_3b, stated):
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
     largest = "12GB" if stated.get("method") is None else "20GB"
     dataset = make_dataset(20)
@@ -301,10 +303,10 @@ def test_a_refusal_never_needs_as_much_as_it_has(shape_3b, lacking, requested):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_if_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
+def test_if_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, request):
     with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
         plan_3b(shape_3b, "5GB")
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+    request.getfixturevalue("has_bitsandbytes")
     assert plan_3b(shape_3b, "5GB").chosen.dtype == "nf4"
     with pytest.raises(MachineError, match=r"or load the model in 4 bits\.$"):
         plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))

@@ -200,22 +200,21 @@ class LiveBytes(TorchDispatchMode):
 @pytest.mark.parametrize("chunked_blocks", [False, True])
 @pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (3, False), (7, True)])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_peak_of_a_micro_batch_is_predicted(checkpoints, offload, chunked_blocks, tmp_path, monkeypatch):
-    check_peak("llama", tmp_path, monkeypatch, checkpoints, offload, chunked_blocks)
+def test_the_peak_of_a_micro_batch_is_predicted(checkpoints, offload, chunked_blocks, tmp_path, chunk_rows):
+    check_peak("llama", tmp_path, chunk_rows, checkpoints, offload, chunked_blocks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("checkpoints", "offload", "chunked_blocks"), [(0, False, True), (7, True, False)])
 @pytest.mark.parametrize("family", ["phi3", "olmo2", "starcoder2"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, chunked_blocks, tmp_path, monkeypatch):
-    check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks)
+def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, chunked_blocks, tmp_path, chunk_rows):
+    check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks)
 
 
-def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks):
+def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks):
     # The micro-batch has about 1,200 rows.
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
-    monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
+    chunk_rows(200)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -237,10 +236,9 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_bloc
 @pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
-    family, chunked_blocks, tmp_path, monkeypatch
+    family, chunked_blocks, tmp_path, chunk_rows, monkeypatch
 ):
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
-    monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
+    chunk_rows(200)
     monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**19)
     # The head is large, and MLPs are wide.
     sizes = {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096}

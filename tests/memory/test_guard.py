@@ -96,12 +96,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_graphs, monkeypatch):
-    from sebp_edge.training.update_in_backward import UpdateInBackward
-
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
-    )
+def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_graphs, updated_in_backward):
     examples, events = uneven_examples(), []
     adapted = FullAdaptation(make_llama().to(dtype))
     before = snapshot(adapted)
@@ -148,13 +143,8 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_of_one_micro_batch_are_cut_before_the_first_step(monkeypatch):
+def test_steps_of_one_micro_batch_are_cut_before_the_first_step(updated_in_backward, monkeypatch):
     """Updates in the backward pass cannot be undone, so later is too late."""
-    from sebp_edge.training.update_in_backward import UpdateInBackward
-
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
-    )
     examples, events = uneven_examples(), []
     recipe = RECIPE.replace(method="full", epochs=2)
     dry_run = Learner.dry_run

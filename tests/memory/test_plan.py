@@ -3,11 +3,12 @@
 import dataclasses
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from memory_plans import RECIPE, all_plans
-from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
+from transformers import BloomConfig, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
@@ -15,7 +16,6 @@ from sebp_edge.events import MemoryPlanned, ModelLoaded, PreparationProgress, St
 from sebp_edge.machine import devices, process
 from sebp_edge.models import hub
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.training.losses import RowLosses
 
 
 @pytest.fixture
@@ -23,6 +23,14 @@ def no_process_memory(monkeypatch):
     """Sets the memory of the process to zero, since it changes from call to call; then the exact budget matters."""
     monkeypatch.setattr(process, "resident", lambda: 0)
     monkeypatch.setattr(process, "peak_resident", lambda: 0)
+
+
+@pytest.fixture
+def without_weights(model_folder, tmp_path):
+    """A copy of the model's folder that cannot be loaded."""
+    folder = shutil.copytree(model_folder, tmp_path / "micro-llama")
+    (folder / "model.safetensors").unlink()
+    return folder
 
 
 @pytest.fixture
@@ -34,9 +42,8 @@ def make(model_folder, tmp_path):
     return personalizer
 
 
-def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    plan = make(memory_budget="4GB").plan(notes_folder)
+def test_a_plan_loads_nothing(make, notes_folder, without_weights):
+    plan = make(model=without_weights, memory_budget="4GB").plan(notes_folder)
     assert (plan.model, plan.device, plan.chosen.dtype) == ("micro-llama", "cpu", "float32")
     assert plan.chosen.recipe == RECIPE.with_defaults()
     assert plan.budget == 4_000_000_000
@@ -52,7 +59,6 @@ def test_a_plan_for_an_absent_gpu_does_not_depend_on_this_machine(make, notes_fo
 
     for name in ("matmul_rate", "free_memory", "pick_dtype"):
         monkeypatch.setattr(devices, name, fail)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     plan = make(model="llama-3.2-3b").plan(notes_folder, gpu="8GB")
     assert (plan.device, plan.gpu, plan.budget, plan.requested_budget) == ("cuda", 8 * 10**9, 8 * 10**9, None)
     assert (plan.chosen.dtype, plan.chosen.seconds) == ("bfloat16", None)
@@ -82,11 +88,10 @@ def test_a_model_that_is_not_on_this_machine_is_planned_from_its_config(make, no
     )
 
 
-def test_a_model_that_does_not_fit_is_not_loaded(make, notes_folder, monkeypatch):
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+def test_a_model_that_does_not_fit_is_not_loaded(make, notes_folder, without_weights):
     events = []
     with pytest.raises(MachineError, match="the memory budget is 1 MB"):
-        make(memory_budget="1MB", on_event=events.append).adapt(notes_folder)
+        make(model=without_weights, memory_budget="1MB", on_event=events.append).adapt(notes_folder)
     assert all(isinstance(event, PreparationProgress) for event in events)
 
 
@@ -123,22 +128,13 @@ def test_an_invalid_budget_is_refused_at_once(make):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_process_memory")
-def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, notes_folder, monkeypatch):
-    rows = []
-    compute = RowLosses.__call__
-
-    def counted(losses, examples):
-        rows.append(sum(example.num_active_tokens for example in examples))
-        return compute(losses, examples)
-
-    monkeypatch.setattr(RowLosses, "__call__", counted)
-
+def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, notes_folder, micro_batches, monkeypatch):
     def adapt(**options):
-        rows.clear()
+        micro_batches.clear()
         events = []
         make(on_event=events.append, **options).adapt(notes_folder)
         events = [event for event in events if not isinstance(event, PreparationProgress)]
-        return events, max(rows)
+        return events, max(sum(example.num_active_tokens for example in batch) for batch in micro_batches)
 
     events, most = adapt()
     steps = [event for event in events if isinstance(event, StepDone)]

@@ -18,26 +18,22 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")
 
 
-def check_needs(monkeypatch, needed, folder, recipe, device):
+def check_needs(machine, needed, folder, recipe, device):
     """Checks that a training fits into `needed` bytes, and is refused with one byte less."""
-    monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
-    monkeypatch.setattr(devices, "free_memory", lambda device: needed)
+    machine.has_memory(needed, 8e9)
     refuse_if_too_big(resolve(folder), recipe, device)
-    monkeypatch.setattr(devices, "free_memory", lambda device: needed - 1)
+    machine.has_memory(needed - 1, 8e9)
     with pytest.raises(MachineError, match=f"needs at least .* with the recipe '{recipe.name}'"):
         refuse_if_too_big(resolve(folder), recipe, device)
 
 
-def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(
-    model_folder, tmp_path, monkeypatch
-):
+def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(model_folder, tmp_path, machine):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 16}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | sizes))
-    monkeypatch.setattr(devices, "free_memory", lambda device: int(3e9))
-    monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
+    machine.has_memory(3e9, 8e9)
     with pytest.raises(MachineError) as refused:
         Personalizer(folder, device="cpu").generate("the ferry")
     words = str(refused.value)
@@ -46,39 +42,38 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     assert "3.0 GB free of 8.0 GB" in words
 
 
-def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_folder, monkeypatch):
+def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_folder, machine, monkeypatch):
     model = make_llama()
     weights = 4 * sum(p.numel() for p in model.parameters())
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
     # The fp32 master, its copy in the base's dtype, a gradient, two moments; the first state and the best one.
-    check_needs(monkeypatch, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), model_folder, LORA, CPU)
+    check_needs(machine, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), model_folder, LORA, CPU)
 
 
-def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(model_folder, monkeypatch):
+def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(model_folder, machine, monkeypatch):
     parameters = sum(p.numel() for p in make_llama().parameters())
-    check_needs(monkeypatch, parameters * (4 + 4 + 8 + 2 * 4), model_folder, FULL, CPU)
+    check_needs(machine, parameters * (4 + 4 + 8 + 2 * 4), model_folder, FULL, CPU)
 
 
-def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(model_folder, monkeypatch):
-    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
+def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(model_folder, machine, monkeypatch):
+    machine.computes_in(torch.bfloat16)
     monkeypatch.setattr(devices, "lacks_bf16", lambda device: False)
     parameters = sum(p.numel() for p in make_llama().parameters())
-    check_needs(monkeypatch, parameters * (2 + 2), model_folder, FULL, CUDA)
+    check_needs(machine, parameters * (2 + 2), model_folder, FULL, CUDA)
 
 
-def test_in_4_bits_only_linear_layers_are_smaller(model_folder, monkeypatch):
+def test_in_4_bits_only_linear_layers_are_smaller(model_folder, machine, monkeypatch):
     model = make_llama()
     linears = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
     others = sum(p.numel() for p in model.parameters()) - linears
     # NF4 has an 8-bit scale for 64 weights, and an fp32 scale for 256 of these scales.
     weights = int(4 * others + linears * (0.5 + (1 + 4 / 256) / 64))
-    check_needs(monkeypatch, weights + adapter * 28, model_folder, LORA.replace(load_in_4bit=True), CPU)
+    check_needs(machine, weights + adapter * 28, model_folder, LORA.replace(load_in_4bit=True), CPU)
 
 
-def test_the_error_names_a_gpu_without_bf16_as_the_reason(model_folder, monkeypatch):
-    for name in ("free_memory", "total_memory"):
-        monkeypatch.setattr(devices, name, lambda device: 0)
+def test_the_error_names_a_gpu_without_bf16_as_the_reason(model_folder, machine, monkeypatch):
+    machine.has_memory(0)
     monkeypatch.setattr(devices, "lacks_bf16", lambda device: True)
     with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
         refuse_if_too_big(resolve(model_folder), LORA, CUDA)

@@ -19,7 +19,6 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import RowLimit, Schedule
-from sebp_edge.training.losses import RowLosses
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 
@@ -53,22 +52,18 @@ def test_what_examples_begin_with_in_common_costs_its_tokens_once():
     assert alone.trained == shared.trained
 
 
-def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, monkeypatch):
-    works, rows, count, compute = [], set(), Work.of, RowLosses.__call__
+def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
+    works, count = [], Work.of
 
     def recorded(schedules, **options):
         works.append(count(schedules, **options))
         return works[-1]
 
-    def watched(losses, examples):
-        rows.add(sum(example.num_active_tokens for example in examples))
-        return compute(losses, examples)
-
     monkeypatch.setattr(Work, "of", recorded)
-    monkeypatch.setattr(RowLosses, "__call__", watched)
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
     make(recipe=SMALL.replace(refit=False), memory_budget="4GB").adapt(notes_folder)
     # The training runs the plan's first work, which has the largest micro-batches.
     counted = {sizes.tokens for sizes in (*works[0].trained, *works[0].evaluated)}
+    rows = {sum(example.num_active_tokens for example in micro_batch) for micro_batch in micro_batches}
     assert max(rows) == max(counted)
     assert counted <= rows

@@ -1,7 +1,6 @@
 """The models of Ollama and LM Studio are found by name, and refused with one sentence if they cannot be used."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ def ollama(tmp_path, monkeypatch):
     """A function that adds a model to Ollama's folder."""
     folder = tmp_path / "ollama"
     monkeypatch.setenv("OLLAMA_MODELS", str(folder))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (folder / "blobs").mkdir(parents=True)
     (folder / "blobs" / f"sha256-{DIGEST}").write_bytes(b"abc")
 
@@ -94,7 +93,7 @@ def test_names_that_leave_ollamas_folder_are_refused(name, ollama):
 
 @pytest.fixture
 def lm_studio(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     folder = tmp_path / ".lmstudio" / "models"
     for name in ("org/A-GGUF/a-Q4_K_M", "org/B-GGUF/b-Q8_0", "org/B-GGUF/b-Q4_0", "org/B-GGUF/mmproj-b"):

@@ -86,10 +86,10 @@ def test_tokens_without_an_embedding_are_refused(copied, tokenizer, tmp_path):
 # ------------------------------------------------------------------------------------------------------- fingerprints
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, monkeypatch):
+def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, machine):
     in_fp32 = load(model_folder)
     change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
-    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
+    machine.computes_in(torch.bfloat16)
     in_bf16 = load(copied)
     assert (in_fp32.dtype, in_bf16.dtype) == (torch.float32, torch.bfloat16)
     assert in_fp32.fingerprint == in_bf16.fingerprint
@@ -250,9 +250,8 @@ def test_4_bits_on_an_unsupported_device_are_refused(model_folder, monkeypatch):
         load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
 
 
-def test_the_best_device_is_chosen_and_an_unusable_one_refused(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_the_best_device_is_chosen_and_an_unusable_one_refused(machine):
+    machine.has_gpus(0)
     assert devices.pick_device() == CPU
     for wanted in ("cuda", "cpu:1", "cuda:0"):
         with pytest.raises(MachineError, match="choose from cpu"):
@@ -260,8 +259,7 @@ def test_the_best_device_is_chosen_and_an_unusable_one_refused(monkeypatch):
     for wanted in ("tpu", "cpu:x", "cpu:", "cpu:²", "", 0):
         with pytest.raises(OptionError, match=r"^Unknown device .*; choose from cpu"):
             devices.pick_device(wanted)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    machine.has_gpus(2)
     assert devices.pick_device() == torch.device("cuda")
     assert devices.pick_device("cuda:1") == torch.device("cuda:1")
     assert devices.pick_device("cpu") == CPU
@@ -269,27 +267,26 @@ def test_the_best_device_is_chosen_and_an_unusable_one_refused(monkeypatch):
         devices.pick_device("cuda:2")
 
 
-def test_a_cuda_build_without_a_driver_is_reported(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", None)
+def test_a_cuda_build_without_a_driver_is_reported(machine):
+    machine.has_gpus(0, cuda=None)
     assert devices.driver_problem() is None
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    machine.has_gpus(0)
     assert "built for CUDA 13.0 but finds no usable NVIDIA driver" in devices.driver_problem()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    machine.has_gpus(1)
     assert devices.driver_problem() is None
 
 
-def test_a_training_on_one_of_several_gpus_says_how_to_use_the_others(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_a_training_on_one_of_several_gpus_says_how_to_use_the_others(machine):
+    machine.has_gpus(2)
     assert devices.unused_gpus(CPU) is None
     assert "One of 2 GPUs is used, cuda:1; choose another by device='cuda:0'" in devices.unused_gpus(
         torch.device("cuda:1")
     )
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    machine.has_gpus(1)
     assert devices.unused_gpus(torch.device("cuda")) is None
 
 
-def test_measuring_the_machine_leaves_the_random_state_unchanged(monkeypatch):
+def test_measuring_the_machine_leaves_the_random_state_unchanged():
     before = torch.get_rng_state()
     assert devices.matmul_rate(CPU, torch.float32) > 1e6
     assert torch.equal(torch.get_rng_state(), before)

@@ -17,7 +17,7 @@ def path(request, monkeypatch):
     elif request.param == "torch" and DEVICE.type == "cuda":
         pytest.skip("a GPU uses our kernel")
     if request.param == "reference":
-        monkeypatch.setattr("sebp_edge.ops.backend.runs_kernels", lambda tensor: False)
+        request.getfixturevalue("plain_pytorch")
     if request.param != "torch":
         monkeypatch.setattr("sebp_edge.ops.adamw.updates_by_torch", lambda weight, moments: False)
 

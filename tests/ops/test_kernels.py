@@ -61,7 +61,7 @@ SHAPES = [(1, 1, 1), (33, 64, 32), (70, 45, 83)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_of_active_rows_equal_dense_ones(shape, share, tiles, dtype, poisoned_memory):

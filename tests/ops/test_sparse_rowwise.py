@@ -7,7 +7,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sebp_edge.models.architecture import is_activation, is_norm
-from sebp_edge.ops import ActiveRows, rows, sparse_rowwise
+from sebp_edge.ops import ActiveRows, sparse_rowwise
 
 N, K = 24, 10
 ROWS = {
@@ -123,8 +123,7 @@ def test_without_gradients_it_is_the_function_itself():
         assert torch.equal(sparse_rowwise(module, x, ROWS["a few ids"]), module(x))
 
 
-def test_a_gradient_outside_the_rows_is_an_error_if_verified(monkeypatch):
-    monkeypatch.setattr(rows, "VERIFY", True)
+def test_a_gradient_outside_the_rows_is_an_error_if_verified(verified_rows):
     x = torch.randn(24, K, requires_grad=True)
     out = sparse_rowwise(ACT2FN["gelu"], x, ROWS["a few ids"])
     with pytest.raises(RuntimeError, match="20 of 20 skipped rows have a gradient"):

@@ -15,7 +15,6 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import LoraGroup
-from sebp_edge.patches import norms_and_mlps
 from sebp_edge.patches.checkpoints import _HostInput
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.row_plan import RowPlan
@@ -92,8 +91,7 @@ def test_an_offloaded_input_overwritten_by_another_forward_pass_is_refused():
 
 
 @pytest.mark.slow
-def test_gradients_of_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
-    monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
+def test_gradients_of_our_kernels_are_those_of_kept_activations(kernels, fused_modules):
     model = with_adapter(make_llama(num_hidden_layers=2))
     assert_equal(all_gradients(model, 1, 5), all_gradients(model, 0, 5))
 

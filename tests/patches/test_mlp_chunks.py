@@ -8,15 +8,8 @@ from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import LoraGroup
-from sebp_edge.patches import norms_and_mlps
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
-
-
-@pytest.fixture
-def set_chunk_rows(monkeypatch):
-    """Sets the number of rows of a chunk."""
-    return lambda number: monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", number)
 
 
 def assert_close(found, expected):
@@ -29,8 +22,8 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("adapt", ["full", "lora"])
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 1}, {"checkpoints": 1, "offload": True}], ids=str)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_gradients_are_those_of_whole_mlps(family, adapt, options, set_chunk_rows):
-    set_chunk_rows(7)
+def test_gradients_are_those_of_whole_mlps(family, adapt, options, chunk_rows):
+    chunk_rows(7)
     model = MODELS[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
     found = all_gradients(model, options.get("checkpoints", 0), 5, chunked_blocks=True, offload="offload" in options)
@@ -38,23 +31,22 @@ def test_gradients_are_those_of_whole_mlps(family, adapt, options, set_chunk_row
 
 
 @pytest.mark.parametrize("number", [1, 5, 31, 10**6])
-def test_chunks_have_any_size(number, set_chunk_rows):
-    set_chunk_rows(number)
+def test_chunks_have_any_size(number, chunk_rows):
+    chunk_rows(number)
     model = with_adapter(make_llama(num_hidden_layers=3))
     assert_close(all_gradients(model, 2, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
 @pytest.mark.slow
-def test_gradients_of_our_kernels_are_those_of_whole_mlps(set_chunk_rows, kernels, monkeypatch):
-    set_chunk_rows(9)
-    monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
+def test_gradients_of_our_kernels_are_those_of_whole_mlps(chunk_rows, kernels, fused_modules):
+    chunk_rows(9)
     model = with_adapter(make_llama(num_hidden_layers=2))
     assert_close(all_gradients(model, 1, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
-def test_a_chunked_mlp_computes_no_more_products_than_a_checkpointed_one(set_chunk_rows, monkeypatch):
+def test_a_chunked_mlp_computes_no_more_products_than_a_checkpointed_one(chunk_rows, monkeypatch):
     """The backward pass recomputes its gate and up projections, but not its down projection."""
-    set_chunk_rows(10**6)
+    chunk_rows(10**6)
     model, products, matrices = with_adapter(make_llama(num_hidden_layers=3)), [], LoraGroup.matrices
     monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
 
@@ -67,8 +59,8 @@ def test_a_chunked_mlp_computes_no_more_products_than_a_checkpointed_one(set_chu
     assert count(2, chunked_blocks=True) == count(2) + 1
 
 
-def test_only_one_chunk_of_an_mlp_exists_at_a_time(set_chunk_rows, monkeypatch):
-    set_chunk_rows(7)
+def test_only_one_chunk_of_an_mlp_exists_at_a_time(chunk_rows, monkeypatch):
+    chunk_rows(7)
     model, widest = with_adapter(make_llama(num_hidden_layers=3)), []
     intermediate = model.config.intermediate_size
     for block in model.get_base_model().model.layers:
@@ -78,8 +70,8 @@ def test_only_one_chunk_of_an_mlp_exists_at_a_time(set_chunk_rows, monkeypatch):
     assert max(shape.numel() // intermediate for shape in widest) == 7
 
 
-def test_chunks_have_the_same_losses_without_gradients(set_chunk_rows):
-    set_chunk_rows(7)
+def test_chunks_have_the_same_losses_without_gradients(chunk_rows):
+    chunk_rows(7)
     model, batch = with_adapter(make_llama()), padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
     with torch.no_grad():
@@ -103,8 +95,8 @@ def test_removing_restores_the_forwards_of_mlps(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_only_the_norms_after_mlps_can_be_trained(set_chunk_rows):
-    set_chunk_rows(7)
+def test_only_the_norms_after_mlps_can_be_trained(chunk_rows):
+    chunk_rows(7)
     model = MODELS["gemma2"]().eval().requires_grad_(False)
     for block in model.model.layers:
         block.post_feedforward_layernorm.requires_grad_(True)

@@ -35,9 +35,7 @@ REPLACED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def replaces_modules_without_a_gpu(monkeypatch):
-    monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
+pytestmark = pytest.mark.usefixtures("fused_modules")
 
 
 def with_lora(model):

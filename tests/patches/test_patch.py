@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.patches import lora, norms_and_mlps
+from sebp_edge.patches import lora
 from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.patches.checkpoints import Checkpoints
 from sebp_edge.patches.last_layer import LastLayer
@@ -65,10 +65,9 @@ PAIRS = [
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch):
+def as_on_a_gpu(fused_modules, monkeypatch):
     """Attaches the parts that are otherwise attached only where they are faster."""
     monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
-    monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
 
 
 def model_for(*kinds):

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from builders import make_tokenizer
 
 from sebp_edge.errors import StorageError
 from sebp_edge.events import PreparationProgress
@@ -114,8 +115,9 @@ def test_a_short_context_or_an_empty_note_asks_nothing(interview):
     assert interview(longest=64) == interview([""]) == [Interviewed((), (), 0)]
 
 
-def test_a_model_without_a_chat_template_is_asked_in_a_plain_format(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", None)
+def test_a_model_without_a_chat_template_is_asked_in_a_plain_format():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
     model = Model(tokenizer, lists=[f"{QUESTION} Mrs Doyle"], replies={QUESTION: "Mrs Doyle"})
     (found,) = Interview(tokenizer, model, 1024).about([NOTE])
     assert [each.answer for each in found.questions] == ["Mrs Doyle"]

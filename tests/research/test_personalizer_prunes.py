@@ -18,7 +18,6 @@ from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.update_in_backward import UpdateInBackward
 
 RECIPE = Recipe(
     name="test",
@@ -182,10 +181,7 @@ def test_a_training_is_that_of_ones_own_loop(method, path, request, monkeypatch)
 
         monkeypatch.setattr(Learner, "__init__", with_graphs)
     if path == "update in backward":
-        monkeypatch.setattr(
-            "sebp_edge.training.learner._update_for",
-            lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
-        )
+        request.getfixturevalue("updated_in_backward")
     model, recipe = model_for(method)
     found = train_with_the_learner(model, recipe, 12, 1e-3)
     model, recipe = model_for(method)

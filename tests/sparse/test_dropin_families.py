@@ -65,8 +65,7 @@ def test_decoders_train_like_dense(family, adapt, prompt, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", *DECODERS])
-def test_no_row_that_a_decoder_skips_has_a_gradient(family, monkeypatch):
-    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+def test_no_row_that_a_decoder_skips_has_a_gradient(family, verified_rows):
     model = make_llama().double() if family == "llama" else make_decoder(family)
     for keep_logits in (True, False):
         with sparsify(model, keep_logits=keep_logits) as sparsified:
@@ -120,8 +119,7 @@ def test_encoders_train_like_dense(family, head, padding, adapt):
 
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
-def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, monkeypatch):
-    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, verified_rows):
     model, batch = make(head, ENCODERS[family]()), encoder_batch(head)
     with sparsify(model) as sparsified:
         model(**batch).loss.backward()  # verifies the rows

@@ -79,23 +79,17 @@ def test_an_encoder_trains_like_dense():
     assert_same_training(model, padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])})
 
 
-@pytest.fixture
-def verified(monkeypatch):
-    """Makes every backward pass check that the rows it skips are zero."""
-    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
-
-
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("prompt", [0, 5])
-def test_no_skipped_row_has_a_gradient(adapt, attention, prompt, verified):
+def test_no_skipped_row_has_a_gradient(adapt, attention, prompt, verified_rows):
     model, batch = adapt(make_llama(attn_implementation=attention).double()), padded_batch(prompt=prompt)
     with sparsify(model):
         for _ in range(2):
             model(**batch).loss.backward()
 
 
-def test_verification_finds_skipped_rows_with_a_gradient(verified):
+def test_verification_finds_skipped_rows_with_a_gradient(verified_rows):
     model, batch = make_llama(), padded_batch()
     with sparsify(model, keep_logits=True):
         model(**batch).loss.backward()

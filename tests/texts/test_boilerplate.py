@@ -53,9 +53,9 @@ def test_spans_cover_lines_with_their_endings():
 # ------------------------------------------------------------------------------------------------------------- tokens
 
 
-def marked(contents, lines=frozenset({FOOTER, "# Daily 0"}), **options):
+def marked(contents, lines=frozenset({FOOTER, "# Daily 0"}), template=CHAT_TEMPLATE, **options):
     """Returns the text of the loss tokens in boilerplate, and of the others, for each example."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(template)
     documents = [Document(str(number), content) for number, content in enumerate(contents)]
     options = {"context_length": 512} | options
     examples, left_out = encode(documents, tokenizer, common_lines=lines, **options)
@@ -107,7 +107,7 @@ def test_an_answer_of_common_lines_only_is_no_boilerplate():
 
 
 @pytest.mark.parametrize("template", ["marks", "prefixes", "turn by turn"])
-def test_marks_of_conversations_are_in_the_assistants_messages(template, monkeypatch):
+def test_marks_of_conversations_are_in_the_assistants_messages(template):
     templates = {
         "marks": CHAT_TEMPLATE,
         "prefixes": CHAT_TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", ""),
@@ -117,11 +117,10 @@ def test_marks_of_conversations_are_in_the_assistants_messages(template, monkeyp
         "{% else %}{{ message.content[:3] }}{% endif %}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}",
     }
-    monkeypatch.setattr("builders.CHAT_TEMPLATE", templates[template])
     contents = [FOOTER, f"the wind\n{FOOTER}", f"home\n{FOOTER}", f"{FOOTER}", "why?", f"bread\n{FOOTER}\nsoup"]
     roles = ["user", "assistant"] * 3
     messages = tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=True))
-    found = marked([Conversation(messages)])
+    found = marked([Conversation(messages)], template=templates[template])
     assert len(found) == (3 if template == "turn by turn" else 1)
     assert "".join(common for common, _ in found) == f"{FOOTER}{FOOTER}\n"
     assert "".join(rest for _, rest in found) == f"the wind\n<|end|>{FOOTER}<|end|>bread\nsoup<|end|>"

@@ -59,7 +59,7 @@ def test_a_text_takes_eight_times_its_size_and_a_fixed_amount_at_most(end, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_tokenizer, lambda: local_tokenizer(resolve("tiny"))], ids=["small", "tiny"])
-def test_windows_give_the_examples_of_the_whole_text(make, monkeypatch):
+def test_windows_give_the_examples_of_the_whole_text(make, set_windows):
     tokenizer, draw = make(), random.Random(0)
     texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(1, 4000))) for _ in range(5)]
     texts += ["1234567890" * 200, "\n\n" * 600 + "a", "日記。" * 400]
@@ -67,18 +67,16 @@ def test_windows_give_the_examples_of_the_whole_text(make, monkeypatch):
     documents = [Document(str(number), content) for number, content in enumerate(contents)]
     lines = frozenset({"a", "the", ""})
     for context_length in (8, 61, 512):
-        monkeypatch.setattr(tokens, "WINDOW", 100_000)
-        monkeypatch.setattr(tokens, "OVERLAP", 2_000)
+        set_windows(100_000, 2_000)
         whole = encode(documents, tokenizer, context_length, common_lines=lines)
         for window, overlap in ((300, 120), (1001, 333)):
-            monkeypatch.setattr(tokens, "WINDOW", window)
-            monkeypatch.setattr(tokens, "OVERLAP", overlap)
+            set_windows(window, overlap)
             assert encode(documents, tokenizer, context_length, common_lines=lines) == whole
 
 
-def test_a_text_whose_windows_agree_nowhere_is_left_out_and_the_reason_is_told(monkeypatch):
-    for name, value in (("WINDOW", 100), ("OVERLAP", 10), ("MAX_WINDOW", 400)):
-        monkeypatch.setattr(tokens, name, value)
+def test_a_text_whose_windows_agree_nowhere_is_left_out_and_the_reason_is_told(set_windows, monkeypatch):
+    set_windows(100, 10)
+    monkeypatch.setattr(tokens, "MAX_WINDOW", 400)
     documents = [Document("long", make_text(3000, "")), Document("short", make_text(200, "")[:100])]
     examples, left_out = encode(documents, make_tokenizer(), 64)
     assert {example.document for example in examples} == {1}

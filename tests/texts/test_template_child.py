@@ -4,6 +4,7 @@ import ast
 import copy
 import gc
 import json
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -240,11 +241,18 @@ def test_only_the_bundled_template_is_rendered_in_this_process():
     assert other._process is not None
 
 
-def test_a_python_that_is_none_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(template_child, "get_executable", lambda: b"/nowhere/python")
+@pytest.fixture
+def set_python():
+    before = multiprocessing.spawn.get_executable()
+    yield multiprocessing.set_executable
+    multiprocessing.set_executable(before)
+
+
+def test_a_python_that_is_none_is_one_sentence(set_python, monkeypatch):
+    set_python("/nowhere/python")
     with pytest.raises(ModelError, match="cannot be started: No such file or directory"):
         render(SIMPLE)
-    monkeypatch.setattr(template_child, "get_executable", lambda: b"/bin/cat")
+    set_python("/bin/cat")
     with pytest.raises(ModelError, match="'/bin/cat' must be Python"):
         render(SIMPLE)
     monkeypatch.setattr(sys, "frozen", True, raising=False)

@@ -100,15 +100,14 @@ def tokenised(text, tokenizer, split_special_tokens=True):
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("split_special_tokens", [True, False])
-def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_special_tokens, monkeypatch):
+def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_special_tokens, set_windows):
     text = TEXTS[name]
     expected = tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False)
-    monkeypatch.setattr(tokens, "WINDOW", len(text))
+    set_windows(len(text), tokens.OVERLAP)
     whole = tokenised(text, tokenizer, split_special_tokens)
     assert list(whole[0]) == expected["input_ids"]
     for window, overlap in ((400, 150), (1001, 200), (3001, 777)):
-        monkeypatch.setattr(tokens, "WINDOW", window)
-        monkeypatch.setattr(tokens, "OVERLAP", overlap)
+        set_windows(window, overlap)
         assert tokenised(text, tokenizer, split_special_tokens) == whole
 
 

@@ -40,13 +40,13 @@ def wide_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def make_wide(wide_folder, tmp_path, monkeypatch):
+def make_wide(wide_folder, tmp_path, machine):
     """A function that makes a Personalizer of the wide model, by dtype and method; any gain at all passes its gate."""
 
     def personalizer(dtype, method, **changes):
         if "4 bits" in method:
             pytest.importorskip("bitsandbytes")
-        monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
+        machine.computes_in(dtype)
         recipe = RECIPE.replace(margin=0, **METHODS[method], **changes)
         return Personalizer(wide_folder, recipe=recipe, device="cpu", store=AdapterStore(tmp_path / "store"))
 

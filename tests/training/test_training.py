@@ -108,20 +108,14 @@ def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
     assert together.nats == pytest.approx(one_by_one.nats, rel=1e-5)
 
 
-def test_a_steps_micro_batches_take_the_longest_examples_first(base, examples, monkeypatch):
-    compute, lengths = RowLosses.__call__, []
-
-    def watched(losses, micro_batch):
-        lengths.append([example.num_active_tokens for example in micro_batch])
-        return compute(losses, micro_batch)
-
-    monkeypatch.setattr(RowLosses, "__call__", watched)
+def test_a_steps_micro_batches_take_the_longest_examples_first(base, examples, micro_batches):
     trainer = make_trainer(base, examples, RECIPE.replace(batch_tokens=10**6, epochs=1))
     limit_rows(trainer.learner, 120)
     with trainer.learner:
         progress = train(trainer, examples, [])
     trainer.learner.adaptation.detach()
     assert progress.steps == 1
+    lengths = [[example.num_active_tokens for example in micro_batch] for micro_batch in micro_batches]
     assert lengths == [
         [example.num_active_tokens for example in micro_batch.examples]
         for micro_batch in trainer.learner.limit.cut(examples)

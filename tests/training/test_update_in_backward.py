@@ -58,15 +58,6 @@ def make_learner(model, on_event=silent, recipe=RECIPE):
     return RecoveringLearner(FullAdaptation(model), recipe, EXAMPLES, Collator(64, 2), on_event)
 
 
-@pytest.fixture
-def updated_in_backward(monkeypatch):
-    """Makes learners update fp32 weights within the backward pass too."""
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for",
-        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
-    )
-
-
 def train_with_torchs_adamw(model, micro_batches, rates):
     """Trains with torch's AdamW and gradients clipped per tensor; returns the gradient norms before clipping."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=RECIPE.weight_decay)

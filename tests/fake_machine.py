@@ -1,0 +1,32 @@
+"""Simulates what a machine has: memory, GPUs, number formats."""
+
+import torch
+
+from sebp_edge.machine import devices
+
+
+class FakeMachine:
+    """A machine that is simulated in part; the rest is this one's."""
+
+    def __init__(self, monkeypatch):
+        self._monkeypatch = monkeypatch
+
+    def has_memory(self, free: int, total: int | None = None) -> None:
+        """Sets what is free and what there is, in bytes; by default, all is free."""
+        self._monkeypatch.setattr(devices, "free_memory", lambda device: int(free))
+        self._monkeypatch.setattr(devices, "total_memory", lambda device: int(free if total is None else total))
+
+    def has_gpus(self, count: int, cuda: str | None = "13.0") -> None:
+        """Sets how many CUDA GPUs torch finds, and the version of CUDA that it was built for."""
+        self._monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        self._monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        self._monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        self._monkeypatch.setattr(torch.version, "cuda", cuda)
+
+    def computes_in(self, dtype: torch.dtype) -> None:
+        """Sets the number format of weights, on every device."""
+        self._monkeypatch.setattr(devices, "pick_dtype", lambda device: dtype)
+
+    def multiplies(self, rate: float) -> None:
+        """Sets how many floating-point operations a second a product of matrices makes."""
+        self._monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: rate)

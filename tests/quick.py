@@ -1,0 +1,15 @@
+"""Leaves out what most tests of trainings do not look at, and what takes longer than these trainings."""
+
+from sebp_edge.run.general_loss import GeneralLoss
+
+
+def skip_losses_of_texts(patch) -> None:
+    """Leaves out the loss on general text and the search for copies."""
+    patch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
+
+
+def skip_assessment(patch) -> None:
+    """Leaves out the samples too."""
+    skip_losses_of_texts(patch)
+    patch.setattr("sebp_edge.run.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
