@@ -89,7 +89,7 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me
     reading = texts if isinstance(texts, Reading) else read_all(texts, memory, progress)
     _refuse_too_large(_counted(document.content for document in reading.documents), memory)
     if reading.chats:
-        reading = _with_documents_of_chats(reading, (me,) if isinstance(me, str) else tuple(me))
+        reading = _with_documents_of_chats(reading, (me,) if isinstance(me, str) else tuple(me), progress)
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
@@ -143,7 +143,7 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> R
     return reading
 
 
-def _with_documents_of_chats(reading: Reading, me: Sequence[str]) -> Reading:
+def _with_documents_of_chats(reading: Reading, me: Sequence[str], progress: Progress) -> Reading:
     """Returns the reading with the documents that the owner's words in chats are."""
     if reading.chats.need_owner and not me:
         what = " and ".join(reading.exports)
@@ -153,6 +153,7 @@ def _with_documents_of_chats(reading: Reading, me: Sequence[str]) -> Reading:
     )
     additions, faults = _Additions(reading), _Faults("chats")
     for part in reading.chats.documents(me):
+        progress.advance(0)
         if isinstance(part, LeftOut):
             reading.left_out.append(part)
         else:
