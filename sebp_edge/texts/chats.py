@@ -18,6 +18,8 @@ from sebp_edge.units import plural
 
 # The author of the owner's words in exports that have no name for them.
 OWNER = "You"
+# Longer days, in messages, are not looked for in other files.
+MAX_COMPARED = 2_000
 
 Person = tuple[str, str]  # a service and an id
 
@@ -96,12 +98,15 @@ class Chats:
     def __init__(self):
         self._found: list[tuple[str, Chat]] = []
         self._names: dict[Person, str] = {}
+        self._added: Mapping[str, str] = {}  # many chats share their names
 
     def add(self, source: str, part: Chat | Names) -> None:
         """Adds a part of the file that is called `source`."""
         if isinstance(part, Chat):
             self._found.append((source, part))
-        self._names |= {(part.service, id): name for id, name in part.names.items()}
+        if part.names is not self._added:
+            self._added = part.names
+            self._names |= {(part.service, id): name for id, name in part.names.items()}
 
     def __iter__(self) -> Iterator[tuple[str, Chat]]:
         return iter(self._found)
@@ -196,12 +201,10 @@ class Chats:
 
     def _conversation(self, chat: Chat, messages: list[ChatMessage], mine: Set[str]) -> Conversation | None:
         """Returns the conversation up to the owner's last message; None if there is none."""
-        while messages and messages[-1].author not in mine:
-            if chat.is_mail:
-                return None
-            messages = messages[:-1]
-        if not messages:
+        own = [index for index, message in enumerate(messages) if message.author in mine]
+        if not own or (chat.is_mail and messages[-1].author not in mine):
             return None
+        messages = messages[: own[-1] + 1]
         with_names = len({message.author for message in messages} - mine) > 1
         # Chat templates begin with the user.
         turns: list[Message] = [{"role": "user", "content": ""}] if messages[0].author in mine else []
@@ -247,7 +250,7 @@ def _held_by_longer(days: list[tuple[str, Chat, str, list[ChatMessage]]]) -> set
     """
     alike: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for index, (_, chat, day, messages) in enumerate(days):
-        if not chat.is_mail and len({message.author for message in messages}) > 1:
+        if not chat.is_mail and len({message.author for message in messages[:MAX_COMPARED]}) > 1:
             alike[chat.service, chat.id, day].append(index)
     return {
         index
@@ -256,7 +259,7 @@ def _held_by_longer(days: list[tuple[str, Chat, str, list[ChatMessage]]]) -> set
         if any(
             days[index][0] != days[other][0] and _is_within(days[index][3], days[other][3])
             for other in indices
-            if len(days[index][3]) < len(days[other][3])
+            if len(days[index][3]) < len(days[other][3]) <= MAX_COMPARED
         )
     }
 

@@ -31,7 +31,7 @@ from sebp_edge.texts.vaults import Vault
 
 # How much of a file is looked at to know what it is, in bytes.
 BEGINNING = 100_000
-# The most of one file, in bytes: its people cannot split it. It takes 2 to 5 times its size of memory.
+# Size limit of an export, in bytes, which its owner can hardly split.
 MAX_EXPORT = 500_000_000
 # Mailboxes are read a mail at a time, so they may be this large, in bytes.
 MAX_MAILBOX = 20_000_000_000

@@ -69,14 +69,13 @@ def find_members(path: Path, leave_out: Callable[[str, str], None]) -> Iterator[
         if info.is_dir():
             continue
         member = Member(archive, info)
+        if reason := _reason_against(member):
+            leave_out(printable(info.filename), reason)
+            continue
         unpacked += info.file_size if member.suffix.lower() != ".mbox" else 0
         if unpacked > MAX_UNPACKED:
             raise Unreadable(f"more than {MAX_UNPACKED // 10**9} GB once unpacked; unpack it, and give the folder")
-        if reason := _reason_against(member):
-            unpacked -= info.file_size
-            leave_out(printable(info.filename), reason)
-        else:
-            yield member
+        yield member
 
 
 def read_member(read: Callable[[Member], Iterable[Part]], member: Member) -> Iterator[Part]:
