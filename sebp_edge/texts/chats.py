@@ -18,8 +18,6 @@ from sebp_edge.units import plural
 
 # The author of the owner's words in exports that have no name for them.
 OWNER = "You"
-# Longer days, in messages, are not looked for in other files.
-MAX_COMPARED = 2_000
 
 Person = tuple[str, str]  # a service and an id
 
@@ -166,17 +164,16 @@ class Chats:
             TextsError: nobody has such a name, or two people of one service have it.
         """
         owners = self._owners(me) if self.need_owner else set()
-        days = [(source, chat, day, own) for source, chat in self._found for day, own in _days(chat)]
-        held, counts = _held_by_longer(days), Counter()
-        for number, (source, chat, day, messages) in enumerate(days):
+        counts: Counter[tuple[str, str]] = Counter()
+        for source, chat in self._found:
             mine = {id for service, id in owners if service == chat.service} if chat.owner is None else {chat.owner}
-            conversation = self._conversation(chat, messages, mine)
-            if conversation is None:
-                counts[source, "mails of others" if chat.is_mail else "days of chats without a message of yours"] += 1
-            elif number in held:
-                counts[source, "days that a longer export of the chat holds"] += 1
-            else:
-                yield ", ".join([source, *(part for part in (chat.id, day) if part not in source)]), conversation
+            for day, messages in _days(chat):
+                if conversation := self._conversation(chat, messages, mine):
+                    yield ", ".join([source, *(part for part in (chat.id, day) if part not in source)]), conversation
+                else:
+                    counts[
+                        source, "mails of others" if chat.is_mail else "days of chats without a message of yours"
+                    ] += 1
         for (source, kind), count in counts.items():
             yield LeftOut(source, f"{kind}: {count:,}")
 
@@ -241,29 +238,3 @@ def _days(chat: Chat) -> Iterator[tuple[str, list[ChatMessage]]]:
     for message in chat.messages:
         days[message.day].append(message)
     yield from days.items()
-
-
-def _held_by_longer(days: list[tuple[str, Chat, str, list[ChatMessage]]]) -> set[int]:
-    """Returns the indices of the days of which another file has the same messages and more before or after them.
-
-    What only one person wrote may stand in two chats.
-    """
-    alike: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for index, (_, chat, day, messages) in enumerate(days):
-        if not chat.is_mail and len({message.author for message in messages[:MAX_COMPARED]}) > 1:
-            alike[chat.service, chat.id, day].append(index)
-    return {
-        index
-        for indices in alike.values()
-        for index in indices
-        if any(
-            days[index][0] != days[other][0] and _is_within(days[index][3], days[other][3])
-            for other in indices
-            if len(days[index][3]) < len(days[other][3]) <= MAX_COMPARED
-        )
-    }
-
-
-def _is_within(part: list[ChatMessage], whole: list[ChatMessage]) -> bool:
-    begins = (begin for begin in range(len(whole) - len(part) + 1) if whole[begin] == part[0])
-    return any(whole[begin : begin + len(part)] == part for begin in begins)

@@ -81,22 +81,6 @@ def test_another_export_of_a_chat_makes_the_same_documents(tmp_path):
     assert reading.num_equal == 4
 
 
-def test_a_day_that_a_longer_export_holds_is_left_out(tmp_path):
-    lines = ANNA.splitlines(keepends=True)
-    write_file(tmp_path, "a/_chat.txt", "".join(lines[:3]))
-    write_file(tmp_path, "b/_chat.txt", ANNA)
-    reading = read_texts(tmp_path, me="Anna")
-    assert [document.source for document in reading.documents] == ["b/_chat.txt, 2024-03-01", "b/_chat.txt, 2024-03-02"]
-    reasons = {item.source: item.reason for item in reading.left_out}
-    assert reasons["a/_chat.txt"] == "days that a longer export of the chat holds: 1"
-
-
-def test_what_one_person_wrote_to_two_people_is_no_longer_export(tmp_path):
-    write_file(tmp_path, "a.txt", "13/03/24, 10:00 - Anna: Thanks!\n")
-    write_file(tmp_path, "b.txt", "13/03/24, 10:00 - Anna: Thanks!\n13/03/24, 10:01 - Cem: For what?\n" * 2)
-    assert len(documents(tmp_path)) == 2
-
-
 def test_the_same_words_of_other_people_are_another_document(tmp_path):
     one = write_file(tmp_path, "a.txt", ANNA)
     other = write_file(tmp_path, "b.txt", ANNA.replace("Bob", "Cem"))
