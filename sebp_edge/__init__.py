@@ -11,7 +11,7 @@ Names are imported on first use, so that `sebp-edge --help` does not load torch.
 import importlib
 from typing import TYPE_CHECKING
 
-from sebp_edge.version import __version__
+from sebp_edge.basics.version import __version__
 
 _HOMES = {
     "AdaptResult": "sebp_edge.run.result",

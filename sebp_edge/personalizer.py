@@ -12,12 +12,13 @@ from sebp_edge.adapters.forget import Forgetting, forget
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.files import expand_user
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import BusyError, Interrupted, OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
-from sebp_edge.files import expand_user
-from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.plan import Plan
@@ -38,7 +39,6 @@ from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.prompts import Messages, check_prompt
 from sebp_edge.texts.readers import read_texts

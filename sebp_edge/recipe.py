@@ -16,8 +16,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Literal, get_args
 
+from sebp_edge.basics.files import read_text
 from sebp_edge.errors import OptionError, RecipeError, suggest
-from sebp_edge.files import read_text
 
 Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]

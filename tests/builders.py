@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from sebp_edge.models.catalog import BUNDLED_FOLDER
-from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Group, Schedule, shuffled_batches

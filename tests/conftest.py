@@ -212,7 +212,7 @@ def micro_batches(monkeypatch):
 @pytest.fixture
 def fused_modules(monkeypatch):
     """Replaces norms and MLPs where there is no GPU, too."""
-    monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
+    monkeypatch.setattr("sebp_edge.sparse.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
 
 
 @pytest.fixture

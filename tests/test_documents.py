@@ -132,7 +132,7 @@ def test_a_figure_from_a_table_is_searched_for_there(monkeypatch):
 
 
 def test_the_page_for_apps_names_every_event_error_and_public_name():
-    page = (ROOT / "sebp_edge" / "APPS.md").read_text(encoding="utf-8")
+    page = (ROOT / "sebp_edge" / "run" / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w.]+)`", page))
     for event in events.Event.__subclasses__():
         assert {event.event, event.__name__} <= named, event

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sebp_edge
-from sebp_edge import frozen
+from sebp_edge.cli import frozen
 
 ROOT = Path(__file__).parents[1]
 (HOOK,) = [path for folder in frozen.hook_folders() for path in Path(folder).glob("hook-*.py")]

@@ -35,10 +35,10 @@ from sebp_edge.research.bench.timer import time_variant
 from sebp_edge.research.bench.variants import GRAPH, VARIANTS
 from sebp_edge.research.bench.workload import Workload
 from sebp_edge.research.rules.selection import Threshold, TopN
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sebp_edge.units import gigabytes, percent, percents_apart, plural, sizes_apart
+from sebp_edge.basics.units import gigabytes, percent, percents_apart, plural, sizes_apart
 
 
 @pytest.mark.parametrize(

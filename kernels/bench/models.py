@@ -25,7 +25,7 @@ from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.research.bench.correctness import Gradients, errors, in_fp32, loss_and_gradients, norms, total_norm
 from sebp_edge.research.bench.timer import running
 from sebp_edge.research.bench.variants import DENSE, Variant
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 LENGTHS = Path(__file__).with_name("lengths.json")

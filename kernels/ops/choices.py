@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from sebp_edge.files import cache_folder, write_atomically
+from sebp_edge.basics.files import cache_folder, write_atomically
 
 from .tiles import Tiles, safe_tiles
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sebp_edge.adapters.folders import NUMBER
+from sebp_edge.basics.files import flush, read_text, write_atomically
 from sebp_edge.errors import StorageError
-from sebp_edge.files import flush, read_text, write_atomically
 
 _FILE = "active"
 # How many earlier versions a rollback can go back to.

@@ -40,8 +40,8 @@ from sebp_edge.adapters.salt import read_number, read_salt, write_number
 from sebp_edge.adapters.saved import DOCUMENTS, QUESTIONS, SavedAdapter
 from sebp_edge.adapters.training_report import SAMPLES
 from sebp_edge.adapters.version_report import VersionReport
+from sebp_edge.basics.files import expand_user, flush, make_private, storage_errors, write_atomically
 from sebp_edge.errors import AdapterError, suggest
-from sebp_edge.files import expand_user, flush, make_private, storage_errors, write_atomically
 
 if TYPE_CHECKING:
     from sebp_edge.adapters.where import Where

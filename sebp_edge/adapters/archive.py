@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.basics.files import flush, parse_dataclass, storage_errors, walk
 from sebp_edge.errors import AdapterError, OptionError
-from sebp_edge.files import flush, parse_dataclass, storage_errors, walk
 
 _LIST = "archive.json"
 _FORMAT = 1

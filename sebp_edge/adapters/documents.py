@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sebp_edge.adapters import packed_documents
 from sebp_edge.adapters.saved import DOCUMENTS
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import read_json
 from sebp_edge.texts.remembered import NUM_FOLDS, ROLES, SKETCH_SIZE, SPLITS
 
 _FORMAT = 3

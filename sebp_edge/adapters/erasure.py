@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.basics.files import flush, parse_dataclass, read_json, storage_errors, write_atomically
+from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import flush, parse_dataclass, read_json, storage_errors, write_atomically
-from sebp_edge.version import __version__
 
 _PENDING = ".forgetting"
 _RECEIPT = re.compile(r"forgotten-([1-9]\d{0,8})\.json")

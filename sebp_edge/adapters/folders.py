@@ -15,7 +15,7 @@ from typing import Protocol
 
 from sebp_edge.adapters.names import folder_of, name_of
 from sebp_edge.adapters.record import RECORD, AdapterRecord
-from sebp_edge.files import flush, storage_errors, walk
+from sebp_edge.basics.files import flush, storage_errors, walk
 
 NUMBERS = ".numbers"
 NUMBER = re.compile(r"[1-9][0-9]{0,17}")

@@ -21,8 +21,8 @@ from sebp_edge.adapters.history import history_of
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.where import Where
+from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
-from sebp_edge.files import expand_user
 from sebp_edge.texts.documents import Document, content_hash, own_text, printable
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.readers import Reading, read_texts

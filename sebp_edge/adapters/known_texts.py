@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import read_json
 
 KNOWN_TEXTS = "known_texts.json"
 _FORMAT = 1

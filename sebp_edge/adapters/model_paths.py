@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sebp_edge.adapters.folders import all_versions
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.basics.files import read_json, write_atomically
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import read_json, write_atomically
 
 _FILE = ".models"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Literal
 
+from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
+from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import NewerFormat, parse_dataclass, read_json
-from sebp_edge.version import __version__
 
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.

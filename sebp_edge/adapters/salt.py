@@ -7,8 +7,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from sebp_edge.adapters.folders import NUMBER, NUMBERS
+from sebp_edge.basics.files import make_private, read_text, storage_errors, write_atomically
 from sebp_edge.errors import StorageError
-from sebp_edge.files import make_private, read_text, storage_errors, write_atomically
 
 _FILE = ".salt"
 _SALT = re.compile("[0-9a-f]{32}")

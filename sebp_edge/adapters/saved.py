@@ -21,8 +21,8 @@ from sebp_edge.adapters.folders import Saveable, temporary_folder, version_numbe
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import read_report, read_samples
 from sebp_edge.adapters.version_report import VersionReport
+from sebp_edge.basics.files import flush, storage_errors
 from sebp_edge.errors import AdapterError, StorageError
-from sebp_edge.files import flush, storage_errors
 
 JUDGED = "judged"
 DOCUMENTS = "documents.json"

@@ -27,9 +27,9 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_salt
 from sebp_edge.adapters.saved import QUESTIONS, SavedAdapter
+from sebp_edge.basics.files import expand_user, make_private, storage_errors
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
-from sebp_edge.files import expand_user, make_private, storage_errors
-from sebp_edge.units import sizes_apart
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21

@@ -9,8 +9,8 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.errors import AdapterError
-from sebp_edge.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.questions.answers import Answered
 from sebp_edge.texts.documents import LeftOut
 

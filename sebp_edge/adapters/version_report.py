@@ -5,9 +5,9 @@ from pathlib import Path
 
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport
-from sebp_edge.pages import chart
-from sebp_edge.pages.render import mark, render
-from sebp_edge.units import duration, gigabytes, percent, plural
+from sebp_edge.basics.pages import chart
+from sebp_edge.basics.pages.render import mark, render
+from sebp_edge.basics.units import duration, gigabytes, percent, plural
 
 MARK = mark("adapters report")
 

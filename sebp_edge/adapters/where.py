@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sebp_edge.basics.files import parse_dataclass, read_json, write_atomically
 from sebp_edge.errors import OptionError
-from sebp_edge.files import parse_dataclass, read_json, write_atomically
 from sebp_edge.texts.folders import Folder
 
 _FILE = "where.json"

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
+from sebp_edge.basics.interruptions import SIGNALS
 from sebp_edge.cli.early_signals import exit_interrupted
-from sebp_edge.interruptions import SIGNALS
 
 
 def main() -> None:

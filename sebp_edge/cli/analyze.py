@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from sebp_edge.basics.files import check_output_file
+from sebp_edge.basics.pages.render import write
+from sebp_edge.basics.units import percent, plural
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Request, parse_path, takes_request
-from sebp_edge.files import check_output_file
-from sebp_edge.pages.render import write
-from sebp_edge.units import percent, plural
 
 HTML = "sebp-edge-analysis.html"
 

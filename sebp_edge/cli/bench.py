@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from sebp_edge.basics.files import check_output_file
+from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Notice
-from sebp_edge.files import check_output_file
-from sebp_edge.units import gigabytes, percent
 
 
 def bench(

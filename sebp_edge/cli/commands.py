@@ -2,6 +2,7 @@
 
 import typer
 
+from sebp_edge.basics.version import __version__
 from sebp_edge.cli import (
     adapt,
     adapters,
@@ -16,7 +17,6 @@ from sebp_edge.cli import (
     lr_range,
     plan,
 )
-from sebp_edge.version import __version__
 
 app = typer.Typer(
     name="sebp-edge",

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sebp_edge.basics.files import cache_folder
+from sebp_edge.basics.interruptions import SIGNALS, Interruptions
 from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import JsonLines
-from sebp_edge.files import cache_folder
-from sebp_edge.interruptions import SIGNALS, Interruptions
 
 
 class _Console(Console):

@@ -14,9 +14,9 @@ import torch
 from huggingface_hub import constants
 
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.units import gigabytes, plural, sizes_apart
 from sebp_edge.machine import devices
 from sebp_edge.ops.backend import has_triton
-from sebp_edge.units import gigabytes, plural, sizes_apart
 
 
 @dataclass(frozen=True)

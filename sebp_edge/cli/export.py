@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from sebp_edge.basics.units import percent
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Json, parse_path
-from sebp_edge.units import percent
 
 
 def export(

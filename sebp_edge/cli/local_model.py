@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sebp_edge.errors import MachineError, SebpEdgeError
-from sebp_edge.gguf.file import GgufFile
 from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.gguf.file import GgufFile
 from sebp_edge.models.gguf_base import refuse_unknown
 from sebp_edge.models.hub import local_folder
 from sebp_edge.models.loading import model_from_config

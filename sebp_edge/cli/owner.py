@@ -4,9 +4,9 @@ import sys
 
 import typer
 
+from sebp_edge.basics.units import plural
 from sebp_edge.cli.console import err, printable
 from sebp_edge.errors import OwnerUnknown
-from sebp_edge.units import plural
 
 # Number of people that are listed.
 MAX_PEOPLE = 20

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from sebp_edge.basics.units import duration, gigabytes, sizes_apart
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 from sebp_edge.errors import OptionError
-from sebp_edge.units import duration, gigabytes, sizes_apart
 
 DESCRIPTIONS = {
     "weights": "base model",

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sebp_edge.basics.units import duration, gigabytes, plural, sizes_apart
 from sebp_edge.cli.console import discard_output, err, out
 from sebp_edge.events import (
     Evaluated,
@@ -32,7 +33,6 @@ from sebp_edge.events import (
     TrainingStarted,
 )
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.units import duration, gigabytes, plural, sizes_apart
 
 MAX_LEFT_OUT_LINES = 10
 # More things that are left out for the same reason are one line.

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
-from sebp_edge.stopping import Check
 
 # Number of likeliest tokens that are compared.
 TOP = 20

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.basics.stopping import Check
+from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError, OptionError, suggest
 from sebp_edge.events import Notice, Sink, TensorWritten
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
@@ -16,9 +18,7 @@ from sebp_edge.export.source import Source
 from sebp_edge.export.target import check_space, check_target, new_folder
 from sebp_edge.machine.devices import free_memory
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.stopping import Check
 from sebp_edge.texts.readers import Reading
-from sebp_edge.units import percent, sizes_apart
 
 SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
 from sebp_edge.export.gguf_file import (
@@ -35,11 +36,10 @@ from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_se
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import Read
-from sebp_edge.gguf.families import GgufModel
+from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
 from sebp_edge.questions.asking import plain_question
-from sebp_edge.stopping import Check
 
 OURSELVES = "sebp-edge"
 

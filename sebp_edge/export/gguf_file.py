@@ -24,8 +24,8 @@ from torch import Tensor
 
 from sebp_edge.errors import ExportError
 from sebp_edge.export.weights import MergedWeights, Read
-from sebp_edge.gguf.families import GgufModel
-from sebp_edge.gguf.quantised import quantisation_of_head
+from sebp_edge.models.gguf.families import GgufModel
+from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.lora import LoraFactors
 
 # From the smallest to the largest, by bits a weight.
@@ -137,7 +137,7 @@ def dequantised(values: np.ndarray, kind: GGMLQuantizationType) -> Tensor:
 def open_exported(path: Path, model: GgufModel) -> Read:
     """Returns the reader of an exported file's tensors, in fp32 under transformers' names.
 
-    It reads with the package gguf, which has the types of llama.cpp's K-quantisations that `sebp_edge.gguf` lacks.
+    It reads with the package gguf, which has the types of llama.cpp's K-quantisations that `models.gguf` lacks.
     """
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
 

@@ -4,8 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError, OptionError
-from sebp_edge.stopping import Check
 
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
 _PROGRAM = "llama-quantize"

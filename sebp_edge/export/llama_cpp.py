@@ -10,8 +10,8 @@ import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.export.child import Predicted, run
-from sebp_edge.stopping import Check
 
 
 def is_installed() -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from sebp_edge.files import read_json
+from sebp_edge.basics.files import read_json
 from sebp_edge.models.lora import LoraFactors
 from sebp_edge.models.weights import read_weights
 

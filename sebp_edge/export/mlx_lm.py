@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.export.child import Predicted, run
-from sebp_edge.stopping import Check
 
 _WITHOUT_WINDOWS = ("mistral", "qwen2", "qwen3", "smollm3", "gemma2", "phi3")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.stopping import Check
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import ExportError, TextsError
 from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
@@ -21,14 +23,12 @@ from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.recipe import Recipe
-from sebp_edge.stopping import Check
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import own_text
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import Reading
 from sebp_edge.training.scoring import score
-from sebp_edge.units import percent
 
 # Number of tokens of a text that are compared.
 NUM_TOKENS = 200

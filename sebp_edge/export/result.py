@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from sebp_edge.units import gigabytes
+from sebp_edge.basics.units import gigabytes
 
 
 @dataclass(frozen=True)

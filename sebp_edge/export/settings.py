@@ -7,9 +7,9 @@ import json
 import shutil
 from pathlib import Path
 
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import ExportError
 from sebp_edge.export.source import Source
-from sebp_edge.files import read_json
 from sebp_edge.models.older_names import (
     OLDER_ROPE,
     ROPE,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
+from sebp_edge.basics.files import expand_user, flush, storage_errors, walk
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.files import expand_user, flush, storage_errors, walk
-from sebp_edge.units import sizes_apart
 
 _CANNOT = "Cannot export to"
 # Temporary folders are beside the target. A lock file beside each is locked for as long as its process runs.

@@ -7,7 +7,7 @@ Before anything is loaded, in reading order:
 options         what a training holds in memory at once
 shape_reader    reads a decoder's shape, and how its blocks run, from its config (types: `sebp_edge.models.shape`)
 setup           shape, recipe, device and options together
-activations     predicts the memory of one micro-batch, as the sum of what each patch in `sebp_edge.patches` predicts
+activations     predicts the memory of one micro-batch, as the sum of what each patch in `sparse.patches` predicts
 footprint       the memory of the whole training, by purpose; imports no torch
 prediction      predicts that
 work            the sizes of a training's micro-batches, and their cost

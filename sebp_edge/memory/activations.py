@@ -12,13 +12,13 @@ from functools import cached_property
 
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.shape import Block, DecoderShape
-from sebp_edge.patches.attention import backward_of_attention, kept_by_attention, temporary_in_attention
-from sebp_edge.patches.checkpoints import inputs_on_device, max_inputs_on_device
-from sebp_edge.patches.execution import FP32, Execution
-from sebp_edge.patches.lora import kept_by_lora
-from sebp_edge.patches.loss import bytes_of_loss, kept_by_loss, logits_at_once
-from sebp_edge.patches.mlp_chunks import backward_of_chunks, kept_by_chunks, rows_per_chunk
-from sebp_edge.patches.norms_and_mlps import (
+from sebp_edge.sparse.patches.attention import backward_of_attention, kept_by_attention, temporary_in_attention
+from sebp_edge.sparse.patches.checkpoints import inputs_on_device, max_inputs_on_device
+from sebp_edge.sparse.patches.execution import FP32, Execution
+from sebp_edge.sparse.patches.lora import kept_by_lora
+from sebp_edge.sparse.patches.loss import bytes_of_loss, kept_by_loss, logits_at_once
+from sebp_edge.sparse.patches.mlp_chunks import backward_of_chunks, kept_by_chunks, rows_per_chunk
+from sebp_edge.sparse.patches.norms_and_mlps import (
     backward_of_mlp,
     gradients_in_mlp,
     kept_by_mlp,
@@ -26,8 +26,8 @@ from sebp_edge.patches.norms_and_mlps import (
     kept_by_norms,
     temporary_in_mlp,
 )
-from sebp_edge.patches.tied_embedding import has_one_gradient
-from sebp_edge.rows.buckets import Bucket
+from sebp_edge.sparse.patches.tied_embedding import has_one_gradient
+from sebp_edge.sparse.rows.buckets import Bucket
 
 
 @dataclass(frozen=True)

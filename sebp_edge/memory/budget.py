@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from sebp_edge.basics.units import gigabytes, sizes_apart
 from sebp_edge.errors import OptionError
-from sebp_edge.units import gigabytes, sizes_apart
 
 _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 # In bytes. A smaller text or number is one whose unit was forgotten; plans of very small models take less than 1 MB.

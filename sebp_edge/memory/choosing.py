@@ -8,6 +8,7 @@ precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Valu
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
@@ -23,7 +24,6 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.schedule import RowLimit, Schedule
-from sebp_edge.units import sizes_apart
 
 # Ranks that a plan may lower an adapter to.
 LOWER_RANKS = (8, 4)

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import torch
 
+from sebp_edge.basics.units import gigabytes, sizes_apart
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.machine import devices, process, stacks
-from sebp_edge.units import gigabytes, sizes_apart
 
 # Bytes that must stay free, for code that is loaded late and for other programs.
 MIN_FREE = 64 * 2**20

@@ -2,6 +2,7 @@
 
 import torch
 
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
 from sebp_edge.memory.prediction import predict_footprint
@@ -10,8 +11,7 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.units import sizes_apart
+from sebp_edge.sparse.rows.buckets import Bucket
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:

@@ -18,12 +18,12 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
-from sebp_edge.patches.attention import FusedAttention
-from sebp_edge.patches.norms_and_mlps import SmallOps
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches.attention import FusedAttention
+from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 # Path prefix of an MLP that can run in chunks of rows (see `ChunkedMlps`).
 MLP = "mlp."

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sebp_edge.rows.buckets import Bucket, choose_buckets
-from sebp_edge.rows.shared_prefixes import num_shared_tokens
+from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
+from sebp_edge.sparse.rows.shared_prefixes import num_shared_tokens
 from sebp_edge.texts.schedule import MicroBatch, Schedule
 
 # Fixed cost of a micro-batch on a CPU, in tokens: 45 ms at 0.84 ms per token, for the bundled model on one core.

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import ModelError
-from sebp_edge.files import read_json
 from sebp_edge.machine import devices
 from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import ModelReference

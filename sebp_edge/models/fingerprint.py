@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from sebp_edge.basics.files import cache_folder, make_private, read_json, write_atomically
 from sebp_edge.errors import ModelError
-from sebp_edge.files import cache_folder, make_private, read_json, write_atomically
 from sebp_edge.models.installed import digest_in_name
 from sebp_edge.models.weights import first_non_finite
 

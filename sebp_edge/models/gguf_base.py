@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sebp_edge.errors import ModelError
-from sebp_edge.gguf.families import config_of, read_weight, weight_names
-from sebp_edge.gguf.file import GgufFile
-from sebp_edge.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.gguf.families import config_of, read_weight, weight_names
+from sebp_edge.models.gguf.file import GgufFile
+from sebp_edge.models.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
 from sebp_edge.models.soundness import refuse_too_many_modules
 
 _CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from sebp_edge.basics.files import read_json, read_text
 from sebp_edge.errors import ModelError
-from sebp_edge.files import read_json, read_text
 
 GGUF = ".gguf"
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"

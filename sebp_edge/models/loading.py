@@ -23,8 +23,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
-from sebp_edge.files import read_json
 from sebp_edge.machine import devices
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference

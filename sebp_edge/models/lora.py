@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
-from sebp_edge.files import read_json
-from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.machine.devices import forked_random_state
+from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.training_hook import TrainingHook

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from sebp_edge.files import make_private, read_json, storage_errors, write_atomically
+from sebp_edge.basics.files import make_private, read_json, storage_errors, write_atomically
 from sebp_edge.questions.interview import Interview, Interviewed
 from sebp_edge.questions.question import Question
 from sebp_edge.texts.progress import Progress

@@ -3,9 +3,9 @@
 import math
 from dataclasses import asdict, dataclass
 
+from sebp_edge.basics.units import plural
 from sebp_edge.errors import OptionError
 from sebp_edge.research.lr_sweep import MEMORY, RangeStep
-from sebp_edge.units import plural
 
 LOWEST, HIGHEST, STEPS = 1e-6, 1.0, 100
 # The smoothed loss is an average of about this many steps, so earlier ones say little.

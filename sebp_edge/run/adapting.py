@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -17,7 +18,6 @@ from sebp_edge.errors import (
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Notice
-from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes

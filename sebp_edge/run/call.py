@@ -10,6 +10,8 @@ import torch
 
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError, OptionError, StorageError
 from sebp_edge.events import Event, Notice, Sink
 from sebp_edge.machine import devices
@@ -21,10 +23,8 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_in_use import ModelInUse
-from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.units import sizes_apart
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000

@@ -16,8 +16,8 @@ from sebp_edge.events import ExamplesEvaluated, Sink
 from sebp_edge.memory.options import FEW_LOGITS
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.patches.patch import Patch
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.patches.patch import Patch
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 
 MAX_TOKENS = 10_000

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from sebp_edge.basics.files import cache_folder, make_private, read_json, write_atomically
 from sebp_edge.events import Sink
-from sebp_edge.files import cache_folder, make_private, read_json, write_atomically
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens

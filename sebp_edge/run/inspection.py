@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
+from sebp_edge.basics.units import duration, gigabytes, plural
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
@@ -23,7 +24,6 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import Content, Conversation, LeftOut, own_text
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
-from sebp_edge.units import duration, gigabytes, plural
 
 NUM_EXAMPLES = 2
 # A document is read badly if it takes this many times as many tokens per character as the median of the documents, and

@@ -8,6 +8,7 @@ from typing import Any
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import CopiedRun, KeptSamples, Sample, TrainingReport
+from sebp_edge.basics.units import percent, plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.saving import describe_activation, has_commands
@@ -15,7 +16,6 @@ from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.quiz import QuizFigures
-from sebp_edge.units import percent, plural
 
 
 @dataclass(frozen=True)

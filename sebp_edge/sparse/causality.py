@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.patches.agreement import FAILURES, evaluating, trial_batch
-from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.patches.agreement import FAILURES, evaluating, trial_batch
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 logger = logging.getLogger(__name__)
 

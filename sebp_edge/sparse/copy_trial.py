@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
-from sebp_edge.patches.agreement import FAILURES, gradients_agree
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.rows.shared_prefixes import share_prefixes
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches.agreement import FAILURES, gradients_agree
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
 
 # Beyond the copy's windows and limits, between the two, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import reads_first_token
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels")
 REGRESSION = "regression"

@@ -31,16 +31,16 @@ from sebp_edge.models.architecture import (
 )
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
-from sebp_edge.patches.agreement import HIDDEN_STATES, evaluating, find_mismatch, gradients_agree
-from sebp_edge.patches.checkpoints import is_in_checkpoint
-from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.patch import Patch
-from sebp_edge.patches.state import ModelState
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.causality import graph_cut_after
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
 from sebp_edge.sparse.hoist import ATTENTION
+from sebp_edge.sparse.patches.agreement import HIDDEN_STATES, evaluating, find_mismatch, gradients_agree
+from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
+from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.patch import Patch
+from sebp_edge.sparse.patches.state import ModelState
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 class HoistedEncoder(Patch):

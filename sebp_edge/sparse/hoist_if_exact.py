@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.units import percent
 
 # Lengths in tokens of the sequences whose losses are compared.
 LENGTHS = (48, 31)

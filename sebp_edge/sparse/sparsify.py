@@ -34,14 +34,15 @@ from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
 from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_linear, sparse_rowwise
 from sebp_edge.ops.rows import num_active
-from sebp_edge.patches.checkpoints import is_in_checkpoint
-from sebp_edge.patches.kept_inputs import KeptInputs
-from sebp_edge.patches.last_layer import LastLayer
-from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.loss import FusedLoss
-from sebp_edge.patches.patch import Patch, forward_of, has_own_forward
-from sebp_edge.patches.state import ModelState
-from sebp_edge.rows.batch_rows import (
+from sebp_edge.sparse.causality import Causality
+from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
+from sebp_edge.sparse.patches.kept_inputs import KeptInputs
+from sebp_edge.sparse.patches.last_layer import LastLayer
+from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.loss import FusedLoss
+from sebp_edge.sparse.patches.patch import Patch, forward_of, has_own_forward
+from sebp_edge.sparse.patches.state import ModelState
+from sebp_edge.sparse.rows.batch_rows import (
     ALL,
     DETECTED,
     BatchRows,
@@ -50,9 +51,8 @@ from sebp_edge.rows.batch_rows import (
     decoder_rows,
     encoder_rows,
 )
-from sebp_edge.rows.row_plan import RowPlan
-from sebp_edge.rows.row_rule import DroppedRows, RowRule, Selection
-from sebp_edge.sparse.causality import Causality
+from sebp_edge.sparse.rows.row_plan import RowPlan
+from sebp_edge.sparse.rows.row_rule import DroppedRows, RowRule, Selection
 from sebp_edge.sparse.verification import UnverifiedRows, Verification
 
 # Gathering the rows of a norm or an activation saves time only from this many skipped elements on, and from this many
@@ -391,7 +391,7 @@ def sparsify(model: nn.Module, rows: RowsToCompute = "exact", *, keep_logits: bo
     known beforehand.
 
     Gradients equal the dense ones. Given `labels`, rows are taken from the labels and the attention mask (see
-    `sebp_edge.rows.batch_rows`). The first backward pass of each kind of call detects its rows, and verifies that all
+    `sparse.rows.batch_rows`). The first backward pass of each kind of call detects its rows, and verifies that all
     others carry no gradient. If some do, or if the loss is computed outside of the model, every backward pass detects
     the non-zero rows of dL/dY. If a loss on other rows' logits or hidden states is added later, the backward pass
     raises a SparsityError; one that reaches into a layer is not seen then. With SEBP_EDGE_VERIFY=1 in the environment,

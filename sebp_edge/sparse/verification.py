@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import ActiveRows, Rows, nonzero_rows, select_rows
 from sebp_edge.ops.rows import skipped_rows
-from sebp_edge.rows.batch_rows import BatchRows
+from sebp_edge.sparse.rows.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
 

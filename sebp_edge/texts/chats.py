@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
+from sebp_edge.basics.units import plural
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.documents import Conversation, LeftOut, Message
-from sebp_edge.units import plural
 
 # The author of the owner's words in exports that have no name for them.
 OWNER = "You"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from sebp_edge.units import percent
+from sebp_edge.basics.units import percent
 
 # Sizes in characters: of the sample that is checked, of the part of it that is tokenised, of their pieces.
 SAMPLE, TOKENISED_SAMPLE, PIECE = 1_000_000, 100_000, 10_000

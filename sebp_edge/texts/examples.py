@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from sebp_edge.errors import ModelError, OptionError
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import NotShown, is_of_people, render_conversation, render_plain
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of

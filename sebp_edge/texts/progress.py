@@ -2,8 +2,8 @@
 
 import time
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import PreparationProgress, Sink, silent
-from sebp_edge.stopping import Check
 
 # Between two events, unless a stage begins or ends.
 SECONDS = 0.2

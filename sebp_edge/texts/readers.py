@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
 from sebp_edge.texts.chats import Author, Chat, Chats, Names
 from sebp_edge.texts.documents import (
@@ -32,7 +33,6 @@ from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.vaults import Vault
-from sebp_edge.units import gigabytes
 
 # Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
 # files, and records of one sentence.

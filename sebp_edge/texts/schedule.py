@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.buckets import Bucket
+from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example
 from sebp_edge.texts.lessons import Lesson, Lessons

@@ -220,7 +220,7 @@ def _command() -> list[str]:
                 "This model's chat template is rendered in a process of its own, which this frozen app cannot start; "
                 "freeze it with PyInstaller, or use the bundled model."
             )
-        # The runtime hook in sebp_edge/frozen makes the app the child.
+        # The runtime hook in sebp_edge/cli/frozen makes the app the child.
         return [executable, "--sebp-edge-renders-templates"]
     folders = sorted({str(Path(module.__file__).parents[1]) for module in (jinja2, markupsafe)})
     return [executable, "-S", "-P", "-c", _START, json.dumps(folders), templates.__file__]

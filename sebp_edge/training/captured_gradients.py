@@ -18,10 +18,10 @@ from torch import Tensor
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import Sink
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import add_gradients, have_large_gradients
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from sebp_edge.basics.units import percents_apart, plural
 from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.comparison import Comparison, compare
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.quiz import QuizResult
-from sebp_edge.units import percents_apart, plural
 
 # How much worse than the active version a new one may be, as a share of the active version's loss.
 TOLERANCE = 0.02

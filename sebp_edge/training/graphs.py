@@ -14,18 +14,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sebp_edge.basics.files import cache_folder
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import GraphCaptured, Sink
-from sebp_edge.files import cache_folder
 from sebp_edge.machine.captures import capturing, side_stream
 from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.ops import tuning
-from sebp_edge.patches.checkpoints import join_copies
-from sebp_edge.patches.state import ModelState
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.patches.checkpoints import join_copies
+from sebp_edge.sparse.patches.state import ModelState
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
 
 # Parts of a micro-batch's work.
 GRADIENTS, LOSSES = "gradients", "losses"

@@ -18,7 +18,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.buckets import Bucket
+from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.batches import Collator, num_soft_targets, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch

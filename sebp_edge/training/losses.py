@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.shared_prefixes import share_prefixes
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example

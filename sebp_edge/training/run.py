@@ -10,6 +10,7 @@ from statistics import median_low
 
 from torch import Tensor
 
+from sebp_edge.basics.units import duration, percent
 from sebp_edge.errors import AdapterError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
@@ -31,7 +32,6 @@ from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.restraint import restrain
 from sebp_edge.training.scoring import score
-from sebp_edge.units import duration, percent
 
 # A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180

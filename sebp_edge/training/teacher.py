@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.stopping import Check
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.teacher_tokens import TeacherTokens

@@ -15,9 +15,9 @@ from command import process, records, run
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
-from sebp_edge.interruptions import Interruptions
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 

@@ -15,9 +15,9 @@ from sebp_edge import AdapterRecord, AdapterStore, Recipe
 from sebp_edge.adapters import training_report
 from sebp_edge.adapters.training_report import REPORT, SAMPLES, Curve, TrainingReport
 from sebp_edge.adapters.version_report import VersionReport
+from sebp_edge.basics.pages import chart
 from sebp_edge.errors import AdapterError, Interrupted, OptionError
 from sebp_edge.events import StepDone
-from sebp_edge.pages import chart
 
 SECRET = "xylophonquark"
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from sebp_edge.ops import Moments
 from sebp_edge.research.bench.correctness import Reference
 from sebp_edge.research.bench.variants import trained
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.training import captured_gradients
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps

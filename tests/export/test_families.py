@@ -17,8 +17,8 @@ from sebp_edge.export.gguf_file import QUANTISATIONS, dequantised, quantised, wr
 from sebp_edge.export.read_back import MAX_DIFFERENCE
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import MergedWeights
-from sebp_edge.gguf.families import GgufModel
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.loading import load_base_model
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'sebp-edge[verify]'")

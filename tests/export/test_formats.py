@@ -195,7 +195,7 @@ def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, no_memory, 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
 def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(llama, tmp_path, monkeypatch):
-    from sebp_edge.gguf import families
+    from sebp_edge.models.gguf import families
 
     monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
     with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):

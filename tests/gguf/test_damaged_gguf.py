@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge import Recipe
 from sebp_edge.errors import ModelError, SebpEdgeError
-from sebp_edge.gguf.file import GgufFile
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.gguf.file import GgufFile
 from sebp_edge.models.loading import load_base_model
 
 # So many in this suite; SEBP_EDGE_DAMAGED_FILES asks for more.

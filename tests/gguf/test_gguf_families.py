@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from sebp_edge import Recipe
-from sebp_edge.gguf.families import FAMILIES
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.gguf.families import FAMILIES
 from sebp_edge.models.loading import load_base_model
 
 IDS = torch.randint(7, 320, (1, 60), generator=torch.Generator().manual_seed(0))

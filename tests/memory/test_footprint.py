@@ -32,13 +32,13 @@ from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import LinearShape
 from sebp_edge.ops import attention
-from sebp_edge.patches import norms_and_mlps
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches import norms_and_mlps
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.training import loop, run
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")

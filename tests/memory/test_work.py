@@ -15,8 +15,8 @@ from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import RowLimit, Schedule
 

@@ -22,8 +22,8 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.models.sampling import Sampling
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
 bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")

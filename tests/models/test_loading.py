@@ -11,12 +11,12 @@ from command import python
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError, ModelError, OptionError
 from sebp_edge.machine import devices
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
-from sebp_edge.units import gigabytes
 
 CPU = torch.device("cpu")
 LORA, FULL = Recipe.load("notes"), Recipe.load("full")

@@ -12,9 +12,9 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
 QUANTISATIONS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]

@@ -8,12 +8,12 @@ from model_families import MODELS
 
 from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
-from sebp_edge.patches import attention as attention_patch
-from sebp_edge.patches.attention import FusedAttention
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches import attention as attention_patch
+from sebp_edge.sparse.patches.attention import FusedAttention
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 LENGTHS = [7, 0, 1, 13]
 SHORT = [7, 0, 1, 13, 64, 128, 65, 0]

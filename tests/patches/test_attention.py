@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.sparse.hoist import ATTENTION
+from sebp_edge.sparse.patches.attention import FusedAttention
 
 # Families that rotate halves of heads, as ours does, and those that rotate neighbours or a part of a head.
 ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")

@@ -15,10 +15,10 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import LoraGroup
-from sebp_edge.patches.checkpoints import _HostInput
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches.checkpoints import _HostInput
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.recovery import RecoveringLearner
@@ -131,7 +131,7 @@ def test_recomputing_a_block_neither_copies_adapters_nor_computes_its_last_produ
 
 
 def test_nothing_is_recomputed_without_gradients(monkeypatch):
-    monkeypatch.setattr("sebp_edge.patches.checkpoints.checkpoint", None)
+    monkeypatch.setattr("sebp_edge.sparse.patches.checkpoints.checkpoint", None)
     model, batch = make_llama(), padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
     with torch.no_grad(), Hoisted(model) as rows:

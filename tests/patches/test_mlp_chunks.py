@@ -8,8 +8,8 @@ from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import LoraGroup
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 
 def assert_close(found, expected):

@@ -17,12 +17,12 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.activations import ACT2FN
 
-from sebp_edge.ops import Gate
+from sebp_edge.ops import GatedInputs
 from sebp_edge.ops.backend import runs_kernels
-from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.norms_and_mlps import SmallOps
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 # Norms and MLPs of two layers. A layer has two norms, four in Gemma, and two more of heads in Qwen 3 and Gemma 3.
 REPLACED = {
@@ -225,7 +225,7 @@ def test_removing_restores_bitwise_equal_results(family):
 
 def only_gates(source_of):
     """Makes a `source_of` that returns the sources of gates only, so that outputs of norms are kept."""
-    return lambda x: source if isinstance(source := source_of(x), Gate) else None
+    return lambda x: source if isinstance(source := source_of(x), GatedInputs) else None
 
 
 def kept_and_gradients(model, batch, recomputes_norms, monkeypatch):
@@ -329,6 +329,6 @@ def test_no_sources_are_recorded_without_gradients():
 
 
 def test_without_kernels_modules_are_not_replaced(monkeypatch):
-    monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", runs_kernels)
+    monkeypatch.setattr("sebp_edge.sparse.patches.norms_and_mlps.runs_kernels", runs_kernels)
     with Hoisted(make_llama()) as hoisted:
         assert hoisted._small_ops.replaced == []

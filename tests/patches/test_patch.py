@@ -9,19 +9,19 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.patches import lora
-from sebp_edge.patches.attention import FusedAttention
-from sebp_edge.patches.checkpoints import Checkpoints
-from sebp_edge.patches.last_layer import LastLayer
-from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.mlp_chunks import ChunkedMlps
-from sebp_edge.patches.norms_and_mlps import SmallOps
-from sebp_edge.patches.patch import Patch
-from sebp_edge.patches.tied_embedding import TiedEmbedding
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.patches import lora
+from sebp_edge.sparse.patches.attention import FusedAttention
+from sebp_edge.sparse.patches.checkpoints import Checkpoints
+from sebp_edge.sparse.patches.last_layer import LastLayer
+from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
+from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.sparse.patches.patch import Patch
+from sebp_edge.sparse.patches.tied_embedding import TiedEmbedding
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified, sparsify
 
 

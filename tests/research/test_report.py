@@ -12,15 +12,15 @@ import torch
 from builders import dataset_of, make_examples, make_llama
 
 from sebp_edge import Personalizer
+from sebp_edge.basics.files import check_output_file
+from sebp_edge.basics.pages import chart
+from sebp_edge.basics.pages.render import write
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.files import check_output_file
-from sebp_edge.pages import chart
-from sebp_edge.pages.render import write
 from sebp_edge.research.analysis import paper
 from sebp_edge.research.analysis.analysis import Analysis, analyze
 from sebp_edge.research.analysis.heat_maps import HeatMap
 from sebp_edge.research.analysis.report import MARK
-from sebp_edge.units import percent
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
 

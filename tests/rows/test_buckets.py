@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sebp_edge.rows.buckets import GRID_STEP, MAX_BUCKETS, Bucket, choose_buckets
+from sebp_edge.sparse.rows.buckets import GRID_STEP, MAX_BUCKETS, Bucket, choose_buckets
 
 
 def test_every_size_fits_into_its_bucket_with_little_filler():

@@ -8,13 +8,13 @@ from builders import make_examples, make_sentences
 from failing_memory import CPU, RECIPE
 from model_families import MODELS
 
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.run import copying
 from sebp_edge.run.copying import Copy, longest_copies, longest_run
-from sebp_edge.stopping import StopRequested
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example, encode

@@ -7,15 +7,15 @@ import pytest
 import torch
 from failing_memory import CPU, RECIPE
 
+from sebp_edge.basics.files import cache_folder
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import silent
-from sebp_edge.files import cache_folder
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.run import general_loss as module
 from sebp_edge.run.general_loss import GeneralLoss, general_loss
-from sebp_edge.stopping import StopRequested
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts import general_probe
 from sebp_edge.texts.general_probe import MAX_RISE, PROBE
 

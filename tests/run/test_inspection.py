@@ -9,10 +9,10 @@ from command import run
 from random_texts import edit, words
 
 from sebp_edge import Personalizer
+from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import render_examples
-from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.learnable import refuse_unlearnable

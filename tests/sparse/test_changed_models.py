@@ -21,10 +21,10 @@ from transformers.models.llama import modeling_llama
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
-from sebp_edge.patches.state import ModelState
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.sparse.patches.state import ModelState
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
 VOCABULARY, HIDDEN = 320, 32

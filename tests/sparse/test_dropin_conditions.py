@@ -18,9 +18,9 @@ from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import is_linear, layers_after_attention
 from sebp_edge.ops import detect
-from sebp_edge.patches import lora
-from sebp_edge.patches.kept_inputs import KeptInputs
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.patches import lora
+from sebp_edge.sparse.patches.kept_inputs import KeptInputs
+from sebp_edge.sparse.rows.row_plan import IGNORE
 
 CONDITIONS = {
     "padding": ["right", "left", "none", "packed"],

@@ -33,7 +33,7 @@ from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import is_activation, is_linear, is_norm
 from sebp_edge.ops import detect, sparse_rowwise
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 
 # Their head has a bias, which `linear_cross_entropy` does not take.
 KEEP_THEIR_LOSS = ("phi",)

@@ -13,8 +13,8 @@ from transformers import (
 )
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted, rows_attention
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 

@@ -11,9 +11,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertForToken
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 @pytest.fixture(params=FAMILIES)

@@ -7,10 +7,10 @@ import torch
 from builders import make_llama
 from transformers import NemotronConfig, NemotronForCausalLM
 
-from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse import hoist_if_exact as module
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 
 SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
 

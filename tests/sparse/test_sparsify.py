@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge import sparsify
 from sebp_edge.errors import MachineError, OptionError, SparsityError
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 # Without left padding in eager attention, where the dense model gives NaN.

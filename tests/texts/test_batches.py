@@ -8,8 +8,8 @@ import torch
 from teachers import random_teacher, taught
 
 from sebp_edge.errors import OptionError
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.soft_targets import SoftTargets
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.soft_targets import SoftTargets
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.teacher_tokens import TeacherTokens

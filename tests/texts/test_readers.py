@@ -10,10 +10,10 @@ from builders import make_sentences
 from command import python
 from reading import contents, left_out, refusal, write_file
 
+from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError
 from sebp_edge.texts import formats
 from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_texts
-from sebp_edge.units import gigabytes
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 

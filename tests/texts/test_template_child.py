@@ -19,7 +19,7 @@ import pytest
 from builders import CHAT_TEMPLATE, make_tokenizer
 from chat_templates import GEMMA, LLAMA_3, QWEN_3, SMOLLM_2
 
-from sebp_edge import frozen
+from sebp_edge.cli import frozen
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.texts import template_child, templates

@@ -7,11 +7,11 @@ import torch
 from builders import evaluated, make_llama, make_tokenizer
 from failing_memory import CPU, RECIPE, Failing, recovering_learner, uneven_examples
 
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.models.adaptation import attach, load, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.stopping import StopRequested
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training import scoring
 from sebp_edge.training.evaluation import evaluate

@@ -36,7 +36,7 @@ from sebp_edge import Personalizer, Recipe, SebpEdgeError
 from sebp_edge.events import Event, GraphCaptured, Notice
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.architecture import head_size_of
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Group

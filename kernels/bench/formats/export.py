@@ -35,7 +35,7 @@ from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
 from sebp_edge.models.lora import LoraAdapter
 
-SOURCES = ("sebp_edge/export", "sebp_edge/gguf", "sebp_edge/models", __file__)
+SOURCES = ("sebp_edge/export", "sebp_edge/models/gguf", "sebp_edge/models", __file__)
 _SECONDS_BETWEEN_SAMPLES = 0.02
 
 

@@ -34,12 +34,12 @@ from sebp_edge.export.formats import Gguf
 from sebp_edge.export.gguf_file import open_exported
 from sebp_edge.export.read_back import CPU, BaseComparison, agreement, likeliest
 from sebp_edge.export.source import Source
-from sebp_edge.gguf.families import GgufModel
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.loading import load_base_model, local_tokenizer, without_progress_bars
 from sebp_edge.texts.readers import read_texts
 
-SOURCES = ("sebp_edge/export", "sebp_edge/gguf", "sebp_edge/models", "kernels/bench/formats/export.py", __file__)
+SOURCES = ("sebp_edge/export", "sebp_edge/models/gguf", "sebp_edge/models", "kernels/bench/formats/export.py", __file__)
 NOTES = evidence.ROOT / "examples" / "notes"
 SIZES = {
     "hidden_size": 256,

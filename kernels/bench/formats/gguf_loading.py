@@ -28,14 +28,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.tokenizer import GgufTokenizer
-from sebp_edge.gguf.families import GgufModel
-from sebp_edge.gguf.quantised import TYPES, QuantType, dequantise
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.fingerprint import file_fingerprint
+from sebp_edge.models.gguf.families import GgufModel
+from sebp_edge.models.gguf.quantised import TYPES, QuantType, dequantise
 from sebp_edge.models.loading import local_tokenizer, model_from_config
 
 SOURCES = (
-    "sebp_edge/gguf",
+    "sebp_edge/models/gguf",
     "sebp_edge/machine/devices.py",
     "sebp_edge/models/gguf_base.py",
     "sebp_edge/models/loading.py",

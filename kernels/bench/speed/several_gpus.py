@@ -38,7 +38,7 @@ from models import TINY, Case, WrongGradients, known_config, make_batch, make_mo
 from sebp_edge import sparsify
 from sebp_edge.machine.devices import release_memory, synchronize
 from sebp_edge.research.bench.correctness import Gradients, Reference, sample
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 GPUS = 2

@@ -37,10 +37,10 @@ import evidence
 from models import TINY, Case, gradient_errors, known_config, make_batch, make_model
 from sebp_edge.research.bench.timer import peak_bytes, running, seconds
 from sebp_edge.research.bench.variants import DENSE, DROP_IN, EagerStep, Mark, Step, Variant, trained
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
 from speed.graph_time import milliseconds_in_kernels

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sebp_edge.files import write_atomically
+from sebp_edge.basics.files import write_atomically
 
 from .. import choices
 from . import cublaslt

@@ -9,12 +9,12 @@ from statistics import fmean
 
 import torch
 
+from sebp_edge.basics.units import percent
 from sebp_edge.research.analysis.elements import Elements, share_below, threshold_elements
 from sebp_edge.research.analysis.gradients import RowGradients
 from sebp_edge.research.analysis.heat_maps import HeatMap, map_examples, map_projections
 from sebp_edge.research.analysis.objectives import Objective
 from sebp_edge.research.rules import row_rules
-from sebp_edge.units import percent
 
 ENERGY_SHARE = 0.99
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import ModelError
 from sebp_edge.models.architecture import reads_first_token
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
 

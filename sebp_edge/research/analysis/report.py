@@ -1,6 +1,6 @@
 """Renders an analysis of gradients as one HTML page: its tables and figures, with the paper's tables beside them.
 
-The page contains none of the user's text and loads nothing. `report.html` is the template, and `sebp_edge.pages.chart`
+The page contains none of the user's text and loads nothing. `report.html` is the template, and `basics.pages.chart`
 lays out the figures.
 """
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from sebp_edge.pages import chart
-from sebp_edge.pages.render import mark, render
+from sebp_edge.basics.pages import chart
+from sebp_edge.basics.pages.render import mark, render
+from sebp_edge.basics.units import percent
 from sebp_edge.research.analysis import paper
 from sebp_edge.research.analysis.gradient_sparsity import LayerRows
-from sebp_edge.units import percent
 
 MARK = mark("analyze")
 

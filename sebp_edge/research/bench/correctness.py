@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.research.bench.variants import Step
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 # The least number of elements of each gradient that are compared, evenly spread; smaller gradients are compared whole.

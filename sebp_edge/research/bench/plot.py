@@ -1,17 +1,17 @@
 """Plots a benchmark as one SVG file: bars of time and memory, readable on light and dark backgrounds.
 
-`plot.svg` is the template, and `sebp_edge.pages.chart` lays out the bars.
+`plot.svg` is the template, and `sebp_edge.basics.pages.chart` lays out the bars.
 """
 
 import textwrap
 from pathlib import Path
 
+from sebp_edge.basics.pages import chart
+from sebp_edge.basics.pages.render import render
+from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.errors import StorageError
-from sebp_edge.pages import chart
-from sebp_edge.pages.render import render
 from sebp_edge.research.bench.compare import Measurement
 from sebp_edge.research.bench.result import BenchResult
-from sebp_edge.units import gigabytes, percent
 
 KINDS = {"forward": "forward", "backward": "backward", "update": "update", "whole": "one graph replay"}
 

@@ -19,9 +19,9 @@ from sebp_edge.models.architecture import head_size_of
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import runs_flash_attention
 from sebp_edge.recipe import Recipe
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs

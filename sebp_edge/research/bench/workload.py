@@ -10,11 +10,11 @@ from statistics import NormalDist
 
 import torch
 
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import OptionError
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
-from sebp_edge.units import percent
 
 # Tokens of a paragraph of real notes: the median and the 90th percentile.
 MEDIAN_LENGTH, NINETIETH_LENGTH = 30, 90

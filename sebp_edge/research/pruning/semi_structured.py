@@ -16,7 +16,7 @@ from torch.sparse import to_sparse_semi_structured
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.patches.patch import Patch
+from sebp_edge.sparse.patches.patch import Patch
 
 # What torch requires: a layer's outputs and inputs are multiples of this.
 _MULTIPLE = 16

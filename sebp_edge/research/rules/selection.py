@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import ActiveRows, Selector, detect, row_norms, select_rows
 from sebp_edge.research.rules import row_rules
-from sebp_edge.rows.row_rule import DroppedRows, RowRule
+from sebp_edge.sparse.rows.row_rule import DroppedRows, RowRule
 
 logger = logging.getLogger(__name__)
 

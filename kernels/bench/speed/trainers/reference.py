@@ -16,7 +16,7 @@ from sebp_edge.research.bench.correctness import (
     sample,
     total_norm,
 )
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 from speed.trainers.work import Job
 

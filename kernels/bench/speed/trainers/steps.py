@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sebp_edge.events import silent
 from sebp_edge.research.bench.variants import LEARNING_RATE, Captured, CapturedStep, EagerStep, Mark, Variant, trained
-from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
 from sebp_edge.training.graphs import GraphPool

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.research.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest, unchanged
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.texts.batches import Batch
 from speed.trainers.steps import Compiled, Eager, Graphed, Ours, OursWithTorchsAdamW, Packed, adamw_8bit
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from sebp_edge.models.catalog import bundled_config, resolve
-from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
 from speed.trainers import four_bit

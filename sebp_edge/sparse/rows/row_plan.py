@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.rows.soft_targets import SoftTargets
+from sebp_edge.sparse.rows.soft_targets import SoftTargets
 
 IGNORE = -100
 

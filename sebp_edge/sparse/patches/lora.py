@@ -27,9 +27,9 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
-from sebp_edge.patches.execution import Execution
-from sebp_edge.patches.patch import Patch, is_wrapped
-from sebp_edge.patches.state import has_hooks
+from sebp_edge.sparse.patches.execution import Execution
+from sebp_edge.sparse.patches.patch import Patch, is_wrapped
+from sebp_edge.sparse.patches.state import has_hooks
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

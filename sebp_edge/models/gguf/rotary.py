@@ -12,7 +12,7 @@ from gguf import GGUFWriter, RopeScalingType
 from torch import Tensor
 
 from sebp_edge.errors import ModelError
-from sebp_edge.gguf.file import GgufFile
+from sebp_edge.models.gguf.file import GgufFile
 
 # Tensors that become part of the config.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -9,12 +9,12 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.models.sharding import computing_device, computing_dtype
-from sebp_edge.patches.state import without_hooks
-from sebp_edge.rows.row_plan import IGNORE
-from sebp_edge.units import percent
+from sebp_edge.sparse.patches.state import without_hooks
+from sebp_edge.sparse.rows.row_plan import IGNORE
 
 # Errors of a model's code that is called in an unforeseen way or has unforeseen parts. Running out of memory raises one
 # of them too, but proves nothing about the model: see `ran_out_of_memory`.

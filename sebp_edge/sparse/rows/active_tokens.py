@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.rows.buckets import Bucket
-from sebp_edge.rows.row_plan import RowPlan
-from sebp_edge.rows.soft_targets import SoftTargets
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.row_plan import RowPlan
+from sebp_edge.sparse.rows.soft_targets import SoftTargets
 
 
 @dataclass(frozen=True)

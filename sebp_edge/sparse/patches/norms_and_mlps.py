@@ -13,9 +13,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sebp_edge.models.shape import Block, BlockKind
 from sebp_edge.ops import ACTIVATIONS, GatedInputs, Recompute, gated, rms_norm, runs_kernels
-from sebp_edge.patches.agreement import find_mismatch
-from sebp_edge.patches.execution import FP32, Execution
-from sebp_edge.patches.patch import Patch, has_own_forward
+from sebp_edge.sparse.patches.agreement import find_mismatch
+from sebp_edge.sparse.patches.execution import FP32, Execution
+from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
 # All parts of Llama's MLP.
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sebp_edge.models.architecture import is_causal_by_name, reads_first_token, reads_labelled_tokens
 from sebp_edge.ops import ActiveRows, Rows, detect
-from sebp_edge.rows.row_plan import IGNORE, RowPlan, is_right_padded, span_of
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan, is_right_padded, span_of
 
 # With these options, gradient may come from more than the logits of labelled rows.
 MORE_OUTPUTS = ("output_hidden_states", "output_attentions")

@@ -15,8 +15,8 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from torch import Tensor
 
 from sebp_edge.errors import ExportError, ModelError
-from sebp_edge.gguf.file import GgufFile
-from sebp_edge.gguf.rotary import ROPE_TENSORS, add_rope, read_rope, rope_of, rope_tensors
+from sebp_edge.models.gguf.file import GgufFile
+from sebp_edge.models.gguf.rotary import ROPE_TENSORS, add_rope, read_rope, rope_of, rope_tensors
 
 _WHOLE = ("model.embed_tokens", "model.norm", "lm_head")
 _NORMS = ("input_layernorm", "post_attention_layernorm")

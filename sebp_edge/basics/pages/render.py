@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sebp_edge.files import expand_user, storage_errors, write_atomically
+from sebp_edge.basics.files import expand_user, storage_errors, write_atomically
 
 
 def render(template: Path, filters: dict, **values) -> str:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from sebp_edge.models.architecture import is_norm, last_block
 from sebp_edge.models.sharding import FSDPModule
 from sebp_edge.ops import gather_rows, scatter_rows
-from sebp_edge.patches.agreement import find_mismatch
-from sebp_edge.patches.checkpoints import is_in_checkpoint
-from sebp_edge.patches.patch import Patch, forward_of
-from sebp_edge.patches.state import has_hooks
+from sebp_edge.sparse.patches.agreement import find_mismatch
+from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
+from sebp_edge.sparse.patches.patch import Patch, forward_of
+from sebp_edge.sparse.patches.state import has_hooks
 
 logger = logging.getLogger(__name__)
 

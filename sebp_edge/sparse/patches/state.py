@@ -29,7 +29,7 @@ from torch.nn.modules import module as all_modules
 from sebp_edge.models.architecture import attention_functions, configs_of
 from sebp_edge.models.lora import adapted_layers
 from sebp_edge.models.sharding import is_sharded
-from sebp_edge.patches.patch import foreign_forward, own_attention
+from sebp_edge.sparse.patches.patch import foreign_forward, own_attention
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.models.architecture import blocks_of
 from sebp_edge.models.shape import Block
-from sebp_edge.patches.checkpoints import dropouts_of, refuse_dropout
-from sebp_edge.patches.execution import Execution
-from sebp_edge.patches.norms_and_mlps import recomputes_norms
-from sebp_edge.patches.patch import Patch, forward_of
+from sebp_edge.sparse.patches.checkpoints import dropouts_of, refuse_dropout
+from sebp_edge.sparse.patches.execution import Execution
+from sebp_edge.sparse.patches.norms_and_mlps import recomputes_norms
+from sebp_edge.sparse.patches.patch import Patch, forward_of
 
 # With chunks of this size, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000 tokens.
 # Half as many rows would dequantise a 4-bit base twice as often.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sebp_edge.errors import ModelError
-from sebp_edge.gguf.quantised import OTHER_TYPES, TYPES, QuantType, dequantise
+from sebp_edge.models.gguf.quantised import OTHER_TYPES, TYPES, QuantType, dequantise
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

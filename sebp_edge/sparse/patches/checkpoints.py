@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of
 from sebp_edge.models.shape import Block
-from sebp_edge.patches.patch import Patch, forward_of
+from sebp_edge.sparse.patches.patch import Patch, forward_of
 
 # Attribute of transformers' attention layers that holds their dropout probability.
 ATTENTION_DROPOUT = "attention_dropout"

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from sebp_edge.errors import ModelError
-from sebp_edge.gguf.file import GgufFile
+from sebp_edge.models.gguf.file import GgufFile
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "▁"

@@ -23,7 +23,7 @@ from sebp_edge.models.architecture import has_library_loss
 from sebp_edge.models.sharding import FSDPModule, own_class
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logits
-from sebp_edge.patches.agreement import (
+from sebp_edge.sparse.patches.agreement import (
     FAILURES,
     FULL_PRECISION,
     disagreement,
@@ -31,11 +31,11 @@ from sebp_edge.patches.agreement import (
     gradients_agree,
     trial_batch,
 )
-from sebp_edge.patches.execution import Execution
-from sebp_edge.patches.last_layer import LastLayer
-from sebp_edge.patches.patch import is_wrapped
-from sebp_edge.patches.state import has_hooks
-from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.patches.execution import Execution
+from sebp_edge.sparse.patches.last_layer import LastLayer
+from sebp_edge.sparse.patches.patch import is_wrapped
+from sebp_edge.sparse.patches.state import has_hooks
+from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from sebp_edge.models.shape import DecoderShape
-from sebp_edge.patches.patch import Patch, has_own_forward
+from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
 
 class TiedEmbedding(Patch):

@@ -20,10 +20,10 @@ from sebp_edge.models.shape import Block
 from sebp_edge.ops import Scores, sequence_attention_
 from sebp_edge.ops.attention import dq_buffer_bytes
 from sebp_edge.ops.backend import MAX_SHORT_LENGTH
-from sebp_edge.patches.agreement import ATTENTION, find_mismatch
-from sebp_edge.patches.execution import FP32, Execution
-from sebp_edge.patches.patch import Patch, has_own_forward
-from sebp_edge.rows.buckets import Bucket
+from sebp_edge.sparse.patches.agreement import ATTENTION, find_mismatch
+from sebp_edge.sparse.patches.execution import FP32, Execution
+from sebp_edge.sparse.patches.patch import Patch, has_own_forward
+from sebp_edge.sparse.rows.buckets import Bucket
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 
 # The fewest tokens that are worth the longer attention of each sequence.
 MIN_TOKENS = 8
