@@ -45,12 +45,12 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_852
+MAX_LINES = 44_288
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_337,
-    "adapters": 3_229,
+    "files at the root": 1_355,
+    "adapters": 3_237,
     "basics": 404,
-    "cli": 2_522,
+    "cli": 2_582,
     "export": 2_246,
     "models.gguf": 1_203,
     "machine": 666,
@@ -61,9 +61,9 @@ MAX_LINES_OF_ROOM = {
     "questions": 4_021,
     "research": 3_457,
     "sparse.rows": 759,
-    "run": 3_230,
+    "run": 3_290,
     "sparse": 1_519,
-    "texts": 7_758,
+    "texts": 9_062,
     "training": 2_596,
 }
 MAX_ENTRIES_AT_ROOT = 20
