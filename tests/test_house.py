@@ -45,7 +45,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_288
+MAX_LINES = 44_289
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_355,
     "adapters": 3_237,
@@ -61,7 +61,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 4_021,
     "research": 3_457,
     "sparse.rows": 759,
-    "run": 3_290,
+    "run": 3_291,
     "sparse": 1_519,
     "texts": 9_062,
     "training": 2_596,

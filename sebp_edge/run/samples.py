@@ -50,11 +50,12 @@ def find_beginnings(
     """
     found = []
     for number in numbers:
-        beginning = _beginning_of(as_chat(documents[number].content, chat_template=chat_template))
+        content = as_chat(documents[number].content, chat_template=chat_template)
+        beginning = _beginning_of(content)
         prompt = _encode(beginning, base)
         if prompt is not None:
             # What other people wrote is not shown.
-            is_others = not isinstance(beginning, str) and is_of_people(documents[number].content.messages)
+            is_others = isinstance(content, Conversation) and is_of_people(content.messages)
             text = beginning if isinstance(beginning, str) else "" if is_others else beginning[-1]["content"]
             found.append(TextBeginning(documents[number].source, text, prompt))
         if len(found) == NUM_SAMPLES:
