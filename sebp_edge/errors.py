@@ -1,26 +1,5 @@
 """All errors that the SDK raises on purpose, each with a message of one sentence and the exit code of the command line.
 
-    SebpEdgeError
-      OptionError           an argument or option has an invalid value, or does not go with another one
-      TextsError            the given texts cannot be used (no such path, nothing readable, too little)
-        OwnerUnknown        whose words in chats are to be learnt was not said
-      RecipeError           unknown recipe, or a recipe file with an unknown key or an invalid value
-      ModelError            the base model is not available or not usable
-        ModelAccessError    the Hub refuses it: it is gated, or does not exist
-        ModelOfflineError   it is not cached, and the Hub cannot or must not be reached
-      MachineError          this machine cannot do it (memory, device)
-      BusyError             another call of the same Personalizer is running
-      AdapterError          unknown or unusable adapter, invalid name
-        BaseModelMismatch   the adapter was made for another base model
-      ExportError           an adapter cannot be written in a format, or other programs would read it otherwise
-      StorageError          the disk is full, read-only or not accessible
-      SparsityError         the sparse backward pass cannot handle the batch or the model exactly
-      CannotCapture         the model does something that a CUDA graph cannot capture
-      TrainingStopped       training ended early; the message says what was saved
-        NonFiniteLoss       the loss became NaN or infinite
-        BudgetExceeded      the process uses more than its memory budget
-        Interrupted         the user pressed Ctrl-C, or the app called stop()
-
 No message contains a user's text; paths appear only if the user gave them.
 """
 
@@ -68,7 +47,7 @@ class OptionError(SebpEdgeError):
 
 
 class TextsError(SebpEdgeError):
-    """The given texts cannot be used."""
+    """The given texts cannot be used: there is no such path, nothing readable, or too little."""
 
 
 class OwnerUnknown(TextsError):
@@ -84,7 +63,7 @@ class OwnerUnknown(TextsError):
 
 
 class RecipeError(SebpEdgeError):
-    """A recipe is unknown, or has an invalid key or value."""
+    """A recipe is unknown, or has an unknown key or an invalid value."""
 
 
 class ModelError(SebpEdgeError):
@@ -92,7 +71,7 @@ class ModelError(SebpEdgeError):
 
 
 class ModelAccessError(ModelError):
-    """The Hub refuses this model: it is gated or does not exist."""
+    """The Hub refuses this model: it is gated, or does not exist."""
 
 
 class ModelOfflineError(ModelError):
@@ -100,7 +79,7 @@ class ModelOfflineError(ModelError):
 
 
 class MachineError(SebpEdgeError):
-    """This machine cannot do what was asked."""
+    """This machine cannot do what was asked, because of its memory or its device."""
 
 
 class BusyError(SebpEdgeError):

@@ -170,7 +170,6 @@ class Recipe:
             raise RecipeError(
                 f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."
             )
-
         if self.sparsity and self.method == "lora":
             raise RecipeError(
                 f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "

@@ -31,7 +31,8 @@ def collected(tmp_path_factory):
     installed = tmp_path_factory.mktemp("installed")
     for source, target in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
         shutil.copytree(ROOT / source, installed / "sebp_edge" / target, dirs_exist_ok=True)
-    command = [sys.executable, "-c", RUN_HOOK, str(installed / "sebp_edge" / "frozen" / HOOK.name), REFUSING_HOOK]
+    hook = installed / "sebp_edge" / "cli" / "frozen" / HOOK.name
+    command = [sys.executable, "-c", RUN_HOOK, str(hook), REFUSING_HOOK]
     environment = os.environ | {"PYTHONPATH": str(installed)}
     finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=installed)
     return json.loads(finished.stdout.splitlines()[-1]) | {"installed": installed}

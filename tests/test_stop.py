@@ -6,6 +6,7 @@ import time
 import pytest
 from builders import make_sentences
 
+from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import Interrupted, SebpEdgeError
 from sebp_edge.events import (
     AdapterSaved,
@@ -201,3 +202,14 @@ def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
     assert isinstance(worker.error, Interrupted)
     assert worker.personalizer.in_use.base is None
     assert time.process_time() - begin < 5
+
+
+def test_a_stop_is_raised_only_once_so_that_the_rest_can_be_saved():
+    signal, raised = StopSignal(), 0
+    signal.set()
+    for _ in range(3):
+        try:
+            signal.check()
+        except StopRequested:
+            raised += 1
+    assert raised == 1

@@ -13,11 +13,7 @@ _MAX_VERSIONS = 1000
 
 
 def read_activated(folder: Path) -> list[int]:
-    """Returns the versions that have been active and are still there: the active one, then the one before it...
-
-    Raises:
-        StorageError: this user may not read the file.
-    """
+    """Returns the versions that have been active and are still there: the active one, then the one before it..."""
     path = folder / _FILE
     try:
         text = read_text(path)
@@ -32,11 +28,7 @@ def read_activated(folder: Path) -> list[int]:
 
 
 def write_activated(folder: Path, versions: Sequence[int]) -> None:
-    """Writes which versions have been active; deletes the file if none has.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes which versions have been active; deletes the file if none has."""
     path = folder / _FILE
     if versions:
         write_atomically(path, "\n".join(map(str, versions[:_MAX_VERSIONS])))

@@ -12,8 +12,8 @@ store's lock. Reading takes no lock.
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ from sebp_edge.adapters.folders import (
     version_numbers,
     write_version,
 )
-from sebp_edge.adapters.garbage import OldVersion, find_versions
 from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.names import check_name, folder_of
 from sebp_edge.adapters.record import AdapterRecord
@@ -85,12 +84,7 @@ class Adapter:
             return version_numbers(self.folder)
 
     def version_folder(self, version: int) -> Path:
-        """Returns the folder of a version.
-
-        Raises:
-            AdapterError: there is no such adapter or version.
-            StorageError: its folder cannot be read.
-        """
+        """Returns the folder of a version; raises an AdapterError if there is none."""
         if version not in (versions := self.versions()):
             raise AdapterError(f"The adapter {self.name!r} has no version {version}; it has {versions}.")
         return self.folder / str(version)
@@ -135,11 +129,7 @@ class Adapter:
         return list(listed.own) if listed else []
 
     def document_list(self, version: int) -> DocumentList | None:
-        """Returns the list of documents of a version, with those of earlier ones; None if it has none.
-
-        Raises:
-            AdapterError: there is no such version, or the list is damaged.
-        """
+        """Returns the list of documents of a version, with those of earlier ones; None if it has none."""
         return DocumentList.read(self.version_folder(version), read_salt(self._store))
 
     def diff(self, old: int | None = None, new: int | None = None) -> Difference:
@@ -263,10 +253,6 @@ class Adapter:
 
         Args:
             before: the version that it was compared with; None if none was active.
-
-        Raises:
-            AdapterError: there is no such version, or its record is damaged.
-            StorageError: the active version could not be changed.
         """
         saved = self.open(version)
         with self._activation_errors(version), locked(self._store):
@@ -339,14 +325,7 @@ class Adapter:
         return self.active()
 
     def erase(self, versions: list[int], lists: Mapping[int, str]) -> None:
-        """Deletes versions, not all of them, and writes lists of documents anew.
-
-        Args:
-            lists: the content of documents.json, by version.
-
-        Raises:
-            StorageError: not all of it could be deleted.
-        """
+        """Deletes versions, not all of them, and writes the lists of documents of others anew."""
         with storage_errors("Cannot delete all versions in", self.folder, "; run this again"), locked(self._store):
             if versions:
                 self.delete_versions(versions)
@@ -360,14 +339,6 @@ class Adapter:
             self._remember_where(version, where)
 
     # ------------------------------------------------------------------------------------- for the holder of the lock
-
-    def old_versions(self, keep: int) -> list[OldVersion]:
-        """Returns the versions that `gc` deletes; `keep` is how many of the newest are kept."""
-        recorded = {}
-        for version in self.versions():
-            with suppress(AdapterError):
-                recorded[version] = AdapterRecord.read(self.folder / str(version))
-        return find_versions(self.name, self.folder, recorded, read_activated(self.folder)[:2], keep)
 
     def delete_versions(self, versions: list[int]) -> None:
         """Deletes versions; the whole adapter if no version remains."""
@@ -385,8 +356,7 @@ class Adapter:
             # Changed first, so that no process finds a version active that is not there.
             write_activated(self.folder, [version for version in activated if version in remaining])
         for renamed in [put_aside(path) for path in paths]:
-            advice = "; delete them"
-            with storage_errors("The adapter was removed, but some of its files remain in", renamed, advice):
+            with storage_errors("The adapter was removed, but some of its files remain in", renamed, "; delete them"):
                 shutil.rmtree(renamed)
         model_paths.forget_unused(self._store, fingerprints)
 
@@ -407,11 +377,9 @@ class Adapter:
     def _last_number(self) -> int:
         return read_number(self._store, self.name) or max(version_numbers(self.folder), default=0)
 
-    @contextmanager
-    def _activation_errors(self, version: int) -> Iterator[None]:
+    def _activation_errors(self, version: int) -> AbstractContextManager:
         what = f"Version {version} of the adapter {self.name!r} was saved but not activated: cannot write to"
-        with storage_errors(what, self.folder):
-            yield
+        return storage_errors(what, self.folder)
 
     def _require(self) -> None:
         """Raises an AdapterError if there is no such adapter."""

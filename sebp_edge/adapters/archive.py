@@ -39,11 +39,6 @@ def write(folder: Path, name: str, to: Path, replaced: Mapping[str, bytes | None
 
     Args:
         replaced: contents that are written in place of those of some files, by their names; None leaves a file out.
-
-    Raises:
-        OptionError: the file already exists.
-        AdapterError: the folder has a file that cannot be moved.
-        StorageError: the file could not be written.
     """
     with storage_errors("Cannot read the version in", folder, "; nothing was written"):
         files = _files_of(folder, replaced)
@@ -124,8 +119,6 @@ class _Damaged(Exception):
 
 @dataclass(frozen=True)
 class _File:
-    """A file of an archive, with its size in bytes."""
-
     path: str
     size: int
     sha256: str
@@ -165,11 +158,7 @@ class Contents:
 
 
 def read_record(folder: Path, path: Path) -> AdapterRecord:
-    """Reads the record in the unpacked folder of the archive `path`.
-
-    Raises:
-        AdapterError: there is none, it is damaged, or a newer sebp-edge wrote it.
-    """
+    """Reads the record in the unpacked folder of the archive `path`, which errors name."""
     try:
         return AdapterRecord.read(folder)
     except AdapterError as error:
@@ -178,11 +167,7 @@ def read_record(folder: Path, path: Path) -> AdapterRecord:
 
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[Contents, BinaryIO]]:
-    """Context with the contents of an archive, and the opened archive to unpack.
-
-    Raises:
-        AdapterError: there is no such file, or it is damaged; also while it is unpacked.
-    """
+    """Context with the contents of an archive, and the opened archive to unpack; damage is an AdapterError."""
     try:
         # O_NONBLOCK: opening a FIFO must not wait for a writer.
         archive = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115

@@ -46,14 +46,7 @@ class Difference:
 
 
 def compare_versions(old: SavedAdapter, new: SavedAdapter, store_salt: bytes) -> Difference:
-    """Compares the documents of two versions.
-
-    Args:
-        store_salt: the salt of versions that do not have their own.
-
-    Raises:
-        AdapterError: a version has no list of documents, or it is damaged; or their hashes have different salts.
-    """
+    """Compares the documents of two versions; `store_salt` is that of lists without their own."""
     lists = [_documents_of(saved, store_salt) for saved in (old, new)]
     if lists[0].salt != lists[1].salt:
         raise AdapterError(

@@ -95,14 +95,7 @@ class DocumentList:
 
     @classmethod
     def read(cls, folder: Path, store_salt: bytes = b"") -> "DocumentList | None":
-        """Reads the file from a version's folder; returns None if the version has none, as those of 0.1.0.
-
-        Args:
-            store_salt: the salt of a file that has none.
-
-        Raises:
-            AdapterError: it is damaged, cannot be read, or was written by a newer sebp-edge.
-        """
+        """Reads the file from a version's folder; returns None if the version has none, as those of 0.1.0."""
         path = folder / DOCUMENTS
         try:
             values = read_json(path, _MAX_BYTES)

@@ -67,14 +67,7 @@ class Receipt:
 
 
 def erase(adapter: Adapter, receipt: Receipt, keys: Mapping[bytes, set[int]]) -> Receipt:
-    """Removes the receipt's versions, and documents that others remember; returns the completed receipt.
-
-    Args:
-        keys: the hashes of the forgotten documents, by salt.
-
-    Raises:
-        StorageError: something could not be removed; `complete` does that later.
-    """
+    """Removes the receipt's versions, and documents that others remember, by salt; returns the completed receipt."""
     folder = adapter.folder
     with storage_errors("Nothing was removed: cannot write to", folder):
         taken = [int(found[1]) for path in folder.iterdir() if (found := _RECEIPT.fullmatch(path.name))]
@@ -85,12 +78,7 @@ def erase(adapter: Adapter, receipt: Receipt, keys: Mapping[bytes, set[int]]) ->
 
 
 def complete(adapter: Adapter) -> Receipt | None:
-    """Completes a removal that was interrupted; returns its receipt, or None if there was none to complete.
-
-    Raises:
-        AdapterError: the file that says what to remove is damaged.
-        StorageError: something could not be removed.
-    """
+    """Completes a removal that was interrupted; returns its receipt, or None if there was none to complete."""
     folder = adapter.folder
     if not (folder / _PENDING).exists():
         return None

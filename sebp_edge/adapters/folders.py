@@ -40,11 +40,7 @@ def version_numbers(folder: Path) -> list[int]:
 
 
 def adapter_names(store: Path) -> list[str]:
-    """Returns the sorted names of all adapters, including those whose folders cannot be read.
-
-    Raises:
-        StorageError: the store's folder cannot be read.
-    """
+    """Returns the sorted names of all adapters, including those whose folders cannot be read."""
     with storage_errors("Cannot read the adapters in", store, ""):
         return sorted(name_of(folder.name) for folder in _named_folders(store) if is_adapter(folder))
 
@@ -58,11 +54,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def all_versions(store: Path) -> list[Path]:
-    """Returns the folders of all versions of all adapters.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Returns the folders of all versions of all adapters."""
     folders = [store / folder_of(name) for name in adapter_names(store)]
     return [folder / str(number) for folder in folders for number in version_numbers(folder)]
 
@@ -92,11 +84,7 @@ def write_version(adaptation: Saveable, record: AdapterRecord, folder: Path) -> 
 
 
 def flush_all(folder: Path) -> None:
-    """Makes all files in a folder readable by their owner only, and flushes them and the folder.
-
-    Raises:
-        OSError: a file or folder cannot be read.
-    """
+    """Makes all files in a folder readable by their owner only, and flushes them and the folder."""
     for path in walk(folder):
         path.chmod(0o700 if path.is_dir() else 0o600)
         flush(path)
@@ -151,11 +139,7 @@ def delete(path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of a file, or of all files in a folder, in bytes.
-
-    Raises:
-        OSError: a folder cannot be listed.
-    """
+    """Returns the size of a file, or of all files in a folder, in bytes."""
     total = 0
     for each in _tree(path):
         with suppress(FileNotFoundError):

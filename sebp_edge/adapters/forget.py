@@ -97,19 +97,9 @@ def forget(
     """Forgets documents of an adapter; returns the receipt, which is also saved in the adapter's folder.
 
     Args:
-        documents: paths of files, or names, numbers or hashes as in the lists of documents.
-        texts: the texts that have the other documents; may have these, too. None for those that are where the version
-            was made.
-        read: reads texts.
+        documents, texts, on_found: see `Personalizer.forget`.
         train: trains on what remains from the base model, and saves a new version, which it activates or not.
         is_exact: whether equal trainings give equal bits here.
-        on_found: receives what will be removed, before anything is changed.
-
-    Raises:
-        AdapterError: no version knows a document, it is not known what the active version knows, or a version that
-            knows a document was saved meanwhile.
-        TextsError: other documents have changed or cannot be read, or none would remain.
-        StorageError: something could not be removed; the same call completes it.
     """
     completed = complete(adapter)
     try:
@@ -127,12 +117,11 @@ def forget(
             f"Nothing was removed: version {max(hidden)} of the adapter {adapter.name!r} was saved meanwhile, and "
             "knows what is to be forgotten; run this again."
         )
-    near = () if with_near_duplicates else found.near_duplicates
+    hashes, near = (tuple(one.hash for one in some) for some in (found.documents, found.near_duplicates))
     receipt = Receipt(
         name=adapter.name,
-        documents=tuple(document.hash for document in found.documents)
-        + tuple(document.hash for document in found.near_duplicates if with_near_duplicates),
-        near_duplicates=tuple(document.hash for document in near),
+        documents=hashes + near if with_near_duplicates else hashes,
+        near_duplicates=() if with_near_duplicates else near,
         versions_removed=found.versions,
         lost=len(found.lost),
         replaced_by=new.version if new else None,
@@ -375,17 +364,9 @@ def _remaining(
     read: Callable[[list], Reading],
     where: Where | None,
 ) -> Remaining:
-    """Returns what the new version is trained on.
-
-    Args:
-        where: where the texts were looked for; None if they were given.
-
-    Raises:
-        TextsError: other documents have changed or cannot be read, or none would remain.
-    """
+    """Returns what the new version is trained on; `where` the texts were looked for is None if they were given."""
     given = {one.key for one in fingerprints.values()}
-    others = {document.key: document for document in base.own}
-    others = {hash: document for hash, document in others.items() if hash not in hashes}
+    others = {document.key: document for document in base.own if document.key not in hashes}
     gone = {hash for hash, document in others.items() if document.absent and hash not in given}
     others = {hash: document for hash, document in others.items() if hash not in gone}
     if not others:

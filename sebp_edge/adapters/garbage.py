@@ -7,12 +7,16 @@
 A version whose record cannot be read stays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from sebp_edge.adapters.activation import read_activated
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.folders import size_of
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import AdapterError
 
 KEPT_VERSIONS = 3
 
@@ -63,20 +67,16 @@ class Garbage:
         }
 
 
-def find_versions(
-    name: str, folder: Path, records: Mapping[int, AdapterRecord], activated: Sequence[int], keep: int
-) -> list[OldVersion]:
-    """Returns the versions of one adapter that go.
-
-    Args:
-        records: the record of each version that can be read.
-        activated: the active version and the one before it.
-    """
-    newest = sorted(records)[-keep:]
-    found = []
-    for version, record in sorted(records.items()):
+def old_versions(adapter: Adapter, keep: int) -> list[OldVersion]:
+    """Returns the versions of one adapter that go."""
+    records, found = {}, []
+    for version in adapter.versions():
+        with suppress(AdapterError):
+            records[version] = AdapterRecord.read(adapter.folder / str(version))
+    newest, activated = sorted(records)[-keep:], read_activated(adapter.folder)[:2]
+    for version, record in records.items():
         interrupted = record.is_interrupted and version != newest[-1]
         if version not in activated and (interrupted or version not in newest):
             reason = "interrupted" if interrupted else "old"
-            found.append(OldVersion(name, version, reason, size_of(folder / str(version))))
+            found.append(OldVersion(adapter.name, version, reason, size_of(adapter.folder / str(version))))
     return found

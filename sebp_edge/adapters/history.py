@@ -21,26 +21,15 @@ class Entry(NamedTuple):
 
 
 def write_history(folder: Path, history: SplitHistory, entries: Mapping[int, Entry] | None = None) -> None:
-    """Writes the list of documents into the folder of a new version.
-
-    Args:
-        entries: the entry of each document of this version, by its key.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the list of documents into the folder of a new version; `entries` are by the documents' keys."""
     unknown, entries = Entry(None, None), entries or {}
     documents = tuple(_listed(each, entries.get(each.key, unknown)) for each in history.documents)
     (folder / DOCUMENTS).write_text(DocumentList(documents, history.salt).to_text(), encoding="utf-8")
 
 
-def read_history(folder: Path, store_salt: bytes = b"") -> SplitHistory | None:
-    """Reads the history from a version's folder; returns None if the version has none, as those of 0.1.0.
-
-    Raises:
-        AdapterError: see `DocumentList.read`.
-    """
-    listed = DocumentList.read(folder, store_salt)
+def read_history(folder: Path) -> SplitHistory | None:
+    """Reads the history from a version's folder; returns None if the version has none, as those of 0.1.0."""
+    listed = DocumentList.read(folder)
     return None if listed is None else history_of(listed)
 
 

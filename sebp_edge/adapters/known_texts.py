@@ -47,21 +47,13 @@ class KnownTexts:
         return {text: key for text, key in {**self.gone, **self.texts}.items() if text not in current and key in gone}
 
     def write(self, folder: Path) -> None:
-        """Writes the file into the folder of a new version.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Writes the file into the folder of a new version."""
         values = {"format": _FORMAT, "salt": self.salt.hex(), "base": self.base, "texts": self.texts, "gone": self.gone}
         (folder / KNOWN_TEXTS).write_text(json.dumps(values, indent=0) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "KnownTexts | None":
-        """Reads the file from a version's folder; returns None if the version has none.
-
-        Raises:
-            AdapterError: it is damaged, cannot be read, or was written by a newer sebp-edge.
-        """
+        """Reads the file from a version's folder; returns None if the version has none."""
         try:
             values = read_json(folder / KNOWN_TEXTS, _MAX_BYTES)
             texts, gone = values["texts"], values["gone"]

@@ -17,12 +17,7 @@ _WAIT_SECONDS = 60
 
 @contextmanager
 def locked(store: Path) -> Iterator[None]:
-    """Context in which no other process or thread changes the store.
-
-    Raises:
-        StorageError: another one has held the lock for a minute.
-        OSError: the file cannot be opened, or its disk has no locks.
-    """
+    """Context in which no other process or thread changes the store; waits up to a minute for it."""
     # Not filelock's FileLock, which makes missing folders, readable by others.
     descriptor = os.open(store / _FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -24,11 +24,7 @@ def path_of(store: Path, fingerprint: str) -> Path | None:
 
 
 def remember(store: Path, fingerprint: str, path: Path) -> None:
-    """Writes where a model is; only for the holder of the store's lock.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes where a model is; only for the holder of the store's lock."""
     _write(store, _read(store) | {fingerprint: str(path)})
 
 
@@ -42,14 +38,7 @@ def fingerprints_of(versions: Iterable[Path]) -> set[str]:
 
 
 def forget_unused(store: Path, fingerprints: set[str]) -> None:
-    """Deletes the paths of models that no version was made for any more; only for the holder of the store's lock.
-
-    Args:
-        fingerprints: those of the models that may be unused.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Deletes the paths of those of these models that no version was made for; only for the holder of the lock."""
     known = _read(store)
     if not known.keys().isdisjoint(fingerprints):
         unused = fingerprints - fingerprints_of(all_versions(store))

@@ -19,11 +19,7 @@ _PLAIN = re.compile(rf"(?!{_RESERVED})(?!.*\.\.)[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-
 
 
 def check_name(name: str) -> str:
-    """Returns a name in Unicode's form NFC, so that "é" is one character however it was typed.
-
-    Raises:
-        AdapterError: it cannot be a name, or could be mistaken for a folder or an option.
-    """
+    """Returns a name in Unicode's form NFC, so that "é" is one character however it was typed; refuses others."""
     normal = unicodedata.normalize("NFC", name)
     reason = None
     if not normal or len(normal) > _MAX_CHARACTERS:
@@ -45,11 +41,7 @@ def is_plain(name: str) -> bool:
 
 
 def folder_of(name: str) -> str:
-    """Returns the name of an adapter's folder.
-
-    Raises:
-        AdapterError: the adapter's name is not valid.
-    """
+    """Returns the name of an adapter's folder."""
     return _encoded(check_name(name))
 
 

@@ -15,11 +15,7 @@ _SKETCH_SIZE = 64
 
 
 def unpack(values: Mapping, store_salt: bytes) -> dict:
-    """Returns the values as they are written now; raises a LookupError, TypeError or ValueError if they are invalid.
-
-    Args:
-        store_salt: the salt of format 1.
-    """
+    """Returns the values as they are written now; raises a LookupError, TypeError or ValueError if they are invalid."""
     hashes, counts = _numbers(values["keys"], 8), _numbers(values["num_shingles"], 4)
     shingles = iter(_numbers(values["sketches"], 4))
     sketches = [list(islice(shingles, min(count, _SKETCH_SIZE))) for count in counts]

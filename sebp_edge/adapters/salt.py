@@ -15,11 +15,7 @@ _SALT = re.compile("[0-9a-f]{32}")
 
 
 def read_salt(store: Path) -> bytes:
-    """Returns the salt of a store, which is made at the first call.
-
-    Raises:
-        StorageError: it cannot be read or written, or is damaged.
-    """
+    """Returns the salt of a store, which is made at the first call; damage is a StorageError."""
     path = store / _FILE
     with storage_errors("Cannot write to", path), suppress(ValueError):
         make_private(store)
@@ -34,11 +30,7 @@ def read_salt(store: Path) -> bytes:
 
 
 def read_number(store: Path, name: str) -> int:
-    """Returns the highest number that a version of this name has had; 0 if it is not known.
-
-    Raises:
-        StorageError: see `read_salt`.
-    """
+    """Returns the highest number that a version of this name has had; 0 if it is not known."""
     path = _number_file(store, name)
     with suppress(OSError, ValueError):
         if NUMBER.fullmatch(number := read_text(path)):
@@ -47,12 +39,7 @@ def read_number(store: Path, name: str) -> int:
 
 
 def write_number(store: Path, name: str, number: int) -> None:
-    """Writes the highest number that a version of this name has had; only for the holder of the store's lock.
-
-    Raises:
-        OSError: it cannot be written.
-        StorageError: see `read_salt`.
-    """
+    """Writes the highest number that a version of this name has had; only for the holder of the store's lock."""
     path = _number_file(store, name)
     make_private(path.parent)
     write_atomically(path, str(number))

@@ -68,11 +68,7 @@ class SavedAdapter:
 
 
 def save_to(adaptation: Saveable, record: AdapterRecord, out: Path) -> SavedAdapter:
-    """Saves an adapter into a new folder outside the store.
-
-    Raises:
-        StorageError: `out` already exists, or nothing could be saved.
-    """
+    """Saves an adapter into a new folder outside the store."""
     out = out.absolute()
     with storage_errors("Cannot save to", out), temporary_folder(out.parent) as temporary:
         write_version(adaptation, record, temporary)

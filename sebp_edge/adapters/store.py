@@ -22,14 +22,13 @@ import platformdirs
 from sebp_edge.adapters import archive, model_paths
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.folders import adapter_names, delete, flush_all, leftovers, size_of, temporary_folder
-from sebp_edge.adapters.garbage import KEPT_VERSIONS, Garbage
+from sebp_edge.adapters.garbage import KEPT_VERSIONS, Garbage, old_versions
 from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_salt
 from sebp_edge.adapters.saved import QUESTIONS, SavedAdapter
-from sebp_edge.basics.files import expand_user, make_private, storage_errors
-from sebp_edge.basics.units import sizes_apart
-from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
+from sebp_edge.basics.files import check_free_space, expand_user, make_private, storage_errors
+from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21
@@ -79,16 +78,7 @@ class AdapterStore:
         return SavedAdapter(folder, AdapterRecord.read(folder))
 
     def check_writable(self, name: str, out: Path | None) -> None:
-        """Checks before any work is done that an adapter can be saved.
-
-        Args:
-            out: a new folder outside the store; None to save into the store.
-
-        Raises:
-            AdapterError: the name is not valid.
-            OptionError: `out` already exists.
-            StorageError: the folder cannot be written to.
-        """
+        """Checks before any work is done that an adapter can be saved into the store, or a new folder outside of it."""
         own = self.adapter(name).folder
         if out is not None:
             # lstat also finds broken links, and fails on names that are too long.
@@ -103,16 +93,10 @@ class AdapterStore:
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
     def check_disk_space(self, size: int, out: Path | None) -> None:
-        """Checks before any work is done that an adapter fits on the disk.
-
-        Args:
-            size: the size of its weights in bytes.
-            out: a new folder outside the store; None to save into the store.
-
-        Raises:
-            StorageError: there is not enough space.
-        """
-        _check_free_space(size + _MAX_OTHER_BYTES, self._parent(out))
+        """Checks before any work is done that an adapter fits on the disk, with weights of `size` bytes."""
+        parent = self._parent(out)
+        with storage_errors("Cannot save to", parent):
+            check_free_space("The adapter", size + _MAX_OTHER_BYTES, parent)
 
     def import_archive(self, file: str | Path, name: str | None = None) -> SavedAdapter:
         """Adds the version in a file of `Adapter.export_archive` as a new version, which is not active; returns it.
@@ -129,7 +113,7 @@ class AdapterStore:
             adapter = self.adapter(contents.name if name is None else name)
             with storage_errors("Cannot save to", adapter.folder):
                 make_private(self.folder)
-                _check_free_space(contents.size, self.folder)
+                check_free_space("The adapter", contents.size, self.folder)
                 with temporary_folder(self.folder) as temporary:
                     contents.unpack(opened, temporary)
                     record = archive.read_record(temporary, file)
@@ -170,11 +154,7 @@ class AdapterStore:
         return found
 
     def salt(self) -> bytes:
-        """Returns the salt of this store, which is made at the first call.
-
-        Raises:
-            StorageError: it cannot be read or written, or is damaged.
-        """
+        """Returns the salt of this store, which is made at the first call."""
         return read_salt(self.folder)
 
     def model_path(self, record: AdapterRecord) -> Path | None:
@@ -182,11 +162,7 @@ class AdapterStore:
         return model_paths.path_of(self.folder, record.fingerprint)
 
     def remember_model(self, fingerprint: str, path: Path) -> None:
-        """Remembers where a base model is, for its adapters; no record or archive contains the path.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Remembers where a base model is, for its adapters; no record or archive contains the path."""
         path = path.expanduser().absolute()
         if model_paths.path_of(self.folder, fingerprint) == path:
             return
@@ -201,11 +177,7 @@ class AdapterStore:
         return self.folder / QUESTIONS
 
     def delete_questions(self) -> None:
-        """Deletes the questions that models wrote.
-
-        Raises:
-            StorageError: they cannot be deleted.
-        """
+        """Deletes the questions that models wrote."""
         with storage_errors("Cannot delete", self.questions_folder, ""), suppress(FileNotFoundError):
             shutil.rmtree(self.questions_folder)
 
@@ -213,7 +185,7 @@ class AdapterStore:
         versions = []
         for name in self.names():
             with suppress(SebpEdgeError, OSError):  # one that cannot be read is kept
-                versions += self.adapter(name).old_versions(keep)
+                versions += old_versions(self.adapter(name), keep)
         sizes = {}
         for path in leftovers(self.folder):
             with suppress(OSError):  # what cannot be listed cannot be deleted either
@@ -223,14 +195,3 @@ class AdapterStore:
     def _parent(self, out: Path | None) -> Path:
         """Returns the folder that a new adapter is saved in."""
         return out.absolute().parent if out else self.folder
-
-
-def _check_free_space(size: int, parent: Path) -> None:
-    with storage_errors("Cannot save to", parent):
-        free = shutil.disk_usage(parent).free
-    if size > free:
-        needed, left = sizes_apart(size, free)
-        raise StorageError(
-            f"The adapter needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose "
-            "another location."
-        )

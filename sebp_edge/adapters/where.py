@@ -41,11 +41,7 @@ class Where:
 
 
 def read(folder: Path) -> dict[int, Where]:
-    """Returns where the versions of an adapter were made, by number; nothing of those of which it is not known.
-
-    Args:
-        folder: the adapter's.
-    """
+    """Returns where the versions of an adapter were made, by number; nothing of those of which it is not known."""
     try:
         values = read_json(folder / _FILE)
         if values["format"] != _FORMAT:
@@ -56,22 +52,14 @@ def read(folder: Path) -> dict[int, Where]:
 
 
 def write(folder: Path, versions: Mapping[int, Where]) -> None:
-    """Writes where the versions of an adapter were made.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes where the versions of an adapter were made."""
     values = {str(version): asdict(one) for version, one in versions.items()}
     text = json.dumps({"format": _FORMAT, "versions": values}, indent=1, default=str)
     write_atomically(folder / _FILE, text + "\n")
 
 
 def forget(folder: Path, removed: Collection[int]) -> None:
-    """Forgets where versions were made that are removed; on a full disk, where any was made.
-
-    Raises:
-        OSError: the file can be neither written nor deleted.
-    """
+    """Forgets where versions were made that are removed; on a full disk, where any was made."""
     known = read(folder)
     if known.keys().isdisjoint(removed):
         return

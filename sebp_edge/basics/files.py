@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 import types
@@ -16,6 +17,7 @@ from typing import TypeVar
 import platformdirs
 from safetensors import SafetensorError
 
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import OptionError, StorageError
 
 _FIRST_BYTES = 500
@@ -36,11 +38,7 @@ def cache_folder() -> Path:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Expands "~" in a path to write to.
-
-    Raises:
-        OptionError: there is no such user, or the path has a null byte.
-    """
+    """Expands "~" in a path to write to."""
     try:
         path = Path(path).expanduser()
     except RuntimeError as error:
@@ -55,11 +53,6 @@ def check_output_file(path: Path, mark: bytes, kind: str) -> None:
 
     Args:
         mark: bytes near the beginning of files of this `kind`, which may be overwritten.
-        kind: what the file is, for the error's message.
-
-    Raises:
-        OptionError: another file is there.
-        StorageError: the file cannot be written.
     """
     path = expand_user(path)
     with storage_errors("Cannot write to", path):
@@ -82,12 +75,7 @@ def _has_mark(mark: bytes, path: Path) -> bool:
 
 
 def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
-    """Reads a text file of at most `max_bytes`, which other programs may have written.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a regular file, is too large, or is not in UTF-8.
-    """
+    """Reads a text file of at most `max_bytes`, which others may have written; raises an OSError or ValueError."""
     # O_NONBLOCK: opening a FIFO must not wait for a writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -99,12 +87,7 @@ def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
 
 
 def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict:
-    """Reads the object in a JSON file of at most `max_bytes`, which other programs may have written.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: see `read_text`; or it is not a JSON object.
-    """
+    """Reads the object in a JSON file of at most `max_bytes`; raises an OSError or ValueError."""
     try:
         values = json.loads(read_text(path, max_bytes))
     except RecursionError:
@@ -206,6 +189,17 @@ def make_private(folder: Path) -> None:
     with suppress(OSError):
         if os.name != "nt" and folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
+
+
+def check_free_space(what: str, size: int, folder: Path) -> None:
+    """Raises a StorageError if a folder's disk has less than the `size` in bytes that `what` needs."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        needed, left = sizes_apart(size, free)
+        raise StorageError(
+            f"{what} needs {needed}, but only {left} are free in {str(folder)!r}; free space or choose another "
+            "location."
+        )
 
 
 def flush(path: Path) -> None:

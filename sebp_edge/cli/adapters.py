@@ -13,8 +13,8 @@ from sebp_edge.adapters.names import folder_of
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
-from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, printable
+from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
@@ -43,17 +43,13 @@ def _readable_versions(store) -> Iterator:
             adapter = store.adapter(name)
             versions = adapter.versions()
         except SebpEdgeError as error:
-            _print_note(error)
+            print_note(error)
             continue
         for version in versions:
             try:
                 yield adapter.open(version)
             except SebpEdgeError as error:
-                _print_note(error)
-
-
-def _print_note(error: SebpEdgeError) -> None:
-    err.print(f"note: {error}", style="yellow", markup=False)
+                print_note(error)
 
 
 @app.command("list")
@@ -97,7 +93,8 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
             record = _to_dict(saved)
             documents = [] if version is None else adapter.documents(number)
             if as_json:
-                print_json(record | ({} if version is None else {"manifest": _to_dicts(documents)}))
+                manifest = {"manifest": [document.to_dict() for document in documents]}
+                print_json(record | (manifest if version is not None else {}))
                 continue
             print_table(["", ""], [[key, printable(str(value))] for key, value in record.items() if key != "recipe"])
             out.print()
@@ -110,10 +107,7 @@ def report(
     name: Annotated[str, typer.Argument(help="Name of the adapter, or the folder of one.")],
     version: Annotated[int | None, typer.Option(help="This version; by default the active one.")] = None,
     to: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path, metavar="FILE", help="The page to write; by default NAME-VERSION.html, with --json none."
-        ),
+        Path | None, path_option("The page to write; by default NAME-VERSION.html, with --json none.")
     ] = None,
     with_samples: Annotated[
         bool, typer.Option("--with-samples", help="Include the samples that adapt --keep-samples has kept: your text.")
@@ -250,7 +244,7 @@ def gc(
 @app.command("export")
 def export_archive(
     name: Name,
-    to: Annotated[Path, typer.Option(parser=parse_path, metavar="FILE", help="The new file to write.")],
+    to: Annotated[Path, path_option("The new file to write.")],
     version: Version = None,
     names: Annotated[
         bool, typer.Option("--names", help="Include the names of the documents, and samples that were kept.")
@@ -279,16 +273,12 @@ def import_archive(
 
 
 def _print_documents(rows: list[tuple]) -> None:
-    def cells(what, document):
+    table = []
+    for what, document in rows:
         tokens = "" if document.tokens is None else str(document.tokens)
         split = f"{document.split}, gone" if document.absent else document.split
-        return [what, printable(document.label), tokens, split, document.hash]
-
-    print_table(["", "document", "tokens", "split", "hash"], [cells(*row) for row in rows])
-
-
-def _to_dicts(documents) -> list[dict]:
-    return [document.to_dict() for document in documents]
+        table.append([what, printable(document.label), tokens, split, document.hash])
+    print_table(["", "document", "tokens", "split", "hash"], table)
 
 
 def _print_active(name: str, version: int | None) -> None:

@@ -10,7 +10,7 @@ from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Request, parse_path, takes_request
+from sebp_edge.cli.options import Request, path_option, takes_request
 
 HTML = "sebp-edge-analysis.html"
 
@@ -20,12 +20,7 @@ def analyze(
     request: Request,
     examples: Annotated[int, typer.Option(min=1, help="Maximum number of examples to analyze.")] = 16,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help=f"Write the report to this file; by default {HTML}, with --json none.",
-        ),
+        Path | None, path_option(f"Write the report to this file; by default {HTML}, with --json none.")
     ] = None,
 ) -> None:
     """Show how sparse the gradients on the texts in PATH are, by layer: as a table, and by projection as an HTML file.

@@ -9,9 +9,6 @@ def find_base_model(store, record) -> str:
     """Returns the name of an adapter's base model, or its path if it was given as a folder or a file.
 
     Refuses to download it, since the record may be from others.
-
-    Raises:
-        ModelError: it is not on this machine, or not where it was.
     """
     from sebp_edge.models.hub import local_folder
 

@@ -8,10 +8,12 @@ from rich.markup import escape
 
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.units import gigabytes, percent
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_note, print_table, quick_imports
+from sebp_edge.cli.options import Device, Json, RecipeName, parse_path, path_option
 from sebp_edge.errors import OptionError
-from sebp_edge.events import Notice
+
+# Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
+TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
 
 
 def bench(
@@ -28,12 +30,8 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 4,
     device: Device = None,
     as_json: Json = False,
-    csv: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Also write the table to this CSV file.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Also write a plot to this SVG file.")
-    ] = None,
+    csv: Annotated[Path | None, path_option("Also write the table to this CSV file.")] = None,
+    plot: Annotated[Path | None, path_option("Also write a plot to this SVG file.")] = None,
 ) -> None:
     """Time a training step in each variant: dense padded, drop-in, dynamic padding, packed, hoisted, captured graph.
 
@@ -49,12 +47,13 @@ def bench(
 
         if padding is not None and context is not None:
             raise OptionError("--padding sets the context length itself; leave out --context or --padding.")
-        _check_targets(csv, plot)
+        # Checked before any timing.
+        if plot is not None and plot.suffix.lower() != ".svg":
+            raise OptionError(f"The plot is an SVG file, so its name {plot.name!r} must end in .svg.")
+        for path, mark in ((csv, TABLE_MARK), (plot, PLOT_MARK)):
+            if path is not None:
+                check_output_file(path, mark, "benchmark")
         share = None if padding is None else parse_share(padding)
-
-        def print_notice(notice: Notice) -> None:
-            err.print(f"note: {notice.message}", style="yellow", markup=False)
-
         with err.status("") as status:
             result = run_bench(
                 model,
@@ -64,7 +63,7 @@ def bench(
                 padding=share,
                 batch_size=batch,
                 device=device,
-                on_event=print_notice,
+                on_event=lambda notice: print_note(notice.message),
                 on_progress=status.update,
             )
         if csv is not None:
@@ -77,19 +76,6 @@ def bench(
             show_bench(result)
 
 
-# Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
-TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
-
-
-def _check_targets(csv: Path | None, plot: Path | None) -> None:
-    """Checks before any timing that the files can be written, overwrite no others, and have the right suffix."""
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise OptionError(f"The plot is an SVG file, so its name {plot.name!r} must end in .svg.")
-    for path, mark in ((csv, TABLE_MARK), (plot, PLOT_MARK)):
-        if path is not None:
-            check_output_file(path, mark, "benchmark")
-
-
 def show_bench(result) -> None:
     """Prints what was timed, a row per variant, why some variants have no times, and the recommendation."""
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
@@ -99,39 +85,29 @@ def show_bench(result) -> None:
         f"{percent(result.padding_share, 0)} padding"
     )
     rows = result.rows()
-    has_peaks = any(row["peak_bytes"] for row in rows)
-    columns = [
-        "variant",
-        "forward",
-        "backward",
-        "step",
-        "vs dense",
-        *(["peak"] if has_peaks else []),
-        "tokens/s",
-        "error",
-    ]
-    dense = rows[0]["step_ms"]
-    print_table(columns, [_cells(row, dense, has_peaks) for row in rows])
+    table = [["variant", "forward", "backward", "step", "vs dense", "peak", "tokens/s", "error"]]
+    table += [_cells(row, rows[0]["step_ms"]) for row in rows]
+    if not any(row["peak_bytes"] for row in rows):
+        table = [[*cells[:5], *cells[6:]] for cells in table]
+    print_table(table[0], table[1:])
     for row in rows:
         if row["reason"]:
             out.print(f"{row['variant']}, {row['status']}: {row['reason']}.", style="dim", markup=False)
     out.print(f"[bold]{escape(result.recommendation)}[/]")
 
 
-def _cells(row: dict, dense_ms: float | None, has_peaks: bool) -> list[str]:
+def _cells(row: dict, dense_ms: float | None) -> list[str]:
     step = row["step_ms"]
     error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
     if step is None:
-        return [row["variant"], "-", "-", row["status"], "-", *(["-"] if has_peaks else []), "-", error]
-    peak = [gigabytes(row["peak_bytes"])] if has_peaks else []
-    ratio = "-" if dense_ms is None else f"{step / dense_ms:.2f}"
+        return [row["variant"], "-", "-", row["status"], "-", "-", "-", error]
     return [
         row["variant"],
         _milliseconds(row["forward_ms"]),
         _milliseconds(row["backward_ms"]),
         _milliseconds(step),
-        ratio,
-        *peak,
+        "-" if dense_ms is None else f"{step / dense_ms:.2f}",
+        gigabytes(row["peak_bytes"] or 0),
         f"{row['tokens_per_second']:,.0f}",
         error,
     ]

@@ -51,7 +51,10 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     """
     try:
         with _interruptible():
-            silence_libraries()
+            # Hides the libraries' warnings and progress bars; our own messages remain.
+            warnings.simplefilter("ignore")
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
             yield
     except SebpEdgeError as error:
         _fail(type(error).__name__, str(error), error.exit_code, as_json)
@@ -146,7 +149,12 @@ def quick_imports() -> Iterator[None]:
     Objects created on import live until the exit, so checking them is wasted work. This changes the whole process, so
     it is only for the command line's own. A terminal shows a status line meanwhile.
     """
-    _give_torch_a_cache_folder()
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        # Else torch makes a folder on import whose name in the system's temporary folder others can predict.
+        folder = cache_folder() / "torch"
+        with contextlib.suppress(OSError):  # torch then uses the temporary folder
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     gc.disable()
     try:
         with err.status("starting", spinner="line"):
@@ -154,16 +162,6 @@ def quick_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _give_torch_a_cache_folder() -> None:
-    """Keeps torch from making a folder on import whose name in the system's temporary folder others can predict."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
-    folder = cache_folder() / "torch"
-    with contextlib.suppress(OSError):  # torch then uses the temporary folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
@@ -178,20 +176,14 @@ def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
 
 def _print_error(message: str) -> None:
     try:
-        err.print(f"[bold red]sebp-edge:[/] {_escaped(message)}")
+        err.print(f"[bold red]sebp-edge:[/] {escape(message)}")
     except OSError:
         discard_output(sys.stderr)
 
 
-def _escaped(text: str) -> str:
-    return escape(text)
-
-
-def silence_libraries() -> None:
-    """Hides the libraries' warnings and progress bars; our own messages remain."""
-    warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+def print_note(message: object) -> None:
+    """Prints something that the user should know to the standard error."""
+    err.print(f"note: {message}", style="yellow", markup=False)
 
 
 def print_json(record: dict) -> None:
@@ -222,5 +214,5 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column(columns[-1], overflow="fold")
     for row in rows:
-        table.add_row(*map(_escaped, row))
+        table.add_row(*map(escape, row))
     out.print(table)

@@ -8,14 +8,14 @@ import typer
 from sebp_edge.basics.units import percent
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.cli.options import Json, path_option
 
 
 def export(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the adapter, or the folder of one, with a slash.")
     ],
-    to: Annotated[Path, typer.Option(parser=parse_path, metavar="FOLDER", help="New folder to write.")],
+    to: Annotated[Path, path_option("New folder to write.", "FOLDER")],
     format: Annotated[
         str, typer.Option(metavar="FORMAT", help="gguf, ollama, merged, peft, gguf-lora or mlx.")
     ] = "gguf",
@@ -31,10 +31,8 @@ def export(
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     texts: Annotated[
         list[Path] | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="PATH",
-            help="File or folder with your texts, to measure how much of the gain the files keep; can be repeated.",
+        path_option(
+            "File or folder with your texts, to measure how much of the gain the files keep; can be repeated.", "PATH"
         ),
     ] = None,
     as_json: Json = False,
@@ -76,15 +74,10 @@ def _show(result) -> None:
         )
     if result.gain_kept:
         columns = ["quant", "rounded base model", "with the adapter", "gain kept"]
-        rows = [
-            [
-                one.quant,
-                f"{one.loss_base:.3f}",
-                f"{one.loss:.3f}",
-                "-" if one.share is None else percent(one.share),
-            ]
-            for one in result.gain_kept
-        ]
+        rows = []
+        for one in result.gain_kept:
+            share = "-" if one.share is None else percent(one.share)
+            rows.append([one.quant, f"{one.loss_base:.3f}", f"{one.loss:.3f}", share])
         print_table(columns, rows)
     for warning in result.warnings:
         out.print(f"[yellow]warning:[/] {warning}")

@@ -10,7 +10,7 @@ import typer
 from sebp_edge.cli.adapt import NOT_KEPT
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
-from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, parse_path, select
+from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
 from sebp_edge.errors import OptionError
 
 
@@ -21,11 +21,7 @@ def forget(
     ],
     texts: Annotated[
         list[Path] | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="PATH",
-            help="File or folder with the adapter's other texts, if they were moved; may be repeated.",
-        ),
+        path_option("File or folder with the adapter's other texts, if they were moved; may be repeated.", "PATH"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
     near_duplicates: Annotated[
@@ -91,12 +87,7 @@ def forget(
 
 
 def _ask(found, *, yes: bool, keep_anyway: bool, as_json: bool) -> None:
-    """Says what will be removed, and asks for a yes.
-
-    Raises:
-        OptionError: nobody can be asked.
-        typer.Exit: the answer is no.
-    """
+    """Says what will be removed, and asks for a yes; exits if the answer is no."""
     if not as_json:
         _show_found(found, keep_anyway=keep_anyway)
     if yes:

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
-from sebp_edge.cli.options import Device, Json, parse_path
+from sebp_edge.cli.options import Device, Json, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.models.catalog import DEFAULT_MODEL
 from sebp_edge.recipe import Recipe
@@ -51,9 +51,7 @@ def generate(
         str | None, typer.Option(help="Name of the adapter; without --model, by default 'default' if it exists.")
     ] = None,
     version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
-    adapter: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Folder of an adapter outside the store.")
-    ] = None,
+    adapter: Annotated[Path | None, path_option("Folder of an adapter outside the store.", "FOLDER")] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in training.")
@@ -97,6 +95,13 @@ def generate(
         personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
         if not as_json and isinstance(request, str) and out.is_terminal:
             out.print(request, end="", style="bold", markup=False)
+
+        def print_chunk(chunk: str) -> None:
+            if as_json:
+                print_json({"event": "text", "text": chunk})
+            else:
+                typer.echo(chunk, nl=False)
+
         try:
             text = personalizer.generate(
                 request,
@@ -110,7 +115,7 @@ def generate(
                 stop=stop or (),
                 seed=seed,
                 sparse_kernels=sparse_kernels,
-                on_text=_print_event if as_json else lambda chunk: typer.echo(chunk, nl=False),
+                on_text=print_chunk,
             )
         except Interrupted:
             if not as_json:
@@ -120,10 +125,6 @@ def generate(
             print_json({"event": "result", "prompt": request, "text": text})
         else:
             typer.echo()
-
-
-def _print_event(chunk: str) -> None:
-    print_json({"event": "text", "text": chunk})
 
 
 def _prompt_or_messages(prompt: str | None, system: str | None, messages: str | None) -> str | list:

@@ -57,10 +57,8 @@ def show_inspection(found) -> None:
         _show_list("people", [describe_author(author) for author in found.authors])
     for group in found.left_out:
         _show_list(f"left out, {group.reason}", group.sources)
-    _show_list(
-        "near-duplicates, or with a long passage in common, groups",
-        [", ".join(group) for group in found.near_duplicates],
-    )
+    groups = [", ".join(group) for group in found.near_duplicates]
+    _show_list("near-duplicates, or with a long passage in common, groups", groups)
     _show_list("look like templates, but would be read", found.templates)
     _show_list("look like drawings, but would be read", found.drawings)
     if found.boilerplate_share >= MIN_BOILERPLATE:

@@ -12,52 +12,34 @@ LINES, COLUMNS = 15, 80
 REASON_LINES = 5
 
 
-def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
-    """Prints the verdict, why, warnings, what to expect and what to do next, in at most 15 lines of 80 columns.
+# The paragraphs in the order in which they stand.
+HEADLINE, ACCOUNT, WARNING, EXPECTATION, COMMAND = range(5)
 
-    Args:
-        with_samples: whether samples were kept for the report.
-    """
-    screen, style = _Screen(), "green" if result.kept else "yellow"
-    screen.add(0, result.headline, f"bold {style}")
+
+def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
+    """Prints the verdict, why, warnings, what to expect and what to do next, in at most 15 lines of 80 columns."""
+    # By importance: the first ones get their lines.
+    paragraphs = [(HEADLINE, result.headline, f"bold {'green' if result.kept else 'yellow'}")]
     for what, command in result.next_steps.items():
         if with_samples and command == result.report_command:
             what, command = f"{what} and samples", f"{command} --with-samples"
-        screen.add(4, f"{what}: {command}", is_command=True)
-    screen.add(1, result.account, limit=REASON_LINES)
-    for warning in result.warnings:
-        screen.add(2, f"warning: {warning}", "yellow")
+        paragraphs.append((COMMAND, f"{what}: {command}", ""))
+    paragraphs.append((ACCOUNT, result.account, ""))
+    paragraphs += [(WARNING, f"warning: {warning}", "yellow") for warning in result.warnings]
     if result.kept or result.active:
-        screen.add(3, result.expectation, "dim")
-    screen.show()
-
-
-class _Screen:
-    """Paragraphs that are added in the order of their importance, and shown in that of their places."""
-
-    def __init__(self):
-        self._paragraphs: list[tuple[int, Text]] = []
-        self._left = LINES
-
-    def add(self, place: int, words: str, style: str = "", *, limit: int = LINES, is_command: bool = False) -> None:
-        """Adds a paragraph as far as lines are left; leaves out a command that does not fit, which nobody could run.
-
-        Args:
-            place: shown paragraphs are sorted by it.
-            limit: the most lines for this paragraph.
-        """
-        paragraph, limit = Text(printable(words), style), min(limit, self._left)
+        paragraphs.append((EXPECTATION, result.expectation, "dim"))
+    shown, left = [], LINES
+    for place, words, style in paragraphs:
+        paragraph, limit = Text(printable(words), style), min(left, REASON_LINES if place == ACCOUNT else LINES)
         lines = paragraph.wrap(out, COLUMNS)
         if len(lines) > limit:
-            if is_command or not limit:
-                return
+            if place == COMMAND or not limit:  # nobody could run a part of a command
+                continue
             lines = lines[:limit]
             lines[-1].truncate(COLUMNS - 2)
             lines[-1].append(" …")
             paragraph = Text(" ").join(lines)
-        self._left -= len(lines)
-        self._paragraphs.append((place, paragraph))
-
-    def show(self) -> None:
-        for _, paragraph in sorted(self._paragraphs, key=lambda each: each[0]):
-            out.print(paragraph)
+        left -= len(lines)
+        shown.append((place, paragraph))
+    for _, paragraph in sorted(shown, key=lambda each: each[0]):
+        out.print(paragraph)

@@ -50,11 +50,7 @@ def models(chosen: Models = None, as_json: Json = False) -> None:
 
 
 def _is_model(name: str) -> bool:
-    """Whether a name is that of a model, and not of a folder with models.
-
-    Raises:
-        ModelError: it is that of a model of Ollama or LM Studio which is not there.
-    """
+    """Whether a name is that of a model, and not of a folder with models."""
     from sebp_edge.models.hub import cached_models
 
     if name.lower() in CATALOG or name in cached_models():
@@ -78,7 +74,7 @@ def _describe(name: str) -> dict:
     with quick_imports():
         from sebp_edge.cli.local_model import describe_model
 
-    return {"on_this_machine": True, **asdict(describe_model(name))}
+    return {"on_this_machine": True, **describe_model(name)}
 
 
 def _state(record: dict) -> str:

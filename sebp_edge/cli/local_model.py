@@ -1,6 +1,5 @@
 """Describes the base models on this machine: size, licence, and whether an adaptation fits."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from sebp_edge.errors import MachineError, SebpEdgeError
@@ -14,48 +13,32 @@ from sebp_edge.models.loading import model_from_config
 from sebp_edge.recipe import Recipe
 
 
-@dataclass(frozen=True)
-class LocalModel:
-    """A base model on this machine.
+def describe_model(name: str) -> dict:
+    """Describes a model on this machine; loads no weights.
 
-    Attributes:
-        name: what --model takes.
-        size: of its files, in bytes.
-        parameters: in billions; None if they are not known.
-        licence: what its file says; "" if nothing.
-        fits: whether an adaptation with the default recipe fits into the free memory.
-        problem: why it cannot be adapted; None if it can.
+    Returns:
+        The name that --model takes; the size of its files in bytes; its parameters in billions, if known; the licence
+        that its file names; whether an adaptation with the default recipe fits into the free memory; and the problem
+        that it cannot be adapted for, if there is one.
     """
-
-    name: str
-    size: int
-    parameters: float | None
-    licence: str
-    fits: bool
-    problem: str | None = None
-
-
-def describe_model(name: str) -> LocalModel:
-    """Describes a model on this machine; loads no weights."""
-    size, parameters, licence = 0, None, ""
+    known = {"name": name, "size": 0, "parameters": None, "licence": "", "fits": True, "problem": None}
     try:
         reference = resolve(name)
         path = local_folder(reference) or Path(reference.location)
         files = [path] if path.is_file() else path.glob("*.safetensors")
-        size = sum(file.stat().st_size for file in files if file.is_file())  # a link may lead nowhere
+        known["size"] = sum(file.stat().st_size for file in files if file.is_file())  # a link may lead nowhere
         if reference.is_gguf:
             with GgufFile(path, reference.name) as file:
-                parameters = sum(tensor.num_weights for tensor in file.tensors.values())
-                licence = file.get("general.license", str, "")
+                known["parameters"] = _billions(sum(tensor.num_weights for tensor in file.tensors.values()))
+                known["licence"] = file.get("general.license", str, "")
                 refuse_unknown(file)
         else:
-            parameters = model_from_config(reference).num_parameters()
+            known["parameters"] = _billions(model_from_config(reference).num_parameters())
         refuse_if_too_big(reference, Recipe.load("notes"), devices.pick_device())
     except SebpEdgeError as error:
-        problem = None if isinstance(error, MachineError) else str(error)
-        return LocalModel(name, size, _billions(parameters), licence, fits=False, problem=problem)
-    return LocalModel(name, size, _billions(parameters), licence, fits=True)
+        known |= {"fits": False, "problem": None if isinstance(error, MachineError) else str(error)}
+    return known
 
 
-def _billions(parameters: int | None) -> float | None:
-    return None if parameters is None else round(parameters / 1e9, 3)
+def _billions(parameters: int) -> float:
+    return round(parameters / 1e9, 3)

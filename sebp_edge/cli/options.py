@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.owner import ask_for_owner
@@ -19,6 +20,11 @@ def parse_path(text: str) -> Path:
     if not text:
         raise typer.BadParameter("the path is empty; write . for the current folder.")
     return Path(text)
+
+
+def path_option(help: str, metavar: str = "FILE") -> OptionInfo:
+    """An option whose value is a path."""
+    return typer.Option(parser=parse_path, metavar=metavar, help=help)
 
 
 def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:

@@ -60,7 +60,7 @@ def show_plan(result) -> None:
         budget = f"the {budget} that other programs leave"
     out.print(
         f"[bold]{escape(result.model)}[/] on {result.device}: {chosen.description}; at most "
-        f"[bold]{peak}[/] of {budget}{duration_suffix(chosen.seconds)}"
+        f"[bold]{peak}[/] of {budget}{_duration(chosen.seconds)}"
     )
     if result.gpu is not None:
         four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""
@@ -73,9 +73,8 @@ def show_plan(result) -> None:
     for word, other in (("larger", result.larger), ("smaller", result.smaller), ("also fits", result.full)):
         if other is not None:
             size, _ = sizes_apart(other.peak, chosen.peak)
-            out.print(f"  {word}: {other.description}; {size}{duration_suffix(other.seconds)}", style="dim")
+            out.print(f"  {word}: {other.description}; {size}{_duration(other.seconds)}", style="dim")
 
 
-def duration_suffix(seconds: float | None) -> str:
-    """Returns the duration as the end of a sentence; empty if it is unknown."""
+def _duration(seconds: float | None) -> str:
     return "" if seconds is None else f", about {duration(seconds)}"

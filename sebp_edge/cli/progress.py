@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
@@ -50,45 +50,40 @@ MIN_WIDTH_FOR_LOSS = 70
 
 @contextmanager
 def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
-    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does.
-
-    Args:
-        lists_left_out: whether to list what was left out of the texts, and why, and not only how much.
-    """
+    """Yields the sink for this output, which lists what was left out of the texts, or only says how much that is."""
     if as_json:
-        yield _InterruptOnFailedWrite(JsonLines(sys.stdout))
-    elif out.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            _StepColumn(),
-            TextColumn("{task.fields[figures]}"),
-            _TimeColumn(compact=True),
-        )
-        with Progress(*columns, console=out, expand=True, transient=True) as bar:
-            yield _InterruptOnFailedWrite(ProgressPrinter(bar, lists_left_out=lists_left_out))
-    else:
-        yield _InterruptOnFailedWrite(ProgressPrinter(None, lists_left_out=lists_left_out))
+        yield _interrupting(JsonLines(sys.stdout))
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        _StepColumn(),
+        TextColumn("{task.fields[figures]}"),
+        _TimeColumn(compact=True),
+    )
+    progress = Progress(*columns, console=out, expand=True, transient=True) if out.is_terminal else nullcontext()
+    with progress as bar:
+        yield _interrupting(ProgressPrinter(bar, lists_left_out=lists_left_out))
 
 
-class _InterruptOnFailedWrite:
-    """A sink whose first failed write interrupts the run as Ctrl-C does, so that the best state is saved.
+def _interrupting(sink: Sink) -> Sink:
+    """Returns a sink whose first failed write interrupts the run as Ctrl-C does, so that the best state is saved.
 
     Writes fail if the reader goes away, as with `| head`, or if the disk is full.
     """
+    has_failed = False
 
-    def __init__(self, sink: Sink):
-        self._sink: Sink | None = sink
-
-    def __call__(self, event: Event) -> None:
-        if self._sink is None:
-            return
+    def send(event: Event) -> None:
+        nonlocal has_failed
         try:
-            self._sink(event)
+            if not has_failed:
+                sink(event)
         except OSError as error:
-            self._sink = None
+            has_failed = True
             discard_output()
             raise KeyboardInterrupt from error
+
+    return send
 
 
 class _StepColumn(MofNCompleteColumn):
@@ -153,9 +148,11 @@ class ProgressPrinter:
                 if self._bar is not None:
                     self._bar.update(self._task, figures=f"evaluating {event.done}/{event.examples}")
             case ExampleAnalyzed():
-                self._analyzed(event)
+                self._part_done("gradients", event.example, event.examples)
             case TensorWritten():
-                self._tensor_written(event)
+                self._part_done("writing", event.tensor, event.tensors)
+                if event.tensor == event.tensors:
+                    self._start_task("reading it back")
 
     def _print_note(self, message: str) -> None:
         # If both streams go to a terminal, the bar's console keeps a note above the bar.
@@ -226,14 +223,10 @@ class ProgressPrinter:
             self._last_print = time.monotonic()
             left = "" if is_last else f"  {duration(event.seconds_left)} left in this part"
             out.print(f"step {event.step}/{event.steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s{left}")
-        if is_last:
-            self._start_testing()
-
-    def _start_testing(self) -> None:
-        """Shows that the time of the steps is over, but the command is not."""
-        self._start_task("testing")
-        if self._bar is None:
-            out.print("testing")
+        if is_last:  # the time of the steps is over, but the command is not
+            self._start_task("testing")
+            if self._bar is None:
+                out.print("testing")
 
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":
@@ -244,19 +237,11 @@ class ProgressPrinter:
         if event.split == "test" and event.best:  # the training may have ended before its last step
             self._start_task("testing")
 
-    def _analyzed(self, event: ExampleAnalyzed) -> None:
-        if event.example == 1:
-            self._start_task("gradients", total=event.examples)
+    def _part_done(self, what: str, done: int, total: int) -> None:
+        if done == 1:
+            self._start_task(what, total=total)
         if self._bar is not None:
-            self._bar.update(self._task, completed=event.example)
-
-    def _tensor_written(self, event: TensorWritten) -> None:
-        if event.tensor == 1:
-            self._start_task("writing", total=event.tensors)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=event.tensor)
-        if event.tensor == event.tensors:
-            self._start_task("reading it back")
+            self._bar.update(self._task, completed=done)
 
 
 def _left_out_lines(left_out: list[LeftOut]) -> list[tuple[int, str]]:

@@ -1,7 +1,7 @@
-"""Runs another program on an exported folder in a child process, which a damaged file or a stop may end.
+"""Runs other programs in child processes, which a damaged file or a stop may end.
 
-The process is `python -m sebp_edge.export.child MODULE`. It reads a request as JSON from its standard input and writes
-the answer as JSON; what the program itself prints is discarded.
+On an exported folder, the process is `python -m sebp_edge.export.child MODULE`. It reads a request as JSON from its
+standard input and writes the answer as JSON; what the program itself prints is discarded.
 """
 
 import importlib
@@ -20,48 +20,36 @@ _SECONDS_BETWEEN_CHECKS = 0.2
 
 
 class Predicted(NamedTuple):
-    """What a program computes.
-
-    Attributes:
-        likeliest: after each token of the rows, the likeliest tokens and their log-probabilities.
-        tokens: the token ids of each text.
-    """
+    """The likeliest tokens after each token of the rows, with log-probabilities; and the token ids of each text."""
 
     likeliest: list[list[tuple[int, float]]]
     tokens: list[list[int]]
 
 
 def run(module: str, program: str, request: dict, check: Check) -> Predicted:
-    """Returns the answer of a module's `_answer` to a request.
-
-    Args:
-        check: called several times a second; may raise to stop.
-
-    Raises:
-        ExportError: the program failed.
-    """
-    command = [sys.executable, "-m", __name__, module]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **streams) as process:
-        try:
-            output, _ = _communicate(process, json.dumps(request), check)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise ExportError(f"{program} cannot read the exported folder: it ended with the code {process.returncode}.")
+    """Returns the answer of a module's `_answer` to a request; raises an ExportError if the program failed."""
+    code, output = communicate([sys.executable, "-m", __name__, module], json.dumps(request).encode(), check)
+    if code:
+        raise ExportError(f"{program} cannot read the exported folder: it ended with the code {code}.")
     answer = json.loads(output)
     return Predicted([[tuple(each) for each in row] for row in answer["predicted"]], answer["tokens"])
 
 
-def _communicate(process: subprocess.Popen, request: str, check: Check) -> tuple[str, str]:
-    unsent: str | None = request
-    while True:
+def communicate(command: list[str], request: bytes, check: Check) -> tuple[int, bytes]:
+    """Runs a command; returns its exit code and its output. `check` is called several times a second."""
+    unsent: bytes | None = request
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            return process.communicate(unsent, timeout=_SECONDS_BETWEEN_CHECKS)
-        except subprocess.TimeoutExpired:
-            unsent = None
-            check()
+            while True:
+                try:
+                    output, _ = process.communicate(unsent, timeout=_SECONDS_BETWEEN_CHECKS)
+                    return process.returncode, output
+                except subprocess.TimeoutExpired:
+                    unsent = None
+                    check()
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _main() -> None:

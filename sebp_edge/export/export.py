@@ -27,11 +27,7 @@ ENOUGH = 0.9
 
 
 def check_options(format: str, quant: str | None, *, has_texts: bool) -> str | None:
-    """Returns the quantisation to write; None for formats without one, and to let the adapter's record decide.
-
-    Raises:
-        OptionError: an option has an invalid value, or does not go with another one.
-    """
+    """Returns the quantisation to write; None for formats without one, and to let the adapter's record decide."""
     if format not in FORMATS:
         raise OptionError(f"There is no format {format!r}; {suggest(str(format), FORMATS)}")
     if format not in QUANTISED:
@@ -64,17 +60,9 @@ def export(
 
     Args:
         name: the name of the exported files.
-        folder, record: the adapter.
-        reference: the base model.
-        to: the new folder.
-        format, quant: from `check_options`. Without one, quantised formats get the one that the adapter was trained
-            for, or else q8_0.
+        quant: from `check_options`; by default the one that the adapter was trained for, or else q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
-        on_event: receives every event; may raise to stop.
-        check: called wherever the export can stop; may raise.
-
-    Raises:
-        SebpEdgeError: one of its subclasses; the message says what to do, and nothing is left behind.
+        on_event, check: may raise to stop.
     """
     begin, target = time.perf_counter(), check_target(to)
     source, warnings, kept = Source.open(name, folder, record, reference), [], []
@@ -171,5 +159,5 @@ def _losses(
     elif kept and kept[-1].share is None:
         yield "The adapter does not lower the loss on these texts, so there is no gain to keep."
     elif kept and kept[-1].share < ENOUGH:
-        share = f"{percent(kept[-1].share, 0)}"
+        share = percent(kept[-1].share, 0)
         yield f"{kept[-1].quant} keeps only {share} of the adapter's gain on these texts; choose a larger quantisation."

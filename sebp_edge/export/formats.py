@@ -16,6 +16,7 @@ from torch import Tensor
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
+from sebp_edge.export.child import Predicted
 from sebp_edge.export.gguf_file import (
     BITS,
     Done,
@@ -31,7 +32,7 @@ from sebp_edge.export.k_quants import K_QUANTS, requantise
 from sebp_edge.export.mlx import read_adapter, write_adapter
 from sebp_edge.export.ollama import RAW, modelfile
 from sebp_edge.export.read_back import Agreement, BaseComparison, agreement, check_agreement, check_tokens, likeliest
-from sebp_edge.export.safetensors_file import read_tensors, write_weights
+from sebp_edge.export.safetensors_file import write_weights
 from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_settings
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
@@ -39,6 +40,7 @@ from sebp_edge.export.weights import Read
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
+from sebp_edge.models.weights import WeightsFile
 from sebp_edge.questions.asking import plain_question
 
 OURSELVES = "sebp-edge"
@@ -46,13 +48,7 @@ OURSELVES = "sebp-edge"
 
 @dataclass(frozen=True)
 class ReadBack:
-    """What reading the files back has shown.
-
-    Attributes:
-        program: what has read the files.
-        agreement: how it agrees with what was expected; None if it was not run.
-        loss: the loss of the files' weights; None if it was not computed.
-    """
+    """What the program that read the files has shown; no agreement and no loss if it did not run a model."""
 
     program: str
     agreement: Agreement | None = None
@@ -83,22 +79,14 @@ class Format(ABC):
 
     @abstractmethod
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
-        """Reads the files back and compares what they compute.
-
-        Raises:
-            ExportError: it is something else.
-        """
+        """Reads the files back; raises an ExportError if they compute something else."""
 
     def warnings(self) -> Iterator[str]:
         """Yields what the user should know about the written files, a sentence each."""
         yield from ()
 
     def check_tensors(self, folder: Path, check: Check) -> ReadBack:
-        """Reads the files back without running a model, for machines whose memory does not hold it.
-
-        Raises:
-            ExportError: the tensors in the files are others.
-        """
+        """Reads the files back without running a model; raises an ExportError if their tensors are others."""
         for found, expected in self._tensors(folder):
             if not torch.equal(found, expected):
                 raise ExportError("The exported files have other weights than were written; nothing was exported.")
@@ -131,7 +119,7 @@ class Peft(Format):
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         found, loss = comparison.with_adapter(folder)
-        return _compare("PEFT", found, comparison, loss)
+        return _compare("PEFT", likeliest(found), comparison, loss)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         return self._factors(read_factors(folder))
@@ -157,21 +145,17 @@ class Merged(Format):
         expected, _ = comparison.with_weights(lambda name: self._source.weights.read(name).to(dtype))
         found, loss = comparison.with_model(folder)
         self._refusal = self._ask_mlx_lm(folder, comparison, expected)
-        return _compare("transformers", found, comparison, loss, expected)
+        return _compare("transformers", likeliest(found), comparison, loss, expected)
 
     def _ask_mlx_lm(self, folder: Path, comparison: BaseComparison, expected: list[Tensor]) -> str | None:
-        """Reads the folder with mlx-lm, if that is installed; returns a sentence if it cannot read such models.
-
-        Raises:
-            ExportError: it computes something else, and is not known to.
-        """
+        """Reads the folder with mlx-lm, if that is installed; returns a sentence if it cannot read such models."""
         if not mlx_lm.is_installed() or any(mlx_lm.what_it_lacks(self._source.config)):
             return None
         try:
             found = mlx_lm.predict(folder, None, comparison.texts.rows, comparison.check)
         except ExportError:
             return "mlx-lm, which is installed here, cannot load the folder; load it with transformers."
-        check_agreement("mlx-lm", agreement(expected, found, comparison.texts.rows))
+        _compare("mlx-lm", found, comparison, None, expected)
         return None
 
     def warnings(self) -> Iterator[str]:
@@ -188,8 +172,8 @@ class Merged(Format):
         return super().check_tensors(folder, check)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-        weights, found = self._source.weights, read_tensors(folder / "model.safetensors")
-        return ((found(name), weights.read(name).to(weights.dtype)) for name in weights.shapes)
+        weights, found = self._source.weights, WeightsFile(folder / "model.safetensors")
+        return ((found.stored(name), weights.read(name).to(weights.dtype)) for name in weights.shapes)
 
 
 class Gguf(Format):
@@ -197,23 +181,13 @@ class Gguf(Format):
 
     def __init__(self, source: Source, quant: str):
         super().__init__(source)
-        self.quant = quant
+        self.quant, self.file = quant, f"{source.name}-{quant}.gguf"
         self._model = GgufModel(source.config)
         self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
 
     @property
-    def file(self) -> str:
-        """The file's name."""
-        return f"{self._source.name}-{self.quant}.gguf"
-
-    @property
     def num_bytes(self) -> int:
         return int(self._source.model.num_parameters() * BITS.get(self.quant, 16) / 8)
-
-    @property
-    def context_length(self) -> int:
-        """The longest text that the file says the model reads."""
-        return self._model.context_length
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         own = "f16" if self.quant in K_QUANTS else self.quant
@@ -227,10 +201,10 @@ class Gguf(Format):
         trained_for = self._source.trained_for
         if trained_for not in (None, self.quant):
             yield f"This adapter was trained for {trained_for}, and may gain less in {self.quant}."
-        if self.context_length < self._source.config.max_position_embeddings:
+        if self._model.context_length < self._source.config.max_position_embeddings:
             yield (
-                f"The file says that the model reads {self.context_length:,} tokens, since llama.cpp has no sliding "
-                "windows for this family and would compute longer texts otherwise."
+                f"The file says that the model reads {self._model.context_length:,} tokens, since llama.cpp has no "
+                "sliding windows for this family and would compute longer texts otherwise."
             )
 
     def rounded(self, read: Read) -> Read:
@@ -249,14 +223,13 @@ class Gguf(Format):
         expected, loss = comparison.with_weights(open_exported(path, self._model))
         if not llama_cpp.is_installed():
             same = agreement(comparison.expected, likeliest(expected), comparison.texts.rows)
-            check_agreement(OURSELVES, same, self.quant) if self.quant in ("f16", "bf16") else None
+            if self.quant in ("f16", "bf16"):
+                check_agreement(OURSELVES, same, self.quant)
             return ReadBack(OURSELVES, same, loss)
-        rows, texts = comparison.texts.rows, list(map(self._tokenizer.composed, comparison.texts.texts))
-        found = llama_cpp.predict(path, rows, texts, comparison.check)
+        texts = list(map(self._tokenizer.composed, comparison.texts.texts))
+        found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.check)
         check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
-        same = agreement(comparison.expected if self.quant == "f16" else expected, found, rows)
-        check_agreement("llama.cpp", same, self.quant)
-        return ReadBack("llama.cpp", same, loss)
+        return _compare("llama.cpp", found, comparison, loss, None if self.quant == "f16" else expected, self.quant)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         found = open_exported(folder / self.file, self._model)
@@ -274,17 +247,14 @@ class Ollama(Gguf):
 
     def __init__(self, source: Source, quant: str):
         super().__init__(source, quant)
-        self._modelfile()
+        asks = source.record.prompts == "question"
+        needs_chat = source.record.prompts == "chat" or (asks and bool(source.tokenizer.chat_template))
+        raw = plain_question(RAW) if asks else RAW
+        self._modelfile = modelfile(source.tokenizer, self.file, needs_chat=needs_chat, raw=raw)
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         super().write(folder, done, check)
-        (folder / "Modelfile").write_text(self._modelfile(), encoding="utf-8")
-
-    def _modelfile(self) -> str:
-        prompts, tokenizer = self._source.record.prompts, self._source.tokenizer
-        asks = prompts == "question"
-        needs_chat = prompts == "chat" or (asks and bool(tokenizer.chat_template))
-        return modelfile(tokenizer, self.file, needs_chat=needs_chat, raw=plain_question(RAW) if asks else RAW)
+        (folder / "Modelfile").write_text(self._modelfile, encoding="utf-8")
 
 
 class GgufLora(Format):
@@ -296,10 +266,7 @@ class GgufLora(Format):
         super().__init__(source)
         self._model = GgufModel(source.config)
         self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
-
-    @property
-    def _file(self) -> str:
-        return f"{self._source.name}-lora.gguf"
+        self._file = f"{source.name}-lora.gguf"
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
         write_lora(folder / self._file, self._model, self._source.weights.factors, done)
@@ -310,12 +277,9 @@ class GgufLora(Format):
         # llama.cpp needs a base model too, which is deleted afterwards.
         base, weights = folder / ".base", self._source.weights.of_base()
         write_model(base, "base", self._model, self._tokenizer, weights, "f16", lambda *_: comparison.check())
-        rows = comparison.texts.rows
-        found = llama_cpp.predict(base, rows, [], comparison.check, lora=folder / self._file)
+        found = llama_cpp.predict(base, comparison.texts.rows, [], comparison.check, lora=folder / self._file)
         base.unlink()
-        same = agreement(comparison.expected, found, rows)
-        check_agreement("llama.cpp", same, "f16")
-        return ReadBack("llama.cpp", same, comparison.loss_adapter)
+        return _compare("llama.cpp", found, comparison, comparison.loss_adapter, quant="f16")
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         return self._factors(read_lora(folder / self._file, self._model, self._source.weights.factors.matrices))
@@ -339,11 +303,8 @@ class Mlx(Format):
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not mlx_lm.is_installed():
             return self.check_tensors(folder, comparison.check)
-        rows = comparison.texts.rows
-        found = mlx_lm.predict(self._source.base_path, folder, rows, comparison.check)
-        same = agreement(comparison.expected, found, rows)
-        check_agreement("mlx-lm", same)
-        return ReadBack("mlx-lm", same, comparison.loss_adapter)
+        found = mlx_lm.predict(self._source.base_path, folder, comparison.texts.rows, comparison.check)
+        return _compare("mlx-lm", found, comparison, comparison.loss_adapter)
 
     def warnings(self) -> Iterator[str]:
         yield from mlx_lm.what_it_lacks(self._source.config)
@@ -365,8 +326,14 @@ QUANTISED = ("gguf", "ollama")
 
 
 def _compare(
-    program: str, found: list[Tensor], comparison: BaseComparison, loss: float, expected: list[Tensor] | None = None
+    program: str,
+    found: Predicted,
+    comparison: BaseComparison,
+    loss: float | None,
+    expected: list[Tensor] | None = None,
+    quant: str | None = None,
 ) -> ReadBack:
-    same = agreement(expected or comparison.expected, likeliest(found), comparison.texts.rows)
-    check_agreement(program, same)
+    """Compares a program's predictions with those expected, by default the adapter's; refuses other ones."""
+    same = agreement(expected or comparison.expected, found, comparison.texts.rows)
+    check_agreement(program, same, quant)
     return ReadBack(program, same, loss)

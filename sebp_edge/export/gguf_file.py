@@ -5,6 +5,7 @@ models, is Q8_0, and so is a matrix in fp16 whose rows are no multiple of 32.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -34,27 +35,21 @@ BITS = {"q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "bf16": 16,
 _BLOCK = 32
 # Number of rows of a matrix that are quantised at once.
 _ROWS = 4096
-Quantisation = str
 Done = Callable[[int, int], None]
 
 
 def write_model(
-    path: Path, name: str, model: GgufModel, tokenizer, weights: MergedWeights, quantisation: Quantisation, done: Done
+    path: Path, name: str, model: GgufModel, tokenizer, weights: MergedWeights, quantisation: str, done: Done
 ) -> None:
     """Writes a model; holds one tensor in memory at a time.
 
     Args:
         name: the model's name in the file.
         done: called after each tensor with the number of those written and of all; may raise to stop.
-
-    Raises:
-        OSError: the file cannot be written.
-        ExportError: a weight is too large for the file's numbers.
     """
     kinds = {each: kind_of(each, shape, quantisation, weights.shapes) for each, shape in weights.shapes.items()}
     extra = list(model.extra_tensors())
-    writer = GGUFWriter(path, model.arch)
-    try:
+    with closing(GGUFWriter(path, model.arch)) as writer:
         writer.add_type(GGUFType.MODEL)
         writer.add_name(name)
         writer.add_file_type(_FILE_TYPES[quantisation])
@@ -71,18 +66,11 @@ def write_model(
         for number, (each, kind) in enumerate(kinds.items(), start=1):
             writer.write_tensor_data(quantised(model.convert(each, weights.read(each)), kind))
             done(number, len(kinds))
-    finally:
-        writer.close()
 
 
 def write_lora(path: Path, model: GgufModel, factors: LoraFactors, done: Done) -> None:
-    """Writes an adapter in fp32, as llama.cpp takes it with --lora.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    writer = GGUFWriter(path, model.arch)
-    try:
+    """Writes an adapter in fp32, as llama.cpp takes it with --lora."""
+    with closing(GGUFWriter(path, model.arch)) as writer:
         writer.add_type(GGUFType.ADAPTER)
         writer.add_string("adapter.type", "lora")
         writer.add_float32("adapter.lora.alpha", float(factors.lora_alpha))
@@ -94,11 +82,9 @@ def write_lora(path: Path, model: GgufModel, factors: LoraFactors, done: Done) -
             writer.write_tensor_data(lora_A.float().numpy())
             writer.write_tensor_data(model.convert(name, lora_B.float()).contiguous().numpy())
             done(number, len(factors.matrices))
-    finally:
-        writer.close()
 
 
-def kind_of(name: str, shape: torch.Size, quantisation: Quantisation, names: Iterable[str]) -> GGMLQuantizationType:
+def kind_of(name: str, shape: torch.Size, quantisation: str, names: Iterable[str]) -> GGMLQuantizationType:
     """Returns the type of a tensor in a file of this quantisation."""
     if len(shape) < 2:
         return GGMLQuantizationType.F32
@@ -110,11 +96,7 @@ def kind_of(name: str, shape: torch.Size, quantisation: Quantisation, names: Ite
 
 
 def quantised(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
-    """Returns a tensor's numbers, or its bytes in blocks, as llama.cpp's own quantiser rounds them.
-
-    Raises:
-        ExportError: a weight is too large.
-    """
+    """Returns a tensor's numbers, or its bytes in blocks, as llama.cpp's own quantiser rounds them."""
     # In parts: an embedding of a large vocabulary would take a gigabyte in fp32.
     return np.concatenate([_quantised(rows, kind) for rows in tensor.split(_ROWS)])
 

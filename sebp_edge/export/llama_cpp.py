@@ -20,11 +20,7 @@ def is_installed() -> bool:
 
 
 def predict(model: Path, rows: list[list[int]], texts: list[str], check: Check, lora: Path | None = None) -> Predicted:
-    """Returns what llama.cpp predicts after each token of `rows`, and how it tokenises `texts`.
-
-    Raises:
-        ExportError: it cannot read the file.
-    """
+    """Returns what llama.cpp predicts after each token of `rows`, and how it tokenises `texts`."""
     request = {"model": str(model), "lora": lora and str(lora), "rows": rows, "texts": texts}
     return run(__name__, "llama.cpp", request, check)
 

@@ -11,11 +11,7 @@ from sebp_edge.models.weights import read_weights
 
 
 def write_adapter(folder: Path, factors: LoraFactors, num_layers: int) -> None:
-    """Writes adapters.safetensors and adapter_config.json, for `mlx_lm.generate --adapter-path`.
-
-    Raises:
-        OSError, SafetensorError: the files cannot be written.
-    """
+    """Writes adapters.safetensors and adapter_config.json, for `mlx_lm.generate --adapter-path`."""
     tensors = {}
     for name, (lora_A, lora_B) in factors.matrices.items():
         layer = name.removesuffix(".weight")

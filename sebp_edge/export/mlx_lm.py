@@ -33,16 +33,8 @@ def what_it_lacks(config) -> Iterator[str]:
 
 
 def predict(base: Path, adapter: Path | None, rows: list[list[int]], check: Check) -> Predicted:
-    """Returns what mlx-lm predicts after each token of `rows`.
-
-    Args:
-        base: the folder of a model.
-        adapter: the folder of an adapter for it; None for the model alone.
-
-    Raises:
-        ExportError: it cannot read the folders.
-    """
-    request = {"base": str(base), "adapter": None if adapter is None else str(adapter), "rows": rows}
+    """Returns what mlx-lm predicts after each token of `rows`, with the folder of a model, and maybe an adapter's."""
+    request = {"base": str(base), "adapter": adapter and str(adapter), "rows": rows}
     return run(__name__, "mlx-lm", request, check)
 
 

@@ -43,7 +43,9 @@ class ChatFormat:
     @property
     def template(self) -> str:
         """The format as a Go template of Ollama."""
-        system, user, assistant = map(_in_go, (self.system, self.user, self.assistant))
+        system, user, assistant = (
+            text.replace(_CONTENT, "{{ $m.Content }}") for text in (self.system, self.user, self.assistant)
+        )
         before, roles = "", [("user", user), ("assistant", assistant)]
         first = "(index $.Messages 0)"
         if self.joined_with:
@@ -70,10 +72,6 @@ class ChatFormat:
                 joined = self.system.replace(_CONTENT, messages[0]["content"])
             text += written.replace(_CONTENT, joined + message["content"])
         return text + self.begin
-
-
-def _in_go(text: str) -> str:
-    return text.replace(_CONTENT, "{{ $m.Content }}")
 
 
 def _marked(begin: str, end: str, model: str = "assistant", **options) -> ChatFormat:
@@ -129,32 +127,24 @@ _SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def modelfile(tokenizer, file: str, *, needs_chat: bool, raw: str = RAW) -> str:
-    """Returns the Modelfile of an exported GGUF file.
+    """Returns the Modelfile of an exported GGUF file in the same folder.
 
     Args:
-        file: the GGUF file's name, in the same folder.
         needs_chat: whether the adapter was trained on chats. Without them, the Modelfile has no chat form, in which the
             adapter was neither trained nor judged.
         raw: the template for an adapter that was not trained on chats.
-
-    Raises:
-        ExportError: the model's chat template has none of the known formats.
     """
-    lines = [f"FROM ./{file}"]
     if not needs_chat:
-        return "\n".join([*lines, f'TEMPLATE """{raw}"""']) + "\n"
+        return f'FROM ./{file}\nTEMPLATE """{raw}"""\n'
     found = _recognise(tokenizer) if tokenizer.chat_template else None
-    if found is not None:
-        chat_format, system = found
-        lines.append(f'TEMPLATE """{chat_format.template}"""')
-        lines += [f'SYSTEM """{system}"""'] if system else []
-        lines.append(f'PARAMETER stop "{chat_format.stop}"')
-    else:
+    if found is None:
         raise ExportError(
             f"This model's chat template has no known form ({', '.join(FORMATS)}); use --format gguf, which keeps the "
             "template for programs that read Jinja."
         )
-    return "\n".join(lines) + "\n"
+    chat_format, system = found
+    default = f'SYSTEM """{system}"""\n' if system else ""
+    return f'FROM ./{file}\nTEMPLATE """{chat_format.template}"""\n{default}PARAMETER stop "{chat_format.stop}"\n'
 
 
 def _recognise(tokenizer) -> tuple[ChatFormat, str] | None:
@@ -169,20 +159,16 @@ def _recognise(tokenizer) -> tuple[ChatFormat, str] | None:
     # Ollama adds the BOS token itself, if the tokenizer adds it to texts.
     bos = tokenizer.bos_token if adds_bos(tokenizer) else ""
 
-    rendered = [render(chat) for chat in _CHATS]
-    with_system = [render([_SYSTEM, *chat]) for chat in _CHATS]
+    rendered = [(chat, render(chat)) for chat in _CHATS]
+    with_system = [(chat, render(chat)) for chat in ([_SYSTEM, *chat] for chat in _CHATS)]
     for chat_format in FORMATS.values():
-        if any(found not in (None, chat_format.render([_SYSTEM, *chat])) for found, chat in _pairs(with_system)):
+        if any(found not in (None, chat_format.render(chat)) for chat, found in with_system):
             continue
-        system = _default_system(chat_format, rendered[0])
+        system = _default_system(chat_format, rendered[0][1])
         default = [{"role": "system", "content": system}] if system else []
-        if all(found == chat_format.render([*default, *chat]) for found, chat in _pairs(rendered)):
+        if all(found == chat_format.render([*default, *chat]) for chat, found in rendered):
             return chat_format, system
     return None
-
-
-def _pairs(rendered: list[str | None]):
-    return zip(rendered, _CHATS, strict=True)
 
 
 def _default_system(chat_format: ChatFormat, rendered: str | None) -> str:

@@ -44,13 +44,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a program's predictions agree with those expected.
+    """How a program's predictions agree with those expected (see `ExportResult`).
 
     Attributes:
-        mean_difference, largest_difference: of log-probabilities, over the tokens of the text and the likeliest token
-            before each.
-        same_likeliest: the share of tokens before which the likeliest token is the same.
-        same_if_clear: that share, if a token counts as the same that is expected to be almost as likely.
+        same_if_clear: `same_likeliest`, if a token counts as the same that is expected to be almost as likely.
     """
 
     mean_difference: float
@@ -61,41 +58,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class ComparedTexts:
-    """What models are compared on.
-
-    Attributes:
-        examples: the encoded texts.
-        rows: 200 of their tokens, those of the longest examples.
-        texts: the texts themselves.
-        context_length: of the longest example.
-    """
+    """What models are compared on; `rows` are 200 tokens of the longest examples."""
 
     examples: list[Example]
     rows: list[list[int]]
     texts: list[str]
     context_length: int
 
-    @classmethod
-    def of(cls, examples: list[Example], texts: list[str], context_length: int) -> "ComparedTexts":
-        rows, left = [], NUM_TOKENS
-        for example in _longest_first(examples):
-            if left > 0:
-                rows.append(list(example.input_ids[:left]))
-                left -= len(rows[-1])
-        return cls(examples, rows, texts, context_length)
-
-
-def _longest_first(examples: list[Example]) -> list[Example]:
-    return sorted(examples, key=lambda example: -len(example.input_ids))
-
 
 class BaseComparison:
     """The base model on the CPU in fp32, with the adapter or with other weights in turn: one model in memory.
-
-    Args:
-        reading: the user's texts; None for general text.
-        on_event: receives the progress of evaluations; may raise to stop.
-        check: called between tensors; may raise to stop.
 
     Attributes:
         expected: the log-probabilities with the adapter.
@@ -107,13 +79,10 @@ class BaseComparison:
         self._base = load_base_model(source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU)
         check()
         self.texts = _texts(source, self._base, reading)
-        self.loss_base = self._loss(self._base.model)
-        if source.is_lora:
-            adaptation = load(self._base, source.folder)
-            self.expected, self.loss_adapter = self._log_probabilities(adaptation.model), self._loss(adaptation.model)
-            adaptation.detach()
-        else:
-            self.expected, self.loss_adapter = self.with_weights(source.weights.read)
+        self.loss_base = self._loss(self.model)
+        self.expected, self.loss_adapter = (
+            self.with_adapter(source.folder) if source.is_lora else self.with_weights(source.weights.read)
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -122,29 +91,28 @@ class BaseComparison:
 
     def with_weights(self, read: Read) -> tuple[list[Tensor], float]:
         """Replaces the weights, a tensor at a time; returns the log-probabilities and the loss."""
-        self.fill(read)
-        return self.log_probabilities(), self._loss(self._base.model)
+        self._fill(read)
+        return self._measure(self.model)
 
     def log_probabilities(self) -> list[Tensor]:
         """Returns the log-probabilities with the present weights."""
-        return self._log_probabilities(self._base.model)
+        return self._log_probabilities(self.model)
 
     def loss_with_weights(self, read: Read) -> float:
         """Replaces the weights, a tensor at a time; returns the loss."""
-        self.fill(read)
-        return self._loss(self._base.model)
+        self._fill(read)
+        return self._loss(self.model)
 
     @torch.no_grad()
-    def fill(self, read: Read) -> None:
-        """Replaces the weights, a tensor at a time."""
+    def _fill(self, read: Read) -> None:
         for name in self._source.weights.shapes:
-            self._base.model.get_parameter(name).copy_(read(name))
+            self.model.get_parameter(name).copy_(read(name))
             self.check()
 
     def with_adapter(self, folder: Path) -> tuple[list[Tensor], float]:
         """Returns the log-probabilities and the loss with an adapter in PEFT's layout on the present weights."""
         adaptation = load(self._base, folder)
-        found = self._log_probabilities(adaptation.model), self._loss(adaptation.model)
+        found = self._measure(adaptation.model)
         adaptation.detach()
         return found
 
@@ -154,7 +122,10 @@ class BaseComparison:
         gc.collect()
         reference = ModelReference(self._source.name, "local", str(folder))
         self._base = load_base_model(reference, Recipe.load("notes"), CPU)
-        return self.log_probabilities(), self._loss(self._base.model)
+        return self._measure(self.model)
+
+    def _measure(self, model: nn.Module) -> tuple[list[Tensor], float]:
+        return self._log_probabilities(model), self._loss(model)
 
     def _loss(self, model: nn.Module) -> float:
         collator = Collator(self.texts.context_length, self._base.pad_token_id)
@@ -188,8 +159,15 @@ def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Compared
     if not examples:
         raise TextsError("These texts have no token to compare models on; give other texts.")
     texts = [own_text(document.content) for document in documents]
-    # General text is only to show what the files compute, so a little of it is enough.
-    return ComparedTexts.of(examples if reading else _longest_first(examples)[:2], texts, context)
+    longest_first = sorted(examples, key=lambda example: -len(example.input_ids))
+    if not reading:  # general text is only to show what the files compute, so a little of it is enough
+        examples = longest_first = longest_first[:2]
+    rows, left = [], NUM_TOKENS
+    for example in longest_first:
+        if left > 0:
+            rows.append(list(example.input_ids[:left]))
+            left -= len(rows[-1])
+    return ComparedTexts(examples, rows, texts, context)
 
 
 def agreement(expected: list[Tensor], predicted: Predicted, rows: list[list[int]]) -> Agreement:
@@ -207,14 +185,7 @@ def agreement(expected: list[Tensor], predicted: Predicted, rows: list[list[int]
 
 
 def check_agreement(program: str, found: Agreement, quant: str | None = None) -> None:
-    """Refuses files with which a program computes something else.
-
-    Args:
-        quant: the quantisation that llama.cpp has read; None for a program that computes in fp32.
-
-    Raises:
-        ExportError: it computes something else.
-    """
+    """Refuses files with which a program computes something else; `quant` is None if it computes in fp32."""
     if quant is None:
         is_same = found.largest_difference <= MAX_DIFFERENCE
     elif quant == "f16":
@@ -230,11 +201,7 @@ def check_agreement(program: str, found: Agreement, quant: str | None = None) ->
 
 
 def check_tokens(program: str, predicted: Predicted, expected: list[list[int]]) -> None:
-    """Refuses a file whose tokenizer gives other tokens.
-
-    Raises:
-        ExportError: it does.
-    """
+    """Refuses a file whose tokenizer gives other tokens."""
     if different := sum(found != right for found, right in zip(predicted.tokens, expected, strict=True)):
         raise ExportError(
             f"{program} reads {different} of {len(expected)} texts as other tokens than the model's own tokenizer; "

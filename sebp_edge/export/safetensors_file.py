@@ -2,12 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 
 from sebp_edge.export.gguf_file import Done
 from sebp_edge.export.weights import MergedWeights
@@ -16,14 +13,7 @@ _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def write_weights(path: Path, weights: MergedWeights, done: Done) -> None:
-    """Writes a model's weights in the dtype of most of them; holds one tensor in memory at a time.
-
-    Args:
-        done: called after each tensor with the number of those written and of all; may raise to stop.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes a model's weights in the dtype of most of them; holds one tensor in memory at a time."""
     dtype = weights.dtype if weights.dtype in _NAMES else torch.float32
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in weights.shapes.items():
@@ -37,8 +27,3 @@ def write_weights(path: Path, weights: MergedWeights, done: Done) -> None:
             tensor = weights.read(name).to(dtype).contiguous()
             file.write(memoryview(tensor.view(torch.uint8).numpy()).cast("B") if tensor.numel() else b"")
             done(number, len(weights.shapes))
-
-
-def read_tensors(path: Path) -> Callable[[str], Tensor]:
-    """Returns a reader of a file's tensors by name."""
-    return safe_open(path, framework="pt").get_tensor

@@ -37,11 +37,7 @@ _TOKENIZER_FILES = (
 
 
 def write_settings(folder: Path, source: Source) -> None:
-    """Writes all files of a merged model but the weights.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Writes all files of a merged model but the weights."""
     dtype = str(source.weights.dtype).removeprefix("torch.")
     _write(folder / _CONFIG, complete_config(source.config, own_config(source), type(source.model).__name__, dtype))
     if (settings := source.base_path / _GENERATION).is_file():
@@ -52,11 +48,7 @@ def write_settings(folder: Path, source: Source) -> None:
 
 
 def check_settings(folder: Path, source: Source) -> None:
-    """Compares what programs read in the config of a merged model with the base model's settings.
-
-    Raises:
-        ExportError: some of them compute something else.
-    """
+    """Refuses a merged model in whose config some programs read other settings than the base model's."""
     values = read_json(folder / _CONFIG)
     readers = {"programs that read all names": (), "transformers 5": OLDER_ROPE}
     if has_older_names(source.config):
@@ -70,11 +62,7 @@ def check_settings(folder: Path, source: Source) -> None:
 
 
 def check_for_mlx_lm(source: Source) -> None:
-    """Refuses a base model's folder from which mlx-lm would read other rotary embeddings than the model's.
-
-    Raises:
-        ExportError: its config.json lacks the names that mlx-lm reads, or they contradict the others.
-    """
+    """Refuses a base model's folder from which mlx-lm would read other rotary embeddings than the model's."""
     config, own = source.config, own_config(source)
     if not getattr(config, ROPE, None):
         return

@@ -22,11 +22,8 @@ class Source:
 
     Attributes:
         name: the name of the exported files.
-        folder, record: the adapter.
-        reference: the base model.
         base_path: the base model's folder, or its GGUF file.
         model: the base model on "meta".
-        tokenizer: the base model's.
         weights: the base model's weights with the adapter merged in.
     """
 
@@ -41,14 +38,7 @@ class Source:
 
     @classmethod
     def open(cls, name: str, folder: Path, record: AdapterRecord, reference: ModelReference) -> "Source":
-        """Opens an adapter and its base model; loads no weights.
-
-        Raises:
-            ModelError: the base model is not available or damaged.
-            AdapterError: the adapter is damaged.
-            BaseModelMismatch: it was made for another base model.
-            ExportError: the base model's files do not have transformers' names.
-        """
+        """Opens an adapter and its base model, which must be its own; loads no weights."""
         model = model_from_config(reference)
         base_path = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
         with raising_model_error(reference, "has no weights that can be read"):

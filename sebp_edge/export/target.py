@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from sebp_edge.basics.files import expand_user, flush, storage_errors, walk
-from sebp_edge.basics.units import sizes_apart
+from sebp_edge.adapters.folders import flush_all
+from sebp_edge.basics.files import check_free_space, expand_user, flush, storage_errors
 from sebp_edge.errors import OptionError, StorageError
 
 _CANNOT = "Cannot export to"
@@ -19,14 +19,7 @@ _TEMPORARY, _LOCK = ".exporting-", ".lock"
 
 
 def check_target(to: str | Path) -> Path:
-    """Returns the folder to make, after checking before any work is done that it can be made.
-
-    Folders around it that do not exist are made with it.
-
-    Raises:
-        OptionError: it exists, or is no path.
-        StorageError: no folder can be made there.
-    """
+    """Returns the folder to make, with those around it, after checking before any work is done that it can be made."""
     if not str(to):
         raise OptionError("The folder to export to has no name; give a new folder.")
     target = expand_user(to).absolute()
@@ -62,20 +55,9 @@ def _delete_empty(folders: list[Path]) -> None:
 
 
 def check_space(target: Path, size: int) -> None:
-    """Checks that `size` bytes fit on the disk.
-
-    Raises:
-        StorageError: they do not.
-    """
+    """Checks that `size` bytes fit on the disk."""
     with storage_errors(_CANNOT, target):
-        parent = next(folder for folder in target.parents if folder.exists())
-        free = shutil.disk_usage(parent).free
-    if size > free:
-        needed, left = sizes_apart(size, free)
-        raise StorageError(
-            f"The export needs {needed}, but only {left} are free in {str(parent)!r}; free space or choose another "
-            "location."
-        )
+        check_free_space("The export", size, next(folder for folder in target.parents if folder.exists()))
 
 
 @contextmanager
@@ -83,9 +65,6 @@ def new_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `target`, which becomes `target` at the end; deletes it on any error.
 
     Makes the folders around it too. First deletes the temporary folders of processes that were killed.
-
-    Raises:
-        StorageError: the disk refuses it, or `target` exists by now; nothing is left.
     """
     with storage_errors(_CANNOT, target), _folders_around(target) as made:
         _delete_leftovers(target.parent)
@@ -93,10 +72,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             temporary.mkdir(0o700)
             try:
                 yield temporary
-                for path in walk(temporary):
-                    path.chmod(0o700 if path.is_dir() else 0o600)
-                    flush(path)
-                flush(temporary)
+                flush_all(temporary)
                 if os.path.lexists(target):
                     raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
                 temporary.rename(target)
@@ -131,8 +107,7 @@ def _delete_leftovers(parent: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
             try:
-                is_left = lock_descriptor(descriptor, blocking=False)
-                if is_left:
+                if is_left := lock_descriptor(descriptor, blocking=False):
                     shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             finally:
                 os.close(descriptor)

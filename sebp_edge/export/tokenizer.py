@@ -22,15 +22,7 @@ _BYTE_LEVEL = {
 
 
 class GgufTokenizer:
-    """A tokenizer in GGUF.
-
-    Args:
-        tokenizer: a fast transformers tokenizer.
-        vocabulary: the number of the model's embeddings.
-
-    Raises:
-        ExportError: llama.cpp does not know its rules.
-    """
+    """A fast transformers tokenizer in GGUF, with as many tokens as the model has embeddings."""
 
     def __init__(self, tokenizer, vocabulary: int):
         self._tokenizer, self._vocabulary = tokenizer, vocabulary

@@ -24,23 +24,17 @@ class MergedWeights:
 
     Args:
         model: the base model on "meta".
-        base_path: the base model's folder, with safetensors weights, or its GGUF file.
         adapter_folder: an adapter's folder; None for the base model alone.
 
     Attributes:
-        shapes: the shapes of all tensors.
         factors: the adapter's matrices; None for a fully fine-tuned model or the base model alone.
         dtype: the dtype of most weights in the files; bf16 for a GGUF file.
-
-    Raises:
-        AdapterError: the adapter is damaged.
-        BaseModelMismatch: it does not fit the base model.
-        ExportError: the base model's files do not have transformers' names.
     """
 
     def __init__(self, model: nn.Module, base_path: Path, adapter_folder: Path | None):
         self._model, self._base_path = model, base_path
-        self.shapes = {name: tensor.shape for name, tensor in _own_tensors(model)}
+        own = {name for name, _ in model.named_parameters()}
+        self.shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in own}
         self.factors: LoraFactors | None = None
         is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.MARKERS[0]).is_file()
         if adapter_folder is None or is_lora:
@@ -75,11 +69,6 @@ class MergedWeights:
         lora_A, lora_B = (matrix.float() for matrix in self.factors.matrices[name])
         # Not in place: an fp32 weight is the file's mapped memory.
         return torch.addmm(weight.float(), lora_B, lora_A, alpha=self.factors.scale)
-
-
-def _own_tensors(model: nn.Module):
-    own = {name for name, _ in model.named_parameters()}
-    return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)
 
 
 def _gguf(path: Path) -> tuple[dict[str, torch.Size], Read]:

@@ -18,11 +18,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> Iterator[None]:
-    """Context whose work on `device` is captured on the side stream and not run.
-
-    Args:
-        graph: the graph that the work becomes.
-        pool: the memory pool of the graph.
+    """Context whose work on `device` is captured as `graph` on the side stream, with this memory pool, and not run.
 
     Raises:
         CannotCapture: the work contains what a graph cannot. If the capture failed at its end, torch 2.11 frees no

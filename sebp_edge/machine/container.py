@@ -20,11 +20,7 @@ class Limit(NamedTuple):
 
 
 def limits(root: Path = Path("/")) -> Iterator[Limit]:
-    """Yields the limits on this process, in any order; none on systems other than Linux.
-
-    Args:
-        root: the root of the file system.
-    """
+    """Yields the limits on this process, in any order; none on systems other than Linux."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

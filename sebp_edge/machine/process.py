@@ -61,11 +61,7 @@ class HostMemory:
         return resident()
 
     def planned_overhead(self, loaded: int) -> int:
-        """Returns the bytes that a plan must add to a training's own.
-
-        Args:
-            loaded: bytes that the plan counts and that are in memory already.
-        """
+        """Returns the bytes that a plan must add to a training's own; it counts `loaded` bytes in memory already."""
         return max(0, resident() - loaded)
 
     def measure(self) -> int:
@@ -120,11 +116,7 @@ class GpuMemory:
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
     def planned_overhead(self, loaded: int) -> int:
-        """Returns the bytes that a plan must add to a training's own.
-
-        Args:
-            loaded: bytes that the plan counts and that are in memory already.
-        """
+        """See `HostMemory`."""
         return self.outside_planned + max(0, torch.cuda.memory_allocated(self._device) - loaded)
 
     @property
@@ -166,9 +158,8 @@ class GpuMemory:
 
     def _reported(self) -> int | None:
         """Returns the bytes outside torch's allocator, or None if the driver does not report this process's usage."""
-        used = parse_process_use(
-            os.getpid(), self._uuid(), _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
-        )
+        answer = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
+        used = parse_use(answer, self._uuid(), os.getpid())
         reserved = torch.cuda.memory_reserved(self._device)
         # In a container this process's ID may be another process's on the host.
         return None if used is None or used < reserved else used - reserved
@@ -180,7 +171,7 @@ class GpuMemory:
         """
         uuid = self._uuid()
         if uuid not in _used_before_start:
-            before = parse_gpu_use(uuid, _nvidia_smi("--query-gpu=uuid,memory.used"))
+            before = parse_use(_nvidia_smi("--query-gpu=uuid,memory.used"), uuid)
             begun_now = before is not None and self._used_outside_torch() - before > _MIN_CONTEXT
             _used_before_start[uuid] = before if begun_now else None
         before = _used_before_start[uuid]
@@ -203,20 +194,16 @@ def _nvidia_smi(query: str) -> str:
         return ""
 
 
-def parse_process_use(process: int, gpu: str, answer: str) -> int | None:
-    """Returns the bytes that a process uses of a GPU, from lines "GPU-uuid, process, MiB"; None if not listed."""
+def parse_use(answer: str, gpu: str, process: int | None = None) -> int | None:
+    """Returns the bytes in use on a GPU, or those of a process; None if not listed.
+
+    Args:
+        answer: nvidia-smi's lines "GPU-uuid, MiB", or with a process "GPU-uuid, process, MiB".
+    """
+    of_process = [] if process is None else [str(process)]
     for line in answer.splitlines():
         match line.split(", "):
-            case [uuid, number, size] if uuid.endswith(gpu) and number == str(process) and size.isdecimal():
-                return int(size) * 2**20
-    return None
-
-
-def parse_gpu_use(gpu: str, answer: str) -> int | None:
-    """Returns the bytes in use on a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not listed."""
-    for line in answer.splitlines():
-        match line.split(", "):
-            case [uuid, size] if uuid.endswith(gpu) and size.isdecimal():
+            case [uuid, *rest, size] if uuid.endswith(gpu) and rest == of_process and size.isdecimal():
                 return int(size) * 2**20
     return None
 

@@ -40,15 +40,7 @@ def make_plan(
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
-    Args:
-        dataset: the examples to train on.
-        schedules: the schedules of its trainings; they stay laid out for the smallest micro-batches of all choices.
-        recipe: the recipe; the values that it states are kept, the others are chosen.
-        target: the device to train on.
-        progress: of the preparation.
-
-    Raises:
-        MachineError: nothing fits; the message says what would.
+    The schedules stay laid out for the smallest micro-batches of all choices.
     """
     candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
     larger = chosen = smaller = None

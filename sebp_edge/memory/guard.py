@@ -29,7 +29,7 @@ class MemoryGuard:
     """
 
     def __init__(self, device: torch.device, budget: int | None = None, predicted: int | None = None):
-        self.predicted, self._budget, self._device = predicted, budget, device
+        self.predicted, self.budget, self._device = predicted, budget, device
         self._memory = process.memory_of(device)
         self._undo = ExitStack()
         self._cap = lambda size: None
@@ -37,12 +37,12 @@ class MemoryGuard:
 
     def __enter__(self) -> "MemoryGuard":
         with ExitStack() as undo:
-            if self._budget is not None:
+            if self.budget is not None:
                 undo.enter_context(stacks.lowered(self._device))
                 # Measured again, since the memory of stacks is free now.
                 self._memory = process.memory_of(self._device)
                 self._cap = undo.enter_context(process.capped(self._device))
-                self._cap(self._budget - self._memory.outside_expected)
+                self._cap(self.budget - self._memory.outside_expected)
             self._memory.begin()
             self._undo = undo.pop_all()
         return self
@@ -57,12 +57,7 @@ class MemoryGuard:
 
         True with a budget, and on a GPU, where not every out-of-memory error can be recovered from.
         """
-        return self._budget is not None or self._memory.is_capped
-
-    @property
-    def budget(self) -> int | None:
-        """The bytes that this process may use; None for all free memory."""
-        return self._budget
+        return self.budget is not None or self._memory.is_capped
 
     @property
     def peak(self) -> int:
@@ -80,24 +75,16 @@ class MemoryGuard:
         self._memory.begin()
 
     def check(self) -> None:
-        """Compares the memory of the process with the budget, unless a cap does.
-
-        Raises:
-            BudgetExceeded: the process has used more since `begin`.
-        """
+        """Compares the memory of the process with the budget, unless a cap does."""
         if self._memory.is_capped:
             return
         peak = self._memory.measure()
-        if self._budget is not None and peak > self._budget:
-            used, budget = sizes_apart(peak, self._budget)
+        if self.budget is not None and peak > self.budget:
+            used, budget = sizes_apart(peak, self.budget)
             raise BudgetExceeded(f"This process used {used}, more than its memory budget of {budget}.")
 
     def record_transient(self) -> None:
-        """Records the bytes that were allocated and freed since `begin`, which every step needs again.
-
-        Raises:
-            BudgetExceeded: a step needs more memory than is left.
-        """
+        """Records the bytes that were allocated and freed since `begin`, which every step needs again."""
         self.check()
         self._transient = self._memory.transient()
         if shortfall := self._shortfall():
@@ -129,10 +116,10 @@ class MemoryGuard:
         """
         self._memory.measure()
         excess = 0
-        if self._budget is not None:
-            self._cap(self._budget - self._memory.outside)
-            if self._memory.used > self._budget:
+        if self.budget is not None:
+            self._cap(self.budget - self._memory.outside)
+            if self._memory.used > self.budget:
                 devices.release_memory(self._device)
-                excess = self._memory.used - self._budget
+                excess = self._memory.used - self.budget
         short = MIN_FREE + max(0, self._transient - self._memory.cached) - devices.free_memory(self._device)
         return max(0, short, excess)

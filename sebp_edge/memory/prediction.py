@@ -50,7 +50,7 @@ def predict_footprint(
         "weights": _weights(setup),
         "adapter": _adapter(setup, num_trainings),
         "gradients": _gradients(setup),
-        "optimizer": _optimizer(setup),
+        "optimizer": (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained,
         "activations": largest.activations + _one_matrix(setup),
         "loss": largest.loss,
         "graphs": _graphs(setup, max(trained)),
@@ -80,21 +80,17 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    copies = setup.itemsize * _num_copied(setup)
-    originals = 0 if setup.on_gpu else _rounded_in_place(setup)
-    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit) + copies + originals
+    # The optimizer updates a copy of these.
+    linears = (item for block in setup.shape.blocks for item in block.linears.items())
+    copied = sum(linear.size for name, linear in linears if setup.recipe.updates_copy_of(name.rpartition(".")[2]))
+    loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
+    return loaded + setup.itemsize * copied + (0 if setup.on_gpu else _rounded_in_place(setup))
 
 
 def _rounded_in_place(setup: TrainingSetup) -> int:
     """Counts the matrices without an adapter that are rounded for a training, whose originals the host keeps."""
     shape = setup.shape
     return setup.itemsize * (shape.parameters - shape.linear_parameters) if setup.recipe.merge_for else 0
-
-
-def _num_copied(setup: TrainingSetup) -> int:
-    """Counts the weights of which the optimizer updates a copy."""
-    linears = (item for block in setup.shape.blocks for item in block.linears.items())
-    return sum(linear.size for name, linear in linears if setup.recipe.updates_copy_of(name.rpartition(".")[2]))
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
@@ -110,10 +106,6 @@ def _gradients(setup: TrainingSetup) -> int:
     # Small gradients all exist at once before they are added (see `Update.take_gradients`).
     one_by_one = setup.options.small_buffers or accumulated > MAX_GRADIENTS_AT_ONCE
     return accumulated * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
-
-
-def _optimizer(setup: TrainingSetup) -> int:
-    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
 
 
 def _one_matrix(setup: TrainingSetup) -> int:

@@ -15,14 +15,12 @@ from sebp_edge.sparse.rows.buckets import Bucket
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
-    """Compares the free memory of `device` with the minimum that a training needs, without activations.
-
-    Raises:
-        MachineError: the training does not fit; the message has the figures.
-        ModelError: the model's config is not available, or not that of a decoder.
-    """
+    """Compares the free memory of `device` with the minimum that a training needs, without activations."""
     shape = DecoderShape.of(model_from_config(reference), reference.name)
-    needed, free = _needed(shape, recipe, device), devices.free_memory(device)
+    on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
+    setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
+    needed = predict_footprint(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum
+    free = devices.free_memory(device)
     if needed > free:
         shown, left, total = sizes_apart(needed, free, devices.total_memory(device))
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
@@ -31,9 +29,3 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
             f"{shown} to adapt with the recipe {recipe.name!r}{why}; this machine's {device.type.upper()} has {left} "
             f"free of {total}; choose a smaller model or close other programs."
         )
-
-
-def _needed(shape: DecoderShape, recipe: Recipe, device: torch.device) -> int:
-    on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
-    setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
-    return predict_footprint(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
@@ -20,6 +19,7 @@ from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.patches.agreement import FAILURES
 from sebp_edge.sparse.patches.attention import FusedAttention
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
@@ -30,11 +30,7 @@ MLP = "mlp."
 
 
 def read_shape(reference: ModelReference) -> DecoderShape:
-    """Reads the shape of a model that need not be on this machine; reads or downloads only its config.json.
-
-    Raises:
-        ModelError: its config is not available, or it is not a decoder.
-    """
+    """Reads the shape of a model that need not be on this machine; reads or downloads only its config.json."""
     model = model_from_config(reference)
     shape = DecoderShape.of(model, reference.name)
     blocks = blocks_of(model)
@@ -67,7 +63,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
             found = [(block, _CallRecorder(block)) for block in blocks_of(model)]
             with torch.no_grad():
                 hoisted.row_losses(tokens)
-    except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
+    except FAILURES:
         # A class that does not support small sizes or a decoder's calls is counted by its linear layers.
         return []
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
@@ -93,12 +89,7 @@ class _CallRecorder:
         self._calls.append((path, inputs[0], output))
 
     def kind(self, own_modules: set[nn.Module], has_rotary: bool) -> BlockKind | None:
-        """Returns the block's kind, or None if the calls are not those of attention followed by an MLP.
-
-        Args:
-            own_modules: the modules that run on our operations.
-            has_rotary: whether the model has rotary embeddings.
-        """
+        """Returns the block's kind, or None if the calls are not those of attention followed by an MLP."""
         linears = [path for path, _, _ in self._calls if is_linear(self._modules[path])]
         mlp = [path for path in linears if path.startswith(MLP)]
         attention = [path for path in linears if not path.startswith(MLP)]

@@ -32,11 +32,7 @@ class Work:
     def of(
         cls, schedules: Iterable[Schedule], *, on_gpu: bool, has_graphs: bool, shares_prefixes: bool = False
     ) -> "Work":
-        """Counts the work of schedules, which must be laid out.
-
-        Args:
-            shares_prefixes: whether what sequences begin with in common is computed once.
-        """
+        """Counts the work of schedules, which must be laid out."""
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
         shared_tokens, evaluated_tokens = 0, 0.0

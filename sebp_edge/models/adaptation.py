@@ -53,9 +53,6 @@ def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptat
 
     Args:
         merge_for: rounds a model with an adapter as `Recipe.merge_for` does.
-
-    Raises:
-        AdapterError: the folder contains no trained weights.
     """
     if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
         return LoraAdapter.from_folder(base, folder, merge_for)
@@ -66,11 +63,7 @@ def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptat
 
 
 def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
-    """Reads saved weights as a snapshot; `base` is unchanged.
-
-    Raises:
-        AdapterError: see `load`.
-    """
+    """Reads saved weights as a snapshot; `base` is unchanged."""
     adaptation = load(base, folder)
     try:
         return snapshot(adaptation)

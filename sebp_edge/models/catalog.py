@@ -120,11 +120,7 @@ def resolve(model: str | Path) -> ModelReference:
 
 
 def resolve_config(model: str | Path) -> ModelReference:
-    """Like `resolve`, for uses that need a config only: `model` may also be the path of a config.json.
-
-    Raises:
-        ModelError: as `resolve`.
-    """
+    """Like `resolve`, for uses that need a config only: `model` may also be the path of a config.json."""
     path = _existing(str(model))
     if path is None or path.suffix != ".json" or path.is_dir():
         return resolve(model)

@@ -83,11 +83,7 @@ def compress(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor] | None:
 
 
 def decompress(values: Tensor, positions: Tensor, pattern: Pattern) -> Tensor:
-    """Returns the dense weight.
-
-    Raises:
-        ValueError: the positions are not those of so many values.
-    """
+    """Returns the dense weight."""
     num_groups = values.numel() // pattern.n
     num_bits = num_groups * (pattern.n * _digits(pattern) if _stores_columns(pattern) else pattern.m)
     if values.numel() % pattern.n or positions.dtype != torch.uint8 or positions.shape != (-(-num_bits // 8),):

@@ -19,11 +19,7 @@ _HEAD = {"pooler", "pre_classifier", "classifier"}
 
 
 def is_encoder(reference: ModelReference) -> bool:
-    """Whether a local folder has an encoder of a family whose classifier reads the first token.
-
-    Raises:
-        ModelError: the folder's config.json is damaged.
-    """
+    """Whether a local folder has an encoder of a family whose classifier reads the first token."""
     if reference.kind != "local":
         return False
     with raising_model_error(reference, "has a damaged config.json"):
@@ -32,15 +28,7 @@ def is_encoder(reference: ModelReference) -> bool:
 
 
 def load_encoder(reference: ModelReference, device: torch.device, seed: int) -> BaseModel:
-    """Loads the encoder in a local folder.
-
-    Args:
-        seed: seed of the head's weights, if its files have none.
-
-    Raises:
-        ModelError: its files are damaged.
-        MachineError: memory runs out.
-    """
+    """Loads the encoder in a local folder; `seed` draws the weights of a head that its files lack."""
     folder, dtype = Path(reference.location), devices.pick_dtype(device)
     config = read_config(reference, folder)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"

@@ -41,11 +41,7 @@ def fingerprint(architecture: str, folder: Path) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Returns the first 32 digits of a file's SHA-256; reads the file only if it is new or has changed.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Returns the first 32 digits of a file's SHA-256; reads the file only if it is new or has changed."""
     path = path.resolve()
     digest = digest_in_name(path) or _remembered_hash(path)
     return digest[:32]

@@ -28,21 +28,13 @@ _LARGE = 2**16
 
 @contextmanager
 def open_gguf(reference: ModelReference) -> Iterator[GgufFile]:
-    """Context with the file of a model.
-
-    Raises:
-        ModelError: it is damaged.
-    """
+    """Context with the file of a model."""
     with GgufFile(Path(reference.location), reference.name) as file:
         yield file
 
 
 def read_gguf_config(reference: ModelReference):
-    """Returns the config of a file's model.
-
-    Raises:
-        ModelError: the file is damaged, or its family is not known.
-    """
+    """Returns the config of a file's model."""
     with open_gguf(reference) as file:
         values = config_of(file)
         refuse_too_many_modules(reference.name, values)
@@ -50,11 +42,7 @@ def read_gguf_config(reference: ModelReference):
 
 
 def read_gguf_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer in a file.
-
-    Raises:
-        ModelError: it has none, or one of a kind that is not known.
-    """
+    """Returns the tokenizer in a file."""
     with open_gguf(reference) as file:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file), **special_tokens_of(file))
         tokenizer.chat_template = chat_template_of(file)
@@ -62,11 +50,7 @@ def read_gguf_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
 
 
 def refuse_unknown(file: GgufFile) -> dict[str, str]:
-    """Returns the file's name of each weight.
-
-    Raises:
-        ModelError: the family of a file's model, a type or a tensor of it is not known.
-    """
+    """Returns the file's name of each weight."""
     names = weight_names(file)
     file.refuse_unreadable_types()
     return names
@@ -74,9 +58,6 @@ def refuse_unknown(file: GgufFile) -> dict[str, str]:
 
 def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict[str, "_LazyWeight"]:
     """Returns the weights of a model by name; each is read when it is needed.
-
-    Args:
-        on_meta: the model of the file's config, on "meta".
 
     Raises:
         ModelError: the file lacks weights, has others, or some of another shape or of a type that cannot be read.

@@ -19,9 +19,6 @@ def decode_alone(
 ) -> list[int]:
     """Returns the new tokens, the one that ended them included.
 
-    Args:
-        check: is called after each token; may raise to end the call.
-
     Raises:
         NonFiniteLogits: the model computes NaN or infinite logits.
     """

@@ -36,9 +36,6 @@ class Installed(NamedTuple):
 def find_installed(name: str) -> Path:
     """Returns the GGUF file of a model of Ollama or LM Studio.
 
-    Args:
-        name: begins with "ollama:" or "lmstudio:".
-
     Raises:
         ModelError: it is not on this machine, or has layers that cannot be used.
     """

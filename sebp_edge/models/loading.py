@@ -96,11 +96,7 @@ def pad_token_id_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int
 
 
 def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
-    """Refuses tokens without an embedding: on a GPU they would break CUDA for the whole process.
-
-    Raises:
-        ModelError: a token has no embedding.
-    """
+    """Refuses tokens without an embedding: on a GPU they would break CUDA for the whole process."""
     known, largest = model.get_input_embeddings().weight.shape[0], max(input_ids, default=0)
     if largest >= known:
         raise ModelError(
@@ -133,11 +129,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
 
 
 def _load_folder(reference: ModelReference, options: dict) -> tuple:
-    """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files.
-
-    Args:
-        options: of `from_pretrained`.
-    """
+    """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
     config = _read_decoder_config(reference, folder)
     if reference.kind == "hub":
@@ -254,11 +246,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def read_config(reference: ModelReference, path: Path):
-    """Reads and checks the config in a model's folder, or in a file.
-
-    Raises:
-        ModelError: it is damaged, or transformers does not know it.
-    """
+    """Reads and checks the config in a model's folder, or in a file."""
     fault = "has an architecture unknown to this version of transformers, or a damaged config.json"
     with raising_model_error(reference, fault):
         refuse_too_many_modules(reference.name, read_json(path / "config.json" if path.is_dir() else path))
@@ -266,11 +254,7 @@ def read_config(reference: ModelReference, path: Path):
 
 
 def _read_decoder_config(reference: ModelReference, path: Path | None = None):
-    """Reads a config, and refuses one that is not a decoder's.
-
-    Args:
-        path: where the config is, unless it is in a GGUF file.
-    """
+    """Reads a config, and refuses one that is not a decoder's."""
     if path is None:
         with raising_model_error(reference, _NEEDS_GGUF):
             config = read_gguf_config(reference)
@@ -286,22 +270,14 @@ def _read_decoder_config(reference: ModelReference, path: Path | None = None):
 def model_from_config(
     reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights.
-
-    Raises:
-        ModelError: its config is not available, or it is no decoder.
-    """
+    """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights."""
     config = _read_decoder_config(reference, None if reference.is_gguf else hub.config_path(reference))
     with raising_model_error(reference, "cannot be made from its config.json"), device:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which gives more tokens.
-
-    Raises:
-        ModelError: its files are damaged.
-    """
+    """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which gives more tokens."""
     if reference.is_gguf:
         with raising_model_error(reference, "has no tokenizer that can be loaded"):
             return read_gguf_tokenizer(reference)

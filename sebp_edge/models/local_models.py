@@ -14,9 +14,6 @@ def find_local_models(folders: Iterable[Path] = ()) -> list[str]:
     """Returns what --model takes for each model that is not in the catalog; reads no model.
 
     Folders that cannot be listed are among them, since what opens them says why.
-
-    Raises:
-        ModelError: a folder does not exist.
     """
     known = {entry.repository for entry in CATALOG.values()}
     cached = [repository for repository in cached_models() if repository not in known]

@@ -55,11 +55,7 @@ class LoraAdapter:
 
     @classmethod
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
-        """Makes a new adapter: lora_A is random by `seed`, lora_B zero, so that it changes nothing yet.
-
-        Raises:
-            ModelError: PEFT refuses the architecture.
-        """
+        """Makes a new adapter: lora_A is random by `seed`, lora_B zero, so that it changes nothing yet."""
         config = _config(recipe.with_defaults().r, recipe.lora_alpha)
         try:
             adapter = cls(_attach(base, config, seed))
@@ -129,9 +125,6 @@ class LoraAdapter:
         """Computes from now on as the merged model does in a file of this quantisation, if one is given.
 
         Adapted weights are rounded in each pass. Other matrices are rounded in place until `detach`.
-
-        Raises:
-            ModelError: the quantisation's blocks do not divide a row of weights.
         """
         if merge_for is None:
             return self
@@ -284,12 +277,7 @@ def _take_off(model: nn.Module) -> None:
 
 
 def _read_config(folder: Path) -> LoraConfig:
-    """Reads an adapter's settings; accepts only plain LoRA's, since others change base weights or run code.
-
-    Raises:
-        OSError, ValueError: the file is damaged.
-        AdapterError: it sets more than plain LoRA.
-    """
+    """Reads an adapter's settings; accepts only plain LoRA's, since others change base weights or run code."""
     values = read_json(folder / "adapter_config.json")
     r, lora_alpha, targets = (values.get(name) for name in ("r", "lora_alpha", "target_modules"))
     if type(r) is not int or r < 1 or type(lora_alpha) not in (int, float):

@@ -8,11 +8,7 @@ from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_conf
 
 
 def make_base_model(reference: ModelReference, device: torch.device) -> BaseModel:
-    """Makes the model that `reference` names from its config alone; downloads nothing if the model is known by name.
-
-    Raises:
-        ModelError: its config is not available, or it is no decoder.
-    """
+    """Makes the model that `reference` names from its config alone; downloads nothing if the model is known by name."""
     dtype = pick_dtype(device)
     with forked_random_state(device):
         torch.manual_seed(0)

@@ -34,11 +34,7 @@ def refuse_special_files(name: str, folder: Path) -> None:
 
 
 def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
-    """Raises a ModelError if the files contain far fewer weights than the config would allocate.
-
-    Args:
-        on_meta: the model of the folder's config, on "meta".
-    """
+    """Raises a ModelError if the files contain far fewer weights than the config would allocate."""
     weights = sum(parameter.numel() for parameter in on_meta.parameters())
     stored = sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file())
     # Even 2-bit weights would take this much.
@@ -50,11 +46,7 @@ def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
 
 
 def refuse_non_finite(name: str, model: nn.Module, folder: Path | None = None) -> None:
-    """Raises a ModelError that names the first tensor with NaN or infinity.
-
-    Args:
-        folder: has the model's safetensors files, of which the error names the damaged one.
-    """
+    """Raises a ModelError that names the first tensor with NaN or infinity."""
     tensor = first_non_finite(_numbers(model))
     if tensor is None:
         return

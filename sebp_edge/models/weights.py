@@ -62,11 +62,7 @@ class WeightsFile:
         return self._file.get_tensor(name)
 
     def read(self, name: str) -> Tensor:
-        """Returns a tensor.
-
-        Raises:
-            TypeError: it is not of floating-point numbers.
-        """
+        """Returns a tensor."""
         tensor = self.stored(name)
         if not tensor.is_floating_point():
             raise TypeError

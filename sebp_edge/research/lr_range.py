@@ -88,11 +88,7 @@ def _rates(steps: list[RangeStep]) -> tuple[float, float, float] | tuple[None, N
 
 
 def growing_rates(lowest: float, highest: float, num_steps: int) -> list[float]:
-    """Returns exponentially growing learning rates.
-
-    Raises:
-        OptionError: the bounds are no positive numbers in this order, or there are too few steps to tell.
-    """
+    """Returns exponentially growing learning rates."""
     numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (lowest, highest))
     if not numbers or not 0 < lowest < highest:
         raise OptionError(

@@ -111,7 +111,7 @@ def _parts(values: list, size: int) -> list[list]:
 
 def _texts(run: TrainingRun) -> Texts:
     data = run.dataset
-    roles = Counter(document.role for document in data.draw.history.documents if document.role is not None)
+    roles = Counter(document.role for document in data.draw.history.known)
     reasons = Counter(item.kind for item in data.left_out)
     return Texts(
         documents=data.num_documents,

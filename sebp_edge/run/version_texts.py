@@ -54,7 +54,7 @@ class VersionTexts:
             if gone:
                 groups += beginning.start.where.earlier_than(reading.folders)
         elif beginning.forgets:
-            history = history.only_known()
+            history = SplitHistory(history.known, history.salt)
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
         where = Where(texts=tuple(filter(None, groups)))
         return cls(history, known, entries, beginning.version, beginning.lessons, where)

@@ -42,13 +42,7 @@ class Causality(NamedTuple):
     def from_trial(
         cls, decoder: nn.Module, forward: Callable, computing_all_rows: AbstractContextManager
     ) -> "Causality":
-        """Runs a trial without dropout or gradients of parameters. Logs a warning if labels do not determine the rows.
-
-        Args:
-            decoder: the transformers model.
-            forward: the decoder's original forward.
-            computing_all_rows: a context in which backward passes compute all rows.
-        """
+        """Runs a trial without dropout or gradients of parameters; warns if labels do not determine the rows."""
         try:
             found = cls(*_run_trial(decoder, forward, computing_all_rows))
         except FAILURES as error:

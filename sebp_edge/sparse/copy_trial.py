@@ -25,11 +25,7 @@ NUM_SHARED = 4
 
 
 def find_copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
-    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason.
-
-    Args:
-        shares_prefixes: whether the hoisted sequences begin alike and compute that once.
-    """
+    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason."""
     try:
         model = small_copy(decoder.config, type(decoder)).model
         input_ids_BT, plan = _batch(NUM_SHARED if shares_prefixes else 0)

@@ -136,11 +136,6 @@ class HoistedEncoder(Patch):
         finally:
             self._loss_indices = None
 
-    def _replace_parts(self) -> None:
-        self._set_attention(self._encoder, ATTENTION)
-        self._include(self._fused_lora)
-        self._undo.append(self._after_attention.register_forward_pre_hook(self._gather_loss_rows).remove)
-
     def _gather_loss_rows(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Gathers the rows that the head reads, [C, 1, D], from each input [1, A, D]."""
         # A checkpoint recomputes after the rows are gone.
@@ -164,7 +159,9 @@ class HoistedEncoder(Patch):
             )
 
         def hoisted() -> Tensor:
-            self._replace_parts()
+            self._set_attention(encoder, ATTENTION)
+            self._include(self._fused_lora)
+            self._undo.append(self._after_attention.register_forward_pre_hook(self._gather_loss_rows).remove)
             return _concatenate_evenly(*self._last_hidden(lambda: self._row_logits(tokens)))
 
         if self._has_other_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):

@@ -26,11 +26,6 @@ def hoist_if_exact(
 
     Compares gradients of a small copy of the model, and the model's own losses on two short sequences; again if the
     model changes later, when a difference is a SparsityError.
-
-    Args:
-        sequences: token ids; only the beginnings of the first two are used.
-        pad_token_id: the token for padding.
-        options: keywords of `Hoisted`.
     """
     starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
     try:
@@ -40,11 +35,7 @@ def hoist_if_exact(
 
 
 class _HoistedIfExact(Hoisted):
-    """A hoisted model that is compared with the padded one whenever it is attached.
-
-    Args:
-        input_ids_BT, plan: the batch on which losses are compared.
-    """
+    """A hoisted model that is compared with the padded one whenever it is attached."""
 
     def __init__(self, model: nn.Module, input_ids_BT: Tensor, plan: RowPlan, **options):
         self._batch = input_ids_BT, plan

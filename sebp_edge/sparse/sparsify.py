@@ -167,17 +167,14 @@ class Sparsified(Patch):
             return self._original_forward(*args, **kwargs)
         # Layers read the rows of the present call here, so a call from another thread waits.
         with self._lock:
-            return self._run_alone(*args, **kwargs)
-
-    def _run_alone(self, *args, **kwargs):
-        findings = self._current_findings()
-        try:
-            if not torch.is_grad_enabled():
-                return self._original_forward(*args, **kwargs)
-            return self._run_with_rows(findings, *args, **kwargs)
-        finally:
-            # Classifiers write down in the first call what they are for.
-            findings.state = findings.state or ModelState(self.model, self._inner)
+            findings = self._current_findings()
+            try:
+                if not torch.is_grad_enabled():
+                    return self._original_forward(*args, **kwargs)
+                return self._run_with_rows(findings, *args, **kwargs)
+            finally:
+                # Classifiers write down in the first call what they are for.
+                findings.state = findings.state or ModelState(self.model, self._inner)
 
     def _run_with_rows(self, findings: "_Findings", *args, **kwargs):
         loss, inputs = findings.loss, dict(zip(self._forward_parameters, args, strict=False)) | kwargs
@@ -341,11 +338,7 @@ class _Call:
 
 
 class _RowwiseForward:
-    """Replacement of the `forward` of a norm or an activation.
-
-    Args:
-        find_rows: returns the rows of its input, or None for all rows.
-    """
+    """Replacement of the `forward` of a norm or an activation."""
 
     def __init__(self, module: nn.Module, find_rows: Callable[[Tensor], Rows | None]):
         self.forward, self.find_rows = forward_of(module), find_rows

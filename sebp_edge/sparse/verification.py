@@ -52,10 +52,6 @@ class Verification:
         """Returns the batch's rows if this kind of call was verified, else rows that verify them in the backward pass.
 
         Waits for the device if a check has finished since the last call.
-
-        Args:
-            rows: the rows that the batch predicts.
-            call_kind: the kind of call.
         """
         self._collect_results()
         call_kind = (call_kind, rows.skipped_kinds)
@@ -120,10 +116,6 @@ class UnverifiedRows:
     Args:
         predicted: the rows that the batch predicts.
         finish: called once all layers have run, with whether one of them detected another row (bool []).
-
-    Attributes:
-        predicted: as given.
-        num_rows, num_pooled: see `BatchRows`.
     """
 
     def __init__(self, predicted: BatchRows, finish: Callable[[Tensor], None]):

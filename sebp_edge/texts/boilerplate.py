@@ -17,10 +17,6 @@ def common_lines(texts: Mapping[int, str], cluster_of: Mapping[int, int]) -> fro
 
     Lines that differ only in numbers or in the amount of whitespace are the same line; blank lines are none.
 
-    Args:
-        texts: the text of each document.
-        cluster_of: the cluster of each document.
-
     Returns:
         The lines, normalised as `common_spans` expects them.
     """

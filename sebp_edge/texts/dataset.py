@@ -154,12 +154,8 @@ def make_dataset(
     """Encodes documents as examples and draws their splits.
 
     Args:
-        reading: the documents.
-        tokenizer: the base model's tokenizer.
         recipe: sets the context length and whether to use the chat template.
         model_limit: the maximum sequence length that the model supports; None if it has no limit.
-        drawing: what the splits of the documents are drawn from.
-        progress: of the preparation.
 
     Raises:
         ModelError: see `encode`.

@@ -54,7 +54,7 @@ def masked(text: str, code: list[Span]) -> str:
     for begin, stop in sorted(code):
         if stop > end:
             begin = max(begin, end)
-            pieces += [text[end:begin], re.sub(r"[^\n]", "\0", text[begin:stop])]
+            pieces += [text[end:begin], "\n".join("\0" * len(line) for line in text[begin:stop].split("\n"))]
             end = stop
     return "".join([*pieces, text[end:]])
 

@@ -89,7 +89,7 @@ def plan_lessons(
         The lessons; None if a judged state of the version has seen a document that it would be judged by now, or has
         no judged state for a split.
     """
-    known = [document for document in history.documents if document.role is not None]
+    known = history.known
     matches = match(list(current.values()), known)
     uses = {
         number: _Use(None if own is None else known[own].role, frozenset(known[index].role for index in relatives))

@@ -67,11 +67,7 @@ def is_licence_name(path: Path) -> bool:
 
 
 def is_licence(name: str, text: str) -> bool:
-    """Returns whether a text is a licence or a code of conduct: its title and its words say so, or its name and words.
-
-    Args:
-        name: the name of the file.
-    """
+    """Returns whether a text is a licence or a code of conduct, by its title or its name, and by its words."""
     has_name = _MAY_BE_LICENCE.fullmatch(Path(name).stem)
     if not (has_name or _TITLE.match(text[:_BEGINNING].lstrip("#=*-_ \t\n"))):
         return False

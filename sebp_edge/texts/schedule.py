@@ -7,7 +7,9 @@ into smaller micro-batches if memory runs out.
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -234,17 +236,14 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     Raises:
         TextsError: see `Draw.splits`.
     """
-
-    def batches(train: list[Example]) -> list[list[list[Example]]]:
-        return shuffled_batches(
-            train,
-            recipe.batch_tokens,
-            recipe.epochs,
-            seed,
-            batch_rows=recipe.batch_rows,
-            min_steps=recipe.min_steps,
-        )
-
+    batches = partial(
+        shuffled_batches,
+        batch_tokens=recipe.batch_tokens,
+        epochs=recipe.epochs,
+        seed=seed,
+        batch_rows=recipe.batch_rows,
+        min_steps=recipe.min_steps,
+    )
     splits, examples, learns_on = dataset.splits(), dataset.trained, lessons is not None
     if lessons is not None:
         splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
@@ -294,20 +293,12 @@ def _steps_and_size(
     examples: list[Example], batch_tokens: int, batch_rows: int | None, min_steps: int
 ) -> tuple[int, Callable[[Example], int]]:
     """Returns the number of an epoch's steps, and what measures an example in them."""
-    size_of = _num_loss_tokens
+    size_of = attrgetter("num_loss_tokens")
     steps = max(1, round(sum(map(size_of, examples)) / batch_tokens))
-    rows = sum(map(_num_active_tokens, examples))
+    rows = sum(example.num_active_tokens for example in examples)
     if batch_rows is not None and rows > steps * batch_rows:
-        steps, size_of = -(-rows // batch_rows), _num_active_tokens
+        steps, size_of = -(-rows // batch_rows), attrgetter("num_active_tokens")
     return max(steps, min(min_steps, len(examples))), size_of
-
-
-def _num_loss_tokens(example: Example) -> int:
-    return example.num_loss_tokens
-
-
-def _num_active_tokens(example: Example) -> int:
-    return example.num_active_tokens
 
 
 def _batches_of(examples: list[Example], steps: int, size_of: Callable[[Example], int]) -> Iterator[list[Example]]:

@@ -33,7 +33,6 @@ def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress 
     Args:
         texts: the texts of the documents by number. They should be those that have examples.
         salt: up to 64 secret bytes, the same for all versions of an adapter.
-        progress: of the preparation.
     """
     shingler = Shingler(salt)
     progress.begin("comparing", sum(map(len, texts.values())))
@@ -70,14 +69,15 @@ class Unseen:
 
 @dataclass(frozen=True)
 class SplitHistory:
-    """The documents of a version of an adapter, and those of earlier versions that it did not have.
-
-    Attributes:
-        salt: the salt of their fingerprints.
-    """
+    """The documents of a version of an adapter, those of earlier versions that it did not have, and their salt."""
 
     documents: tuple[Remembered, ...] = ()
     salt: bytes = b""
+
+    @property
+    def known(self) -> tuple[Remembered, ...]:
+        """The documents that this version knows."""
+        return tuple(document for document in self.documents if document.role is not None)
 
     def all_trained_on(self) -> "SplitHistory":
         """Returns the history of a version that may have been trained on all its documents; their splits stay."""
@@ -88,22 +88,17 @@ class SplitHistory:
         """Returns the history without the documents of these keys."""
         return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
 
-    def only_known(self) -> "SplitHistory":
-        """Returns the history without the documents that this version does not know."""
-        documents = tuple(document for document in self.documents if document.role is not None)
-        return SplitHistory(documents, self.salt)
-
     def learnt_on_from(self, before: "SplitHistory") -> "SplitHistory":
         """Returns the history of a version that knows all that the version `before` knew."""
-        own = {document.key for document in self.documents if document.role is not None}
-        known = [document for document in before.documents if document.role is not None and document.key not in own]
+        own = {document.key for document in self.known}
+        known = [document for document in before.known if document.key not in own]
         keys = {document.key for document in known}
         others = [document for document in self.documents if document.role is not None or document.key not in keys]
         return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)
 
     def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
         """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""
-        used = [document for document in self.documents if document.role is not None]
+        used = self.known
         matches = match(list(current.values()), used)
         states = {}
         for number, relatives in zip(current, matches.relatives, strict=True):

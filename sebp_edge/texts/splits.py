@@ -18,7 +18,7 @@ from hashlib import blake2b
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.near_duplicates import Clusters, find_clusters
-from sebp_edge.texts.remembered import FOLD_ROLES, NUM_FOLDS, TEST, TRAIN, VALIDATION, Remembered
+from sebp_edge.texts.remembered import FOLD_ROLES, NUM_FOLDS, SPLITS, TEST, TRAIN, VALIDATION, Remembered
 from sebp_edge.texts.split_history import Fingerprint, Matches, SplitHistory, match
 
 MIN_CLUSTERS = 6
@@ -75,7 +75,10 @@ class Draw:
                 f"Too little text: {num_tokens} tokens to train on, but at least {MIN_TOKENS} are needed; give more "
                 "text."
             )
-        return [_select(examples, sides) for sides in self.sides()]
+        return [
+            Split(**{name: [each for each in examples if sides[each.document] == name] for name in SPLITS})
+            for sides in self.sides()
+        ]
 
     def sides(self) -> list[dict[int, str]]:
         """Returns the split that each document is in, for each of the splits."""
@@ -86,13 +89,6 @@ class Draw:
     def _splits_in(self, fold: int) -> dict[int, str]:
         name_of = {fold: TEST, (fold + 1) % NUM_FOLDS: VALIDATION}
         return {document: name_of.get(self.fold_of.get(document), TRAIN) for document in self.cluster_of}
-
-
-def _select(examples: list[Example], split_of: Mapping[int, str]) -> Split:
-    parts = {TRAIN: [], VALIDATION: [], TEST: []}
-    for example in examples:
-        parts[split_of[example.document]].append(example)
-    return Split(**parts)
 
 
 def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHistory | None = None) -> Draw:

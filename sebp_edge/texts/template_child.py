@@ -34,7 +34,6 @@ _START = (
     "import json, runpy, sys; sys.path += json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
 
-
 Cut = tuple[int, bool]
 
 
@@ -50,11 +49,7 @@ class TemplateRefuses(Exception):
 
 
 class Renderer:
-    """Renders conversations with one chat template. May be used in several threads.
-
-    Args:
-        source: the template.
-    """
+    """Renders conversations with one chat template. May be used in several threads."""
 
     def __init__(self, source: str):
         self.source = source

@@ -59,12 +59,6 @@ class Tokenised:
         """Returns no tokens."""
         return cls(text, array("i"), array("q"), bytearray())
 
-    def append(self, token_id: int) -> None:
-        """Appends a token with loss, which starts at the end of the text."""
-        self.ids.append(token_id)
-        self.starts.append(len(self.text))
-        self.loss_mask.append(1)
-
     def extend(self, other: "Tokenised") -> None:
         """Appends the tokens that follow."""
         self.ids.extend(other.ids)

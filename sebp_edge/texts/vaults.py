@@ -1,8 +1,9 @@
 """Finds vaults of Obsidian and Logseq, and knows which of their folders hold no notes."""
 
-import json
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from sebp_edge.basics.files import read_json
 
 # In bytes.
 MAX_SETTINGS = 1_000_000
@@ -54,9 +55,7 @@ def _obsidian_templates(settings: Path) -> set[str]:
 def _setting(file: Path, key: str) -> str:
     """Returns a setting, or "" if it is not set or cannot be read."""
     try:
-        if not file.is_file() or file.stat().st_size > MAX_SETTINGS:
-            return ""
-        value = json.loads(file.read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError, RecursionError):
+        value = read_json(file, MAX_SETTINGS).get(key)
+    except (OSError, ValueError):
         return ""
     return value if isinstance(value, str) and "\0" not in value else ""

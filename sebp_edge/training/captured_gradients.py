@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sebp_edge.errors import MachineError
-from sebp_edge.events import Sink
+from sebp_edge.events import Sink, silent
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
@@ -46,7 +46,7 @@ class CapturedGradients:
         MachineError: the model is not on an NVIDIA GPU.
     """
 
-    def __init__(self, hoisted: Hoisted | HoistedEncoder, on_event: Sink = lambda event: None):
+    def __init__(self, hoisted: Hoisted | HoistedEncoder, on_event: Sink = silent):
         parameters = [parameter for parameter in hoisted.model.parameters() if parameter.requires_grad]
         device = next(hoisted.model.parameters()).device
         _refuse_without_gpu(device)

@@ -36,12 +36,6 @@ def compare(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, in
 
     The bound is that of Student's t for the jackknife of the gain. It needs no correction for documents from several
     folds: the dependence between folds is too small to measure.
-
-    Args:
-        cluster_of: the cluster of near-duplicates that each document is in.
-
-    Raises:
-        ValueError: the losses are of different documents or tokens.
     """
     if before.tokens != after.tokens:
         raise ValueError("got the losses of different documents or tokens; both must be of the same")

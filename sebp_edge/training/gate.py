@@ -78,12 +78,7 @@ class GateResult:
         return self.verdict is Verdict.KEPT
 
     def explain(self, margin: float, concerns: Sequence[str]) -> str:
-        """Returns why the new version was kept or not, in one sentence or more.
-
-        Args:
-            margin: the gain over the base model that counts.
-            concerns: what makes a gain on the texts meaningless, a sentence each.
-        """
+        """Returns why the new version was kept or not, in one sentence or more."""
         if self.quiz is not None:
             return _explain_quiz(self.quiz, self.verdict, self.active)
         if self.verdict is Verdict.NOT_JUDGED:

@@ -20,12 +20,8 @@ SCALES = tuple(percent / 100 for percent in range(100, 45, -5))
 def restrain(learner: RecoveringLearner, progress: TrainingProgress, general: Group, base_loss: float) -> float:
     """Scales the best state of a training, which the adapter is in; returns the scale, the least if none is enough.
 
-    The scale is the largest one at which the loss rises by at most `MAX_RISE`, if a smaller one never rises more.
-
-    Args:
-        progress: its best state becomes the scaled one; after an error, the adapter is in the best state.
-        general: general text.
-        base_loss: the base model's loss on it.
+    The scale is the largest one at which the loss rises by at most `MAX_RISE`, if a smaller one never rises more. The
+    best state of `progress` becomes the scaled one; after an error, the adapter is in the best state as it was.
     """
     trained = progress.best_state
 

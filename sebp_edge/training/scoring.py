@@ -30,11 +30,6 @@ def score(
 ) -> HeldOutLoss:
     """Computes the losses of examples by document, as an evaluation during a training does; restores the model.
 
-    Args:
-        model: a decoder in evaluation mode, with or without an adapter; needs no trainable parameters.
-        on_event: receives the progress after each micro-batch; may raise to stop.
-        options: what to hold in memory at once.
-
     Raises:
         RuntimeError, MemoryError: a single example does not fit into memory.
     """
@@ -57,11 +52,6 @@ def in_micro_batches(
     on_event: Sink,
 ) -> Iterator[tuple[list[Example], Result]]:
     """Yields each micro-batch without gradients and its result; continues with smaller ones if memory runs out.
-
-    Args:
-        compute: returns the result of a micro-batch, on the host.
-        limit: the maximum number of rows of a micro-batch.
-        on_event: receives the progress after each micro-batch; may raise to stop.
 
     Raises:
         RuntimeError, MemoryError: a single example does not fit into memory.

@@ -39,18 +39,9 @@ def with_teacher(
     k: int = K,
     options: MemoryOptions = FASTEST,
 ) -> list[Example]:
-    """Returns the examples with `model` as their teacher; restores the model.
+    """Returns the examples with `model`, a decoder in evaluation mode, as their teacher; restores the model.
 
-    Args:
-        model: the teacher, a decoder in evaluation mode; disable the adapter of one that is its own teacher.
-        on_event: receives the progress after each micro-batch; may raise to stop.
-        check: is called after each micro-batch; may raise to stop.
-        k: the number of the most probable tokens that are kept at each loss token, besides drawn ones.
-        options: what to hold in memory at once.
-
-    Raises:
-        OptionError: k is below 1.
-        RuntimeError, MemoryError: a single example does not fit into memory.
+    Disable the adapter of a model that is its own teacher. `k` of the most probable tokens are kept at each loss token.
     """
     if k < 1:
         raise OptionError(f"A teacher got k={k}; expected 1 token or more at each loss token.")

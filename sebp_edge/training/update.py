@@ -69,10 +69,9 @@ class Update:
         return self._norm.clone()
 
     def capture(self, graphs: GraphPool) -> None:
-        """Captures the update; `finish` replays it from then on. Changes neither parameters, gradients nor moments.
+        """Captures the update, which `finish` then replays; changes neither parameters, gradients nor moments.
 
-        Raises:
-            CannotCapture: the update cannot be captured; `finish` runs it eagerly.
+        If it cannot be captured, which is a CannotCapture, `finish` runs it eagerly.
         """
         # The warm-up changes no parameter, since gradients and learning rate are zero.
         graphs.warm_up(self._step)

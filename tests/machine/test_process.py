@@ -118,17 +118,17 @@ No running processes found
 
 
 def test_the_drivers_report_is_read_for_this_process_and_gpu():
-    assert process.parse_process_use(4, "aa-1", ANSWER) == 700 * 2**20
-    assert process.parse_process_use(4, "aa-2", ANSWER) == 100 * 2**20
-    assert process.parse_process_use(5, "aa-1", ANSWER) is None
-    assert process.parse_process_use(6, "aa-1", ANSWER) is None
-    assert process.parse_process_use(4, "aa-1", "") is None
+    assert process.parse_use(ANSWER, "aa-1", 4) == 700 * 2**20
+    assert process.parse_use(ANSWER, "aa-2", 4) == 100 * 2**20
+    assert process.parse_use(ANSWER, "aa-1", 5) is None
+    assert process.parse_use(ANSWER, "aa-1", 6) is None
+    assert process.parse_use("", "aa-1", 4) is None
 
 
 def test_the_drivers_report_is_read_for_this_gpu():
-    assert process.parse_gpu_use("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
-    assert process.parse_gpu_use("aa-3", "GPU-aa-1, 0\n") is None
-    assert process.parse_gpu_use("aa-1", "GPU-aa-1, [N/A]\n") is None
+    assert process.parse_use("GPU-aa-1, 0\nGPU-aa-2, 812\n", "aa-2") == 812 * 2**20
+    assert process.parse_use("GPU-aa-1, 0\n", "aa-3") is None
+    assert process.parse_use("GPU-aa-1, [N/A]\n", "aa-1") is None
 
 
 STACKS = 1024 * 132 * 2048

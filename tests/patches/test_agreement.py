@@ -34,7 +34,7 @@ def test_autocast_has_the_tolerance_of_low_precision():
 
 def test_nan_agrees_with_nothing():
     nan = torch.full((3,), torch.nan)
-    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "results differ by nan% on a trial batch"
+    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "results differ by nan % on a trial batch"
     assert find_mismatch(layer(), lambda: nan, lambda: nan) is not None
     assert not gradients_agree([nan], [nan])
 

@@ -30,7 +30,6 @@ _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 # llama.cpp recognises the 27B models of Gemma 2 and 3, which scale attention differently, by their number of layers.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
-
 # Numbers of each config in the order in which they are written: transformers' names and their types, by GGUF's keys
 # after the architecture's name.
 _SETTINGS = {
@@ -195,9 +194,6 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
 
 class GgufModel:
     """A model's tensors and settings under their names in GGUF.
-
-    Args:
-        config: the model's config.
 
     Raises:
         ExportError: llama.cpp does not compute this model as transformers does.

@@ -45,18 +45,10 @@ _GPT4O, _TEKKEN = _cased(r"\p{N}{1,3}", f"(?i:{_CONTRACTIONS})?"), _cased(r"\p{N
 # Texts are split by one rule after the other.
 PRE_TOKENIZERS = {
     "default": _DEFAULT,
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _STARCODER,
-    "starcoder": _STARCODER,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "dbrx": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder"), _STARCODER),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "gpt-4o": _GPT4O,
     "tekken": _TEKKEN,
 }

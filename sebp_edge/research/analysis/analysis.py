@@ -75,21 +75,7 @@ class Analysis:
 
 
 def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_event: Sink) -> Analysis:
-    """Analyzes the gradients of some examples.
-
-    Args:
-        base: the model; its weights and their `requires_grad` are left as they are.
-        dataset: the examples to draw from.
-        examples: the most examples to analyze.
-        seed: seed of the draw.
-        on_event: receives an ExampleAnalyzed after each example.
-
-    Raises:
-        OptionError: `examples` is not a positive integer.
-        TextsError: the dataset is empty.
-        ModelError: a layer computes another number of rows than the batch has, or the gradients are all zero or not
-            finite.
-    """
+    """Analyzes the gradients of some examples."""
     if not isinstance(examples, int) or examples < 1:
         raise OptionError(f"examples={examples!r}; expected a whole number of at least 1.")
     if not dataset.examples:

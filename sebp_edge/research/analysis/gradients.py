@@ -94,16 +94,7 @@ def _num_weights(layer: nn.Module) -> int:
 
 
 def row_gradients(model: nn.Module, objective: Objective, on_example: Callable[[], None]) -> list[RowGradients]:
-    """The rows of dL/dY of each linear layer.
-
-    Args:
-        model: a decoder or an encoder on its device, in evaluation mode.
-        objective: a loss, and batches on the host, right-padded to the same length.
-        on_example: called after each batch.
-
-    Raises:
-        ModelError: a layer's number of rows differs from the batch's, or the gradients are not finite or all zero.
-    """
+    """The rows of dL/dY of each linear layer."""
     layers, batches = linear_layers(model), objective.batches
     device, size = next(model.parameters()).device, (len(batches), batches[0].input_ids.shape[1])
     records = {layer: _GradientRecord(info, size, device) for layer, info in layers.items()}

@@ -40,12 +40,7 @@ def map_projections(gradients: list[RowGradients]) -> Iterator[HeatMap]:
 
 
 def map_examples(gradients: list[RowGradients], lengths: list[int]) -> Iterator[HeatMap]:
-    """Heat maps of the longest and of the shortest example, with the norm over all projections of each block.
-
-    Args:
-        gradients: of all layers.
-        lengths: tokens of each example.
-    """
+    """Heat maps of the longest and of the shortest example, with the norm over all projections of each block."""
     blocks = sorted({one.info.block for one in gradients if one.info.block is not None})
     for word, length in (("longest", max(lengths)), ("shortest", min(lengths))):
         example = lengths.index(length)

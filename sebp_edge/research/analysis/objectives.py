@@ -36,14 +36,7 @@ class Objective:
 
 
 def objectives_of(model: nn.Module, examples: list[Example], collator: Collator, seed: int) -> list[Objective]:
-    """Returns the losses of these examples: one, or two if only some tokens of a decoder's examples are trained.
-
-    Args:
-        seed: seed of an encoder's classes.
-
-    Raises:
-        ModelError: an encoder has fewer than two classes.
-    """
+    """Returns the losses of these examples: one, or two if only some tokens of a decoder's examples are trained."""
     if reads_first_token(model):
         return [Objective(CLASSES, _with_classes(model, examples, collator, seed), class_loss)]
     losses = {EVERY_TOKEN: [Example(one.input_ids, one.input_ids, one.document) for one in examples]}

@@ -53,9 +53,6 @@ def compare(
         variants: the variants to compare.
         rounds: how often the variants take turns.
         on_progress: called with a description of the next action.
-
-    Raises:
-        MachineError: the fp32 reference cannot be computed, so no variant can be checked.
     """
     runner = _Runner(model, batch)
     on_progress("computing the fp32 reference")

@@ -51,13 +51,7 @@ class Reference:
 
     @classmethod
     def of(cls, model: nn.Module, batch: Batch, loss_tolerance: float = LOSS_TOLERANCE) -> "Reference":
-        """Computes the reference with the model itself, whose weights are in fp32 meanwhile.
-
-        Args:
-            model: a dense decoder on its device; its trained parameters require gradients.
-            batch: right-padded, on the model's device.
-            loss_tolerance: relative tolerance of the loss for a model that is not in fp32.
-        """
+        """Computes the reference with the model itself, whose weights are in fp32 meanwhile."""
         is_fp32 = all(weight.dtype == torch.float32 for weight in model.parameters())
         rounded = {} if is_fp32 else _unpadded_loss_and_gradients(model, batch)[1]
         with in_fp32(model):

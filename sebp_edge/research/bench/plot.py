@@ -17,11 +17,7 @@ KINDS = {"forward": "forward", "backward": "backward", "update": "update", "whol
 
 
 def write_plot(result: BenchResult, path: Path) -> None:
-    """Writes the plot as a self-contained SVG file.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Writes the plot as a self-contained SVG file."""
     try:
         path.write_text(draw(result), encoding="utf-8")
     except OSError as error:

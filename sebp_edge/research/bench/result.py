@@ -69,11 +69,7 @@ class BenchResult:
         return {**about, "tokens": self.tokens, "variants": self.rows(), "recommendation": self.recommendation}
 
     def write_csv(self, path: Path) -> None:
-        """Writes one line per variant.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Writes one line per variant."""
         names = ("model", "weights", "method", "dtype", "device", "context_length", "padding_share", "tokens")
         about = {"examples": len(self.lengths), **{name: getattr(self, name) for name in names}}
         rows = [about | row for row in self.rows()]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -84,7 +85,7 @@ def running(model: nn.Module, batch: Batch, variant: Variant) -> Iterator[Step]:
 
 def _time_one(step: Step, device: torch.device) -> tuple[dict[str, float], float]:
     """Seconds of each part of a step, by name, and of the whole step."""
-    clock = _EventClock(device) if device.type == "cuda" else _HostClock(device)
+    clock = _Clock(device)
 
     def marked() -> None:
         clock.mark("begin")
@@ -108,29 +109,24 @@ def peak_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-class _HostClock:
+class _Clock:
+    """Marks when the parts of a step are done: by events on a GPU, else by the host's clock."""
+
     def __init__(self, device: torch.device):
         self._device, self._marks = device, []
 
     def mark(self, part: str) -> None:
-        synchronize(self._device)
-        self._marks.append((part, time.perf_counter()))
-
-    def parts(self) -> dict[str, float]:
-        """Seconds from the previous mark to each mark, by name."""
-        return {part: end - begin for (_, begin), (part, end) in zip(self._marks, self._marks[1:], strict=False)}
-
-
-class _EventClock:
-    def __init__(self, device: torch.device):
-        self._device, self._marks = device, []
-
-    def mark(self, part: str) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        self._marks.append((part, event))
+        if self._device.type == "cuda":
+            moment = torch.cuda.Event(enable_timing=True)
+            moment.record(torch.cuda.current_stream(self._device))
+        else:
+            synchronize(self._device)
+            moment = time.perf_counter()
+        self._marks.append((part, moment))
 
     def parts(self) -> dict[str, float]:
         """Seconds from the previous mark to each mark, by name; the device must be done."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return {part: begin.elapsed_time(end) / 1e3 for (_, begin), (part, end) in pairs}
+        pairs = pairwise(self._marks)
+        if self._device.type == "cuda":
+            return {part: begin.elapsed_time(end) / 1e3 for (_, begin), (part, end) in pairs}
+        return {part: end - begin for (_, begin), (part, end) in pairs}

@@ -6,7 +6,7 @@ Shapes: B sequences, T positions, N real tokens of all sequences.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -164,11 +164,6 @@ class CapturedStep:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[nn.Module]:
-    yield model
-
-
-@contextmanager
 def _sparsified(model: nn.Module) -> Iterator[nn.Module]:
     with Sparsified(model):
         yield model
@@ -240,9 +235,9 @@ def active_on_host(batch: Batch) -> ActiveTokens:
     return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
 
 
-DENSE = Variant("dense padded", unchanged, _padded_loss)
+DENSE = Variant("dense padded", nullcontext, _padded_loss)
 DROP_IN = Variant("drop-in", _sparsified, _padded_loss, is_ours=True)
-DYNAMIC = Variant("dynamic padding", unchanged, _padded_loss, trim_to_longest)
+DYNAMIC = Variant("dynamic padding", nullcontext, _padded_loss, trim_to_longest)
 PACKED = Variant("packed", _with_varlen_if_supported, _packed_loss, packed)
 HOISTED = Variant("hoisted", Hoisted, _hoisted_loss, _active, is_ours=True)
 GRAPH = Captured("graph", Hoisted, _hoisted_loss, active_on_host, is_ours=True)

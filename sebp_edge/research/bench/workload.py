@@ -41,11 +41,7 @@ def pick_spread_lengths(examples: list[Example], count: int) -> list[Example]:
 
 
 def parse_share(text: str) -> float:
-    """Parses a share such as "90%" or "0.9".
-
-    Raises:
-        OptionError: the text is neither, or the share is not at least 0 and below 1.
-    """
+    """Parses a share such as "90%" or "0.9"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text, re.ASCII)
     share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
     if not 0 <= share < 1:
@@ -54,11 +50,7 @@ def parse_share(text: str) -> float:
 
 
 def padded_length(examples: list[Example], share: float) -> int:
-    """The smallest context length at which at least `share` of the padded batch is padding.
-
-    Raises:
-        OptionError: the longest example does not fit into it.
-    """
+    """The smallest context length at which at least `share` of the padded batch is padding."""
     lengths = [len(example.input_ids) for example in examples]
     context_length = math.ceil(sum(lengths) / len(lengths) / (1 - share) - 1e-9)
     if context_length < max(lengths):

@@ -12,12 +12,7 @@ from sebp_edge.research.pruning.phases import largest_group
 
 
 def layers_to_prune(model: nn.Module, sparsity: PruningRecipe) -> dict[str, nn.Linear]:
-    """Returns the linear layers to prune, by name.
-
-    Raises:
-        SparsityError: the model has no such layers, its weights are in 4 bits or sharded, it has an adapter, or the
-            pattern does not divide a layer's inputs.
-    """
+    """Returns the linear layers to prune, by name."""
     layers, m = _find_layers(model, sparsity.layers), largest_group(sparsity)
     for name, layer in layers.items():
         if layer.in_features % m:

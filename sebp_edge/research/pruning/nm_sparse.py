@@ -108,8 +108,8 @@ class NmSparse:
         """Gives the parameters that the optimizer updates their dense weights."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                dense = self._pruning.weights.dense(parameter)
-                if dense is parameter:
+                dense = self._pruning.dense.get(parameter)
+                if dense is None:
                     continue
                 if parameter in self._pruned:
                     raise SparsityError(
@@ -126,7 +126,7 @@ class NmSparse:
         self._pruned.clear()
 
     def _remember_versions(self) -> None:
-        self._versions = {parameter: parameter._version for parameter in self._pruning.weights}
+        self._versions = {parameter: parameter._version for parameter in self._pruning.dense}
 
     def _refuse_other_changes(self, *parameters: nn.Parameter) -> None:
         if any(parameter._version != self._versions[parameter] for parameter in parameters or self._versions):

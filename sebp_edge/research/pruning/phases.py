@@ -44,11 +44,7 @@ DENSE = Stage(1, 1)
 
 @dataclass(frozen=True)
 class Phases:
-    """The stages of a training of `num_steps` steps.
-
-    Raises:
-        OptionError: the number of steps is not above 0.
-    """
+    """The stages of a training of `num_steps` steps."""
 
     sparsity: PruningRecipe
     num_steps: int

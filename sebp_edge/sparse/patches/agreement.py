@@ -75,11 +75,7 @@ def find_mismatch(
 
 
 def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: float = OUTPUTS) -> float | None:
-    """Returns None if the mean difference over the mean result is within tolerance, else that ratio (which may be NaN).
-
-    Args:
-        tolerance: the largest ratio in low precision.
-    """
+    """Returns None if the mean difference over the mean result is within tolerance, else that ratio, perhaps NaN."""
     difference = float((found - expected).abs().mean() / expected.abs().mean())
     dtype = computing_dtype(model)
     is_full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(expected.device.type)
@@ -95,11 +91,7 @@ def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool
 
 @contextmanager
 def evaluating(model: nn.Module, *, with_hooks: bool = False) -> Iterator[None]:
-    """Context without gradients and dropout; restores each module's mode afterwards.
-
-    Args:
-        with_hooks: whether users' hooks run.
-    """
+    """Context without gradients and dropout; restores each module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

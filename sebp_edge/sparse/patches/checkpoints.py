@@ -39,9 +39,6 @@ class Checkpoints(Patch):
         num_blocks: how many blocks are in checkpoints; fewer than there are.
         offload: whether their inputs are kept in host memory; then each backward pass must run before the next forward
             pass.
-
-    Raises:
-        SparsityError: there are too few blocks.
     """
 
     def __init__(self, decoder: nn.Module, num_blocks: int, *, offload: bool = False):
@@ -204,11 +201,7 @@ def dropouts_of(module: nn.Module) -> list[nn.Module]:
 
 
 def refuse_dropout(dropouts: list[nn.Module]) -> None:
-    """Refuses active dropout: recomputation would drop others, since captured graphs cannot restore random states.
-
-    Raises:
-        SparsityError: one of these modules is in training mode.
-    """
+    """Refuses active dropout: recomputation would drop others, since captured graphs cannot restore random states."""
     if any(dropout.training for dropout in dropouts):
         raise SparsityError(
             "Blocks that are recomputed in the backward pass do not support dropout; disable it with `model.eval()`."

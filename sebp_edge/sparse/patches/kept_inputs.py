@@ -14,13 +14,7 @@ class KeptInputs:
         self.forget()
 
     def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
-        """Returns what a layer's backward pass needs of its input; see `keep_rows`.
-
-        Args:
-            x: the layer's input, [..., K].
-            x_cast: the same in the dtype of the product.
-            rows: the layer's active rows.
-        """
+        """Returns what a layer's backward pass needs of its input; see `keep_rows`."""
         if callable(rows):
             # All of x, without a copy to share; remembered here, it might outlive the graph.
             return keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)

@@ -47,11 +47,7 @@ class LastLayer(Patch):
             self._replace(part, _OnRows(self, forward_of(part)))
 
     def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
-        """Whether restricting the last layer leaves the losses the same; tested once, and again after `forget_trial`.
-
-        Args:
-            losses: returns the losses of a trial batch, given whether to restrict.
-        """
+        """Whether restricting the last layer leaves the losses the same; tried once, and again after `forget_trial`."""
         if self._exact is None:
             reason = self._find_obstacle(decoder)
             if reason is None:

@@ -39,11 +39,7 @@ SourceOf = Callable[[Tensor], Recompute | GatedInputs | None]
 
 
 class FusedLora(Patch):
-    """Handle of one model's fused LoRA layers.
-
-    Args:
-        model: a model with PEFT's layers.
-    """
+    """Handle of one model's fused LoRA layers."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

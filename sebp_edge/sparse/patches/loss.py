@@ -73,14 +73,7 @@ class Head:
     def losses(
         self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None = None, others: Others | None = None
     ) -> Tensor:
-        """The loss of each row, in nats: fp32 [C].
-
-        Args:
-            hidden_CD: the hidden states of the loss rows.
-            targets_C: int64 token ids.
-            weight_VD: used instead of the head's own weight, if given.
-            others: see `linear_cross_entropy`.
-        """
+        """The loss of each row, in nats: fp32 [C]."""
         return self._run(partial(self._losses, targets_C=targets_C, weight_VD=weight_VD, others=others), hidden_CD)
 
     def logits(self, hidden_CD: Tensor) -> Iterator[Tensor]:
@@ -161,16 +154,7 @@ class FusedLoss:
         return inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
 
     def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
-        """Returns the model's output: its loss, no logits, and the other outputs of the base model.
-
-        Args:
-            inputs: the keywords of the model's call.
-            plan: the batch's loss rows and targets.
-            only_loss_rows: whether the last layer may skip rows without a loss.
-
-        Raises:
-            SparsityError: there is not one label for each token.
-        """
+        """Returns the model's output: its loss, no logits, and the other outputs of the base model."""
         # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
         is_exact = self._last_layer.is_exact(self._decoder, self._trial_losses)
         restricted = is_exact and only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
@@ -276,10 +260,6 @@ def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, w
     """Bytes that the loss takes: logits, the loss rows' hidden states, and the gradients of these.
 
     Gradients of logits overwrite them. Without our kernels the softmax is added.
-
-    Args:
-        logits: logits that exist at once.
-        with_gradients: whether gradients are computed.
     """
     states = 3 if with_gradients and run.trains_all else 2
     return run.itemsize * ((1 if run.has_kernels else 2) * logits + states * loss_rows * hidden)

@@ -109,10 +109,6 @@ def backward_of_chunks(block: Block, tokens: int, bytes_per_row: int, run: Execu
 
     The latter are the gradient of its input and, if all weights are trained, those of its weights, one of which exists
     twice while it is summed.
-
-    Args:
-        tokens: rows of the batch.
-        bytes_per_row: bytes per row of the chunk.
     """
     weight_gradients = 4 * block.mlp_out.size if run.trains_all else 0
     return rows_per_chunk(tokens) * bytes_per_row + run.itemsize * (tokens * 3 * block.hidden + weight_gradients)

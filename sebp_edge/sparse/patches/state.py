@@ -41,12 +41,7 @@ _Comparison = Callable[[], bool]
 
 
 class ModelState:
-    """What trials of a model depend on, as it is when this is made.
-
-    Args:
-        model: the model, within wrappers or not.
-        inner: the transformers model within it.
-    """
+    """What trials of a model depend on, as it is when this is made."""
 
     def __init__(self, model: nn.Module, inner: nn.Module):
         modules = list(model.modules())

@@ -99,7 +99,7 @@ class _Package:
         return found.targets
 
 
-class _References:
+class _References(Handler):
     """Handles a part that says where others are."""
 
     def __init__(self, folder: str):
@@ -107,14 +107,7 @@ class _References:
         self._folder = folder
 
     def start(self, name: str, attributes: Attributes) -> None:
-        """See `Handler`."""
         if name == "Relationship" and attribute(attributes, "TargetMode") != "External":
             target = posixpath.join("/", self._folder, attribute(attributes, "Target").lower())
             kind = attribute(attributes, "Type").rpartition("/")[2]
             self.targets.setdefault(kind, posixpath.normpath(target).lstrip("/"))
-
-    def end(self, name: str) -> None:
-        """See `Handler`."""
-
-    def text(self, text: str) -> None:
-        """See `Handler`."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sebp_edge.texts.formats.docx_xml import Attributes, attribute, is_on, number
+from sebp_edge.texts.formats.docx_xml import Attributes, Handler, attribute, is_on, number
 
 # Word follows fewer styles that are based on each other.
 _MAX_BASES = 20
@@ -25,7 +25,7 @@ class Style:
     list_level: int | None = None
 
 
-class Styles:
+class Styles(Handler):
     """Handles the part with the styles."""
 
     def __init__(self):
@@ -35,7 +35,6 @@ class Styles:
         self._id, self._conditional = "", 0
 
     def start(self, name: str, attributes: Attributes) -> None:
-        """See `Handler`."""
         self._conditional += name == "tblStylePr"
         if name == "style":
             self._id = attribute(attributes, "styleId")
@@ -56,13 +55,9 @@ class Styles:
             self._styles[self._id].list_level = number(attributes)
 
     def end(self, name: str) -> None:
-        """See `Handler`."""
         self._conditional -= name == "tblStylePr"
         if name == "style":
             self._id = ""
-
-    def text(self, text: str) -> None:
-        """See `Handler`."""
 
     def get(self, id: str) -> Style:
         """Returns a style with what it takes from those that it is based on."""
@@ -111,7 +106,7 @@ class _Kind:
     numbers: dict[int, int] = field(default_factory=dict)
 
 
-class Lists:
+class Lists(Handler):
     """Handles the part with the lists, and numbers their items."""
 
     def __init__(self):
@@ -125,7 +120,6 @@ class Lists:
         self._level: _Level | None = None
 
     def start(self, name: str, attributes: Attributes) -> None:
-        """See `Handler`."""
         if name == "abstractNum":
             self._kind = self._kinds[attribute(attributes, "abstractNumId")] = _Kind()
         elif name == "num":
@@ -153,14 +147,10 @@ class Lists:
             self._kind.level_of_style[attribute(attributes)] = self._place
 
     def end(self, name: str) -> None:
-        """See `Handler`."""
         if name == "lvl":
             self._level = None
         elif name == "num":
             self._list = 0
-
-    def text(self, text: str) -> None:
-        """See `Handler`."""
 
     def label(self, list_id: int, level: int | None, style: str) -> tuple[str, int] | None:
         """Counts an item of a list.

@@ -7,7 +7,7 @@ tracked deletions and hidden text are not seen.
 from dataclasses import dataclass, field
 
 from sebp_edge.texts.formats.docx_styles import Lists, Styles
-from sebp_edge.texts.formats.docx_xml import Attributes, Deadline, attribute, is_on, number
+from sebp_edge.texts.formats.docx_xml import Attributes, Deadline, Handler, attribute, is_on, number
 
 # A block of text, and whether it is an item of a list.
 Block = tuple[str, bool]
@@ -74,7 +74,7 @@ class _Table:
         self.lines = []
 
 
-class Text:
+class Text(Handler):
     """Handles the main part, or the part with the footnotes or endnotes.
 
     Attributes:
@@ -107,7 +107,7 @@ class Text:
         self._starts = {
             "body": self._start_body,
             "p": self._start_paragraph,
-            "r": self._start_run,
+            "r": self._begin_or_end_run,
             "fldChar": self._field,
             "tbl": self._start_table,
             "tr": self._start_row,
@@ -129,7 +129,7 @@ class Text:
         }
         self._ends = {
             "p": self._end_paragraph,
-            "r": self._end_run,
+            "r": self._begin_or_end_run,
             "tbl": self._end_table,
             "tr": self._end_row,
             "tc": self._end_cell,
@@ -147,7 +147,6 @@ class Text:
         return self._finished(self._stories[0])
 
     def start(self, name: str, attributes: Attributes) -> None:
-        """See `Handler`."""
         if self._skipped:
             self._skipped += 1
         elif self._property:
@@ -166,12 +165,10 @@ class Text:
             start(attributes)
 
     def text(self, text: str) -> None:
-        """See `Handler`."""
         if self._text is not None and not self._skipped:
             self._text.append(text)
 
     def end(self, name: str) -> None:
-        """See `Handler`."""
         if self._skipped:
             self._skipped -= 1
         elif self._property:
@@ -311,10 +308,7 @@ class Text:
     def _start_body(self, _: Attributes) -> None:
         self.has_body = True
 
-    def _start_run(self, _: Attributes) -> None:
-        self._stories[-1].run_is_hidden = None
-
-    def _end_run(self) -> None:
+    def _begin_or_end_run(self, *_) -> None:
         self._stories[-1].run_is_hidden = None
 
     def _start_paragraph(self, _: Attributes) -> None:

@@ -4,7 +4,7 @@ No tree is built: the memory is that of the text, however the file is made.
 """
 
 import time
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 from xml.parsers import expat
 
 from sebp_edge.texts.documents import Unreadable
@@ -30,7 +30,7 @@ class Deadline:
             raise Unreadable(f"its text takes longer than {MAX_SECONDS} seconds to read; split it to use it")
 
 
-class Handler(Protocol):
+class Handler:
     """What is called for the parts of a file. Names are without namespaces, of which strict files have others."""
 
     def start(self, name: str, attributes: Attributes) -> None:

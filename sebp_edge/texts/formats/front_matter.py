@@ -76,7 +76,11 @@ def _is_yaml(content: str) -> bool:
         pairs = _LINE.findall(content) if _LINES.fullmatch(content) else []
     else:
         nodes = node.value if isinstance(node, yaml.MappingNode) else []
-        pairs = [(key.value, value.value if _is_plain(value) else "") for key, value in nodes]
+        # Of values, only what is written without quotes and on one line.
+        pairs = [
+            (key.value, value.value if isinstance(value, yaml.ScalarNode) and not value.style else "")
+            for key, value in nodes
+        ]
     if not pairs or not all(isinstance(key, str) and _KEY.fullmatch(key) for key, _ in pairs):
         return False
     if any(key.lower() in _WELL_KNOWN for key, _ in pairs):
@@ -85,8 +89,3 @@ def _is_yaml(content: str) -> bool:
     has_sentence = any(_SENTENCE.fullmatch(value) for _, value in pairs)
     is_prose = has_sentence and (len(pairs) == 1 or all(key[0].isupper() for key, _ in pairs))
     return not (content.startswith("#") or is_prose)
-
-
-def _is_plain(node: yaml.Node) -> bool:
-    """Returns whether a value is written without quotes and on one line."""
-    return isinstance(node, yaml.ScalarNode) and not node.style

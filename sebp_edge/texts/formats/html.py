@@ -120,7 +120,6 @@ class _Page(SaxHandler):
         self._menu = _Menu()
 
     def start_element(self, tag: str, attrs: Attributes) -> None:
-        """Begins an element."""
         if self._hidden:
             self._hidden += 1
             return
@@ -135,8 +134,10 @@ class _Page(SaxHandler):
             self._invisible = visibility in ("hidden", "collapse")
         self._preformatted |= tag in _PREFORMATTED or style.get("white-space", "").startswith(("pre", "break-spaces"))
         self.layout.separate(gap)
-        if tag == "br":
-            self._break_line()
+        if tag == "br" and self._preformatted:
+            self.layout.add_lines("\n")
+        elif tag == "br":
+            self.layout.break_line()
         elif tag == "li":
             self.layout.begin_item(_number(attributes.get("value")))
         elif tag in _LISTS:
@@ -154,7 +155,6 @@ class _Page(SaxHandler):
             self._menu.links += 1
 
     def end_element(self, tag: str) -> None:
-        """Ends an element."""
         if self._hidden:
             self._hidden -= 1
             return
@@ -175,7 +175,6 @@ class _Page(SaxHandler):
         self.layout.separate(gap)
 
     def characters(self, data: str) -> None:
-        """Adds text."""
         if self._hidden or self._invisible:
             return
         if "<" in data:
@@ -195,12 +194,6 @@ class _Page(SaxHandler):
             if data[-1] == " ":
                 self.layout.separate(SPACE)
 
-    def _break_line(self) -> None:
-        if self._preformatted:
-            self.layout.add_lines("\n")
-        else:
-            self.layout.break_line()
-
 
 class _Menu:
     """Tells whether a `nav` is a menu: most of its text is links. One without an end tag holds the rest of the page."""
@@ -218,7 +211,6 @@ class _Menu:
         self._depth += 1
 
     def count(self, num_characters: int) -> None:
-        """Counts text."""
         if self.links:
             self._linked += num_characters
         else:

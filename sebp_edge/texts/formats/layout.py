@@ -81,7 +81,6 @@ class Layout:
         self._lists.append(number)
 
     def end_list(self) -> None:
-        """Ends a list."""
         self._lists.pop()
         self._marker = ""  # Of an item without text.
         self.separate(LINE if self._lists else PARAGRAPH)
@@ -96,7 +95,6 @@ class Layout:
             self._marker = self._marker.replace("-", f"{number}.")
 
     def begin_row(self) -> None:
-        """Begins a table's row."""
         self.separate(LINE)
         if self._rows:
             self._rows[-1].has_paragraphs = True  # What holds tables lays a page out.

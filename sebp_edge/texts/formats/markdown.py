@@ -121,10 +121,10 @@ class _Search:
         self.hidden_until = 0
         self._until = time.thread_time() + MAX_SECONDS
         self._begins = [0, *(match.end() for match in re.finditer("\n", text))]
-        self._last_line = bisect_right(self._begins, len(text.rstrip())) - 1
+        self.last_line = self.line_of(len(text.rstrip()))
         # From which position on nothing closes a mark, and from which length on nothing closes a fence.
         self._never_closed: dict[str, int] = {}
-        self._fence_never_closed: dict[str, int] = {}
+        self.fence_never_closed: dict[str, int] = {}
         self._pieces: list[tuple[int, int]] = []
 
     def check_time(self) -> None:
@@ -134,15 +134,13 @@ class _Search:
     def line_of(self, position: int) -> int:
         return bisect_right(self._begins, position) - 1
 
-    def is_at_end(self, line: int) -> bool:
-        """Returns whether nothing follows the lines before this one."""
-        return line > self._last_line
-
     # ---- comments and mathematics
 
-    def comment_at(self, position: int) -> str:
+    def comment_at(self, text: str, position: int) -> str:
         """Returns the mark of a comment that stands at a position, or ""."""
-        return next((mark for mark in self.syntax.comments if self.text.startswith(mark, position)), "")
+        if not text.startswith(self.syntax.comments, position):
+            return ""
+        return next(mark for mark in self.syntax.comments if text.startswith(mark, position))
 
     def end_of(self, mark: str, position: int) -> int | None:
         """Returns where what a mark begins ends; None if nothing closes it."""
@@ -157,15 +155,6 @@ class _Search:
     def hide(self, begin: int, end: int) -> None:
         self.parts.comments.append((begin, end))
         self.hidden_until = max(self.hidden_until, end)
-
-    # ---- fences
-
-    def may_close(self, fence: str) -> bool:
-        """Returns whether a fence may be closed, as far as is known."""
-        return len(fence) < self._fence_never_closed.get(fence[0], len(fence) + 1)
-
-    def is_never_closed(self, fence: str) -> None:
-        self._fence_never_closed[fence[0]] = len(fence)
 
     # ---- lines and their content
 
@@ -206,6 +195,7 @@ def _parser(syntax: Syntax) -> MarkdownIt:
     else:
         parser.disable("code")
     block.before("table", "comment", _skip, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    block.before("table", "prose", _prose, {"alt": []})
     backticks = next(rule.fn for rule in inline.__rules__ if rule.name == "backticks")
     inline.at("backticks", functools.partial(_inline_code, backticks))
     inline.before("escape", "comment", _inline_comment)
@@ -213,10 +203,13 @@ def _parser(syntax: Syntax) -> MarkdownIt:
         inline.before("escape", "maths", _inline_maths)
     inline.enableOnly([*(["maths"] if syntax.has_maths else []), *_INLINE_RULES])
     parser.inline.ruler2.enableOnly([])
+    parser.inline.terminator_re = _BEGINS_MARK
     return parser
 
 
 _INLINE_RULES = ["text", "comment", "escape", "backticks", "autolink", "html_inline"]
+# What these rules and that for mathematics begin with; the parser would try them at each sign of punctuation.
+_BEGINS_MARK = re.compile(r"[%<\\`$]")
 
 
 def _search(state: StateBlock | StateInline) -> _Search:
@@ -232,15 +225,17 @@ def _skip(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     search.check_time()
     begin = state.bMarks[line] + state.tShift[line]
     if silent:
-        return not state.is_code_block(line) and (
-            bool(search.comment_at(begin)) or bool(_maths_end(search, begin)) or bool(_NOWHERE.match(state.src, begin))
+        if state.is_code_block(line):
+            return False
+        return bool(
+            search.comment_at(state.src, begin) or _maths_end(search, begin) or _NOWHERE.match(state.src, begin)
         )
     position = max(begin, search.hidden_until)
     if position == begin and state.is_code_block(line):
         return False
     while True:
         position = state.skipSpaces(position)
-        if mark := search.comment_at(position):
+        if mark := search.comment_at(state.src, position):
             end = search.end_of(mark, position)
             if end is None:
                 # It hides the rest, as in browsers and in Obsidian.
@@ -276,12 +271,26 @@ def _go_on(state: StateBlock, line: int, end_line: int, position: int) -> bool:
     return last > line
 
 
+def _prose(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+    """Finds a paragraph whose lines all begin with letters, so that no other rule applies: most of a text, at once."""
+    after = line
+    while after < state.lineMax and not state.isEmpty(after):
+        if not state.src[state.bMarks[after] + state.tShift[after]].isalpha():
+            return False
+        after += 1
+    if state.is_code_block(line):
+        return False
+    _parse_content(state, _contents(state, line, after))
+    state.line = after
+    return True
+
+
 def _with_content(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Parses the content of a block that has lines of text."""
     if not rule(state, line, end_line, silent):
         return False
     if not silent:
-        lines = [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in range(line, state.line)]
+        lines = _contents(state, line, state.line)
         if rule.__name__ == "table":
             for begin, end in lines:
                 for cell in re.finditer(r"(?:\\.|[^|\\])+", state.src[begin:end]):
@@ -291,24 +300,27 @@ def _with_content(rule: Callable, state: StateBlock, line: int, end_line: int, s
     return True
 
 
+def _contents(state: StateBlock, line: int, after: int) -> list[Span]:
+    return [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in range(line, after)]
+
+
 def _parse_content(state: StateBlock, pieces: list[Span]) -> None:
     search = _search(state)
     content = search.place(pieces)
-    if "`" in content or "$" in content or any(mark in content for mark in search.syntax.comments):
+    marks = ("`", *search.syntax.comments, *("$" * search.syntax.has_maths))
+    if any(mark in content for mark in marks):
         state.md.inline.parse(content, state.md, state.env, _LastToken())
 
 
 def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Finds fenced code; what is never closed is none."""
-    search = _search(state)
     begin = state.bMarks[line] + state.tShift[line]
-    mark = state.src[begin : begin + 1]
-    if (
-        not mark
-        or mark not in "`~"
-        or not search.may_close(state.src[begin : state.skipCharsStr(begin, mark)])
-        or not rule(state, line, end_line, silent)
-    ):
+    if not state.src.startswith(("`", "~"), begin):
+        return False
+    search, mark = _search(state), state.src[begin]
+    length = state.skipCharsStr(begin, mark) - begin
+    may_close = length < search.fence_never_closed.get(mark, length + 1)
+    if not (may_close and rule(state, line, end_line, silent)):
         return False
     if silent:
         return True
@@ -316,8 +328,8 @@ def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: 
     last = state.line - 1
     closing = state.src[state.bMarks[last] + state.tShift[last] : state.eMarks[last]].strip()
     is_closed = last > line and closing.startswith(token.markup) and not closing.strip(mark)
-    if not is_closed and search.is_at_end(state.line):
-        search.is_never_closed(token.markup)
+    if not is_closed and state.line > search.last_line:
+        search.fence_never_closed[mark] = len(token.markup)
         state.tokens.pop()
         state.line = line
         return False
@@ -387,7 +399,7 @@ def _inline_code(rule: Callable, state: StateInline, silent: bool) -> bool:
 def _inline_comment(state: StateInline, silent: bool) -> bool:
     search = _search(state)
     search.check_time()
-    mark = next((mark for mark in search.syntax.comments if state.src.startswith(mark, state.pos)), "")
+    mark = search.comment_at(state.src, state.pos)
     if not mark:
         return False
     begin, after = search.in_text(state.pos), state.pos + len(mark)

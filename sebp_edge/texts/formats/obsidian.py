@@ -14,10 +14,13 @@ _EMBED = r"!\[\[[^\[\]\n]*\]\]"
 _CALLOUT = r"\[![\w|-]{1,40}\][+-]?"
 _MARK = re.compile(
     rf"""
+    (?=[ \t!\[>^])                                                # all begin so; at most places this is enough
+    (?:
       (?P<embeds>^[ \t]*(?:{_EMBED}[ \t]*)+(?:\n|\Z) | {_EMBED})
     | \[\[(?P<link>[^\[\]\n]+)\]\]
     | ^(?P<quote>(?:[ ]{{0,3}}>){{1,9}}[ \t]*){_CALLOUT}(?:[ \t]*\n|[ \t]+(?P<title>(?=\S)))
     | (?:^|[ \t])\^[A-Za-z0-9-]{{1,40}}[ \t]*$                     # the id of a block
+    )
     """,
     re.VERBOSE | re.MULTILINE,
 )

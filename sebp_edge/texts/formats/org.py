@@ -84,12 +84,10 @@ class _OrgFile:
 
     def _closed(self, line: int, ends: list[int]) -> int | None:
         """Returns the first of the ends after a line and before the next heading, or None."""
-        at = bisect_right(ends, line)
-        return ends[at] if at < len(ends) and ends[at] < self._next(self._headings, line) else None
-
-    def _next(self, numbers: list[int], line: int) -> int:
-        at = bisect_right(numbers, line)
-        return numbers[at] if at < len(numbers) else len(self._lines)
+        end, heading = bisect_right(ends, line), bisect_right(self._headings, line)
+        if end == len(ends) or (heading < len(self._headings) and ends[end] > self._headings[heading]):
+            return None
+        return ends[end]
 
     def _end_of_section(self, line: int, level: int) -> int:
         """Returns the line of the next heading that is not below this one."""

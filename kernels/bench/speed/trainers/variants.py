@@ -4,14 +4,14 @@ Shapes: N tokens of all texts, C loss rows.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.research.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest, unchanged
+from sebp_edge.research.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
@@ -103,15 +103,15 @@ def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) 
     return handle.row_losses(tokens)[asked_C].mean()
 
 
-PADDED = Eager("padded", unchanged, _called, padded)
-DYNAMICALLY_PADDED = Eager("dynamic padding", unchanged, _called, padded_to_longest)
+PADDED = Eager("padded", nullcontext, _called, padded)
+DYNAMICALLY_PADDED = Eager("dynamic padding", nullcontext, _called, padded_to_longest)
 # The attention function receives the boundaries of the texts as keywords.
-PACKED = Packed("packed", unchanged, _called, packed)
+PACKED = Packed("packed", nullcontext, _called, packed)
 PACKED_8_BIT = Packed.of(PACKED, make_optimizer=adamw_8bit)
-PACKED_GRAPH = Graphed("graph", unchanged, _called, packed_in_bucket)
+PACKED_GRAPH = Graphed("graph", nullcontext, _called, packed_in_bucket)
 PACKED_COMPILED = Compiled("compiled", layers_compiled, _called_compiled, packed_in_bucket)
-UNSLOTH_PADDED = Eager("unsloth", unchanged, _unsloths_loss, padded_to_longest)
-UNSLOTH_PACKED = Eager("unsloth packed", unchanged, _unsloths_loss, packed_with_lengths)
+UNSLOTH_PADDED = Eager("unsloth", nullcontext, _unsloths_loss, padded_to_longest)
+UNSLOTH_PACKED = Eager("unsloth packed", nullcontext, _unsloths_loss, packed_with_lengths)
 OUR_DROP_IN = Eager.of(DROP_IN)
 OUR_EAGER = Eager.of(HOISTED)
 OUR_EAGER_WITH_ALL_ROWS = Eager("all rows", Hoisted, _loss_of_all_rows, all_rows, is_ours=True)
