@@ -102,6 +102,14 @@ def test_damaged_encrypted_and_huge_archives_are_refused(tmp_path, monkeypatch):
             assert "unpack it, and give the folder" in refusal(path)
 
 
+def test_an_archive_in_which_a_file_begins_before_it_is_refused(tmp_path):
+    path = archive(tmp_path / "a.zip", {"a.mbox": "From x\nFrom: anna@example.org\n\nPlums.\n"})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x05\x06") + 16] += 9
+    path.write_bytes(data)
+    assert "a.mbox: cannot be read: Invalid argument" in refusal(path)
+
+
 @pytest.mark.parametrize("size", [100_000_000])
 def test_a_small_archive_of_a_huge_file_takes_no_memory(tmp_path, size):
     path = archive(tmp_path / "a.zip", {"a.txt": b"a" * size, "b.md": "A note."})

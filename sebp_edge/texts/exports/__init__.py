@@ -86,8 +86,11 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
 
 
 def _read_open(path: Path, read: Callable[..., Iterable[Part]]) -> Iterator[Part]:
-    with path.open("rb") as file:
-        yield from read(file)
+    try:
+        with path.open("rb") as file:
+            yield from read(file)
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror}") from error
 
 
 def _export_of(path: Path) -> Callable[[str], Iterable[Part]] | None:

@@ -86,7 +86,7 @@ def read_member(read: Callable[[Member], Iterable[Part]], member: Member) -> Ite
     """
     try:
         yield from read(member)
-    except (BadZipFile, ZlibError, EOFError) as error:
+    except (BadZipFile, ZlibError, EOFError, OSError, RuntimeError) as error:
         raise Unreadable("damaged in the archive") from error
 
 
