@@ -107,7 +107,7 @@ def test_an_archive_in_which_a_file_begins_before_it_is_refused(tmp_path):
     data = bytearray(path.read_bytes())
     data[data.index(b"PK\x05\x06") + 16] += 9
     path.write_bytes(data)
-    assert "a.mbox: cannot be read: Invalid argument" in refusal(path)
+    assert "Nothing readable was found" in refusal(path)
 
 
 @pytest.mark.parametrize("size", [100_000_000])
