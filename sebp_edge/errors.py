@@ -20,6 +20,7 @@ __all__ = [
     "ModelOfflineError",
     "NonFiniteLoss",
     "OptionError",
+    "OwnerUnknown",
     "RecipeError",
     "SebpEdgeError",
     "SparsityError",
@@ -47,6 +48,18 @@ class OptionError(SebpEdgeError):
 
 class TextsError(SebpEdgeError):
     """The given texts cannot be used: there is no such path, nothing readable, or too little."""
+
+
+class OwnerUnknown(TextsError):
+    """It was not said whose words in chats are to be learnt.
+
+    Attributes:
+        reading: what was read, with its `authors`; give it as the texts of the next call, with `me`.
+    """
+
+    def __init__(self, message: str, reading):
+        super().__init__(message)
+        self.reading = reading
 
 
 class RecipeError(SebpEdgeError):

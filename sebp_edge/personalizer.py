@@ -69,6 +69,7 @@ class Personalizer:
         memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: of
             the GPU, or of the host on the CPU. If no plan fits into what is free of it, `adapt` loads nothing.
         seed: the random seed.
+        me: the owner's name in chats and mails, or a list, since each service may have another one.
         on_event: receives every event (see `sebp_edge.events`).
     """
 
@@ -81,6 +82,7 @@ class Personalizer:
         memory_budget: str | int | MemoryBudget | None = None,
         store: AdapterStore | str | Path | None = None,
         seed: int = 0,
+        me: str | Sequence[str] = (),
         on_event: Sink = silent,
     ):
         self.reference = resolve(model)
@@ -89,6 +91,7 @@ class Personalizer:
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
+        self.me = (me,) if isinstance(me, str) else tuple(me)
         self.on_event = on_event
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._lock = threading.Lock()
@@ -381,7 +384,8 @@ class Personalizer:
             return call.load_adapter(adapter, version)
 
     def _make_call(self, signal: StopSignal) -> Call:
-        return Call(self.recipe, self.seed, self.store, self.memory_budget, self.in_use, signal, self.on_event)
+        held = (self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use)
+        return Call(*held, signal, self.on_event)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:

@@ -6,6 +6,7 @@ anything is removed, so that a process that is killed loses no adapter. `erasure
 
 import difflib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.where import Where
 from sebp_edge.basics.files import expand_user
-from sebp_edge.errors import AdapterError, TextsError
+from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
 from sebp_edge.texts.documents import Document, content_hash, own_text, printable
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.readers import Reading, read_texts
@@ -29,6 +30,8 @@ from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match, take
 
 # The number of documents that a message names.
 _NAMED = 3
+# What follows the name of a file in the name of a document that is a part of it: a record, a day of a chat, a mail.
+_PART = re.compile(r", (?:record \d+|(?:[^,]+, )?\d{4}-\d{2}-\d{2}|[0-9a-f]{8})")
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,9 @@ def _find(
         return [(version.salt, one.key) for version in versions for one in version.own if is_meant(version, one)]
 
     def is_called(name: str, document: KnownDocument) -> bool:
-        return document.name is not None and (document.name == name or document.name.startswith(f"{name}, record "))
+        return document.name is not None and (
+            document.name == name or bool(_PART.fullmatch(document.name.removeprefix(name)))
+        )
 
     def is_exactly(version: _Version, document: KnownDocument) -> bool:
         number = document.number if version is base and document.name is None else None
@@ -319,7 +324,10 @@ def _read_where_learnt(where: Where, read: Callable[[list], Reading]) -> Reading
     for group in where.texts:
         there = [folder for folder in group if os.path.lexists(folder.path)]
         with suppress(TextsError):  # nothing in it can be read any more
-            found = read(there) if there else Reading()
+            try:
+                found = read(there) if there else Reading()
+            except OwnerUnknown as error:
+                raise AdapterError(str(error)) from error
             new = [document for document in found.documents if _hashes([document]).isdisjoint(seen)]
             seen |= _hashes(new)
             reading = Reading(

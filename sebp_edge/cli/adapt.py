@@ -122,7 +122,7 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     store = AdapterStore()
     if store.adapter(name).active() is None:
         return texts, None, None
-    reading, model = read_texts(texts), resolve(settings["model"])
+    reading, model = read_texts(texts, me=settings["me"]), resolve(settings["model"])
     recipe, seed = settings["recipe"], settings["seed"]
     return reading, *find_unchanged(store, name, model, recipe, seed, reading, fresh=fresh, sync=sync)
 

@@ -10,7 +10,7 @@ import typer
 from sebp_edge.cli.adapt import NOT_BETTER
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
-from sebp_edge.cli.options import Device, Exclude, Include, Json, path_option, select
+from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
 from sebp_edge.errors import OptionError
 
 
@@ -34,6 +34,7 @@ def forget(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    me: Me = None,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
     as_json: Json = False,
@@ -67,7 +68,7 @@ def forget(
         newest = adapter.active() or max(adapter.versions())
         base = model or find_base_model(store, adapter.open(newest).record)
         personalizer = Personalizer(
-            base, store=store, device=device, memory_budget=memory, on_event=lambda event: sink(event)
+            base, store=store, me=me or (), device=device, memory_budget=memory, on_event=lambda event: sink(event)
         )
         receipt = personalizer.forget(
             documents,

@@ -8,6 +8,7 @@ from rich.markup import escape
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.cli.console import out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.cli.owner import describe_author
 from sebp_edge.cli.plan import show_plan
 
 # Lines of a list, and characters of a rendered run; JSON has all.
@@ -46,6 +47,14 @@ def show_inspection(found) -> None:
         f"{plural(found.documents, 'document')}, {plural(found.characters, 'character')}: "
         f"{plural(found.examples, 'example')}, {plural(found.tokens, 'token')}{tokenizer}"
     )
+    if found.exports:
+        out.print(
+            escape(
+                f"{' and '.join(found.exports)}: {plural(found.own_words, 'word')} of yours are trained on, "
+                f"{plural(found.others_words, 'word')} of others are context"
+            )
+        )
+        _show_list("people", [describe_author(author) for author in found.authors])
     for group in found.left_out:
         _show_list(f"left out, {group.reason}", group.sources)
     groups = [", ".join(group) for group in found.near_duplicates]

@@ -10,6 +10,8 @@ import typer
 from typer.models import OptionInfo
 
 from sebp_edge.cli.console import one_sentence_errors
+from sebp_edge.cli.owner import ask_for_owner
+from sebp_edge.errors import OwnerUnknown
 from sebp_edge.recipe import Recipe
 
 
@@ -51,6 +53,10 @@ Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
 Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Device = Annotated[str | None, typer.Option(help="Device: cuda, mps or cpu; by default the best available one.")]
+Me = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Your name in chats and mails, whose words are learnt; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 FreeMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")]
 
@@ -60,7 +66,7 @@ class Request:
 
     Attributes:
         texts: the paths, with the patterns of the files to read.
-        settings: arguments of `Personalizer`: model, recipe, device and seed.
+        settings: arguments of `Personalizer`: model, recipe, device, seed and me.
         as_json: whether to print JSON.
     """
 
@@ -74,11 +80,12 @@ class Request:
         epochs: Epochs = None,
         context: Context = None,
         seed: Seed = 0,
+        me: Me = None,
         device: Device = None,
         as_json: Json = False,
     ):
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
-        self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed}
+        self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed, "me": tuple(me or ())}
         self.texts = select(paths, include, exclude)
         self.as_json = as_json
 
@@ -105,7 +112,13 @@ def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = Non
         def run(**given) -> None:
             others = {each.name: given.pop(each.name) for each in own}
             with one_sentence_errors(as_json=given["as_json"]):
-                command(Request(**given), **others)
+                request = Request(**given)
+                try:
+                    command(request, **others)
+                except OwnerUnknown as error:
+                    request.settings["me"] = ask_for_owner(error, as_json=request.as_json)
+                    request.texts = error.reading
+                    command(request, **others)
 
         run.__signature__ = inspect.Signature(options)
         return run

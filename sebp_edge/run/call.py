@@ -36,6 +36,7 @@ class Call:
 
     Attributes:
         recipe, seed, store: those of the Personalizer.
+        me: the owner's names in chats.
         budget: how much memory this process may use; None sets no limit.
         in_use: the model, and the adapter in use.
         signal: stops the call.
@@ -45,6 +46,7 @@ class Call:
     recipe: Recipe
     seed: int
     store: AdapterStore
+    me: tuple[str, ...]
     budget: MemoryBudget | None
     in_use: ModelInUse
     signal: StopSignal
@@ -72,10 +74,13 @@ class Call:
 
     def read(self, texts) -> Reading:
         """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
-        if self.budget is None or self.device.type == "cuda":
-            return read_texts(texts, progress=self.progress)
-        left = self.budget.size - memory_of(self.device).used
-        return read_texts(texts, max(left, MIN_TEXT_BYTES), self.progress)
+        limit = None
+        if self.budget is not None and self.device.type != "cuda":
+            limit = max(self.budget.size - memory_of(self.device).used, MIN_TEXT_BYTES)
+        reading = read_texts(texts, limit, self.progress, self.me)
+        if reading.exports:
+            self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
+        return reading
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.

@@ -12,14 +12,16 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
 from sebp_edge.run.call import Call
-from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do
+from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do, writer_of
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.texts.chats import Author
+from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.documents import LeftOut, own_text
+from sebp_edge.texts.documents import Content, Conversation, LeftOut, own_text
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
 
@@ -84,6 +86,10 @@ class Inspection:
         plan: the predicted memory and time; None if `adapt` would refuse, or if nothing is new.
         expectations: what this model will and will not be able to do with these texts, a sentence or two each.
         fitting_recipe: the bundled recipe that fits these texts.
+        exports: what chats and mails were found, such as "a WhatsApp chat with 3 people, 12,345 messages".
+        own_words, others_words: the words of the owner that are trained on, in chats and mails, and those of others,
+            which are context.
+        authors: who wrote in them; for the screen only, so neither `repr` nor `to_dict` has them.
         rendered: two examples with the trained part marked; they contain the user's text, so `repr` leaves them out.
     """
 
@@ -110,6 +116,10 @@ class Inspection:
     plan: Plan | None
     expectations: tuple[str, ...]
     fitting_recipe: str
+    exports: tuple[str, ...]
+    own_words: int
+    others_words: int
+    authors: tuple[Author, ...] = field(repr=False)
     rendered: tuple[RenderedExample, ...] = field(repr=False)
 
     @classmethod
@@ -141,7 +151,10 @@ class Inspection:
         fits = fitting_recipe([documents[number].content for number in contents], list(tokens.values()))
         if recipe.questions and fits not in ("chat", "instruct"):
             fits = recipe.name  # which suits notes as well
-        learnt = expectation(reference, read_shape(reference).parameters, is_chat=dataset.is_chat)
+        used = [documents[number].content for number in contents]
+        learnt = expectation(
+            reference, read_shape(reference).parameters, is_chat=dataset.is_chat, writer=writer_of(used)
+        )
         return cls(
             model=reference.public_name,
             recipe=recipe.name,
@@ -168,6 +181,10 @@ class Inspection:
             plan=plan,
             expectations=(kind,) if recipe.questions else (learnt, kind),
             fitting_recipe=fits,
+            exports=reading.exports,
+            own_words=_words_of_people(used, "assistant"),
+            others_words=_words_of_people(used, "user"),
+            authors=reading.authors,
             rendered=render_examples(dataset.examples, documents, tokenizer, NUM_EXAMPLES),
         )
 
@@ -194,11 +211,18 @@ class Inspection:
 
     def to_dict(self) -> dict:
         """Returns the inspection as JSON-ready values: the line of `sebp-edge inspect --json`."""
-        values = {name: value for name, value in vars(self).items() if name not in ("plan", "rendered")}
+        values = {name: value for name, value in vars(self).items() if name not in ("plan", "rendered", "authors")}
         nested = {name: [asdict(each) for each in values[name]] for name in ("left_out", "badly_read", "split")}
         plan = None if self.plan is None else self.plan.to_dict()
         rendered = [asdict(each) for each in self.rendered]
         return {"event": "inspection", **values, **nested, "plan": plan, "rendered": rendered, "summary": self.summary}
+
+
+def _words_of_people(contents: list[Content], role: str) -> int:
+    chats = (content for content in contents if isinstance(content, Conversation) and is_of_people(content.messages))
+    return sum(
+        len(message["content"].split()) for chat in chats for message in chat.messages if message["role"] == role
+    )
 
 
 def _by_reason(left_out: list[LeftOut]) -> tuple[Reason, ...]:

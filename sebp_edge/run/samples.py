@@ -11,6 +11,7 @@ from sebp_edge.errors import Interrupted, TextsError
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
+from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.documents import Completion, Content, Conversation, Document, as_chat
 from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
 
@@ -49,10 +50,13 @@ def find_beginnings(
     """
     found = []
     for number in numbers:
-        beginning = _beginning_of(as_chat(documents[number].content, chat_template=chat_template))
+        content = as_chat(documents[number].content, chat_template=chat_template)
+        beginning = _beginning_of(content)
         prompt = _encode(beginning, base)
         if prompt is not None:
-            text = beginning if isinstance(beginning, str) else beginning[-1]["content"]
+            # What other people wrote is not shown.
+            is_others = isinstance(content, Conversation) and is_of_people(content.messages)
+            text = beginning if isinstance(beginning, str) else "" if is_others else beginning[-1]["content"]
             found.append(TextBeginning(documents[number].source, text, prompt))
         if len(found) == NUM_SAMPLES:
             break

@@ -6,7 +6,8 @@ documents, records               what a document holds; a record -> the content 
 patterns, vaults, folders        which files of a folder are read
 not_theirs, foreign              what its owner did not write; other programs' files, which are not read
 edits, pictures                  replaced spans of a text; texts without the data of pictures
-formats, readers                 strings, files, folders and records -> documents
+chats                            chats and mails -> whose words they are, and the owner's documents
+formats, exports, readers        files, strings, folders and records -> texts and chats -> documents
 templates, template_child        a conversation -> a text; strangers' templates in a child process within limits
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 boilerplate                      lines that stand in many documents

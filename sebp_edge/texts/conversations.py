@@ -29,6 +29,8 @@ MAX_RENDERED = 5_000_000
 TURNS_AT_ONCE = 4
 
 _QUESTION_AND_ANSWER = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+# What a message has besides what templates know.
+_NOT_SHOWN = {"weight", "author"}
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -64,6 +66,29 @@ def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = (
     except TemplateRefuses as error:
         roles = ", ".join(role if (role := message["role"]) in ROLES else "another role" for message in messages[:6])
         raise Unreadable(f"the model's chat template {error} a conversation of {roles}") from error
+
+
+def is_of_people(messages: Messages) -> bool:
+    """Returns whether these are people's messages, which can be rendered without a chat template."""
+    return any("author" in message for message in messages)
+
+
+def render_plain(messages: Messages) -> tuple[str, list[Span]]:
+    """Renders a conversation of people without a chat template; see `render_conversation`.
+
+    Each turn begins with its author's name, and is followed by a blank line.
+    """
+    text, spans = "", []
+    for message in messages[: turns_with_loss(messages)[-1] + 1]:
+        if not message["content"]:
+            continue
+        # The blank is the owner's, since many tokens begin with one.
+        text += f"{message['author']}:" if "author" in message else ""
+        begin = len(text)
+        text += " " * ("author" in message) + message["content"] + "\n\n"
+        if message["role"] == "assistant":
+            spans.append((begin, len(text)))
+    return text, spans
 
 
 def render_prompt(messages: Messages, tokenizer, **variables) -> str:
@@ -130,7 +155,7 @@ class _ChatTemplate:
 
     def render(self, messages: Messages, cuts: list[Cut], **variables) -> list[Rendering]:
         """Renders the beginnings of a conversation; see `Renderer.render`."""
-        shown = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
+        shown = [{name: value for name, value in message.items() if name not in _NOT_SHOWN} for message in messages]
         return self._renderer.render(shown, self.tools, self._variables | variables, cuts)
 
     def render_all(self, messages: Messages, *, prompt: bool = False, **variables) -> Rendering:

@@ -16,7 +16,8 @@ class Completion(NamedTuple):
 
 
 # A chat message: the strings "role" and "content". An assistant's may have "tool_calls", "reasoning_content", and the
-# "weight" 0 if it has no loss, a tool's "tool_call_id", and anyone's a "name".
+# "weight" 0 if it has no loss, a tool's "tool_call_id", and anyone's a "name". One of a chat between people may have an
+# "author", whom chat templates are not told.
 Message = dict[str, Any]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.boilerplate import common_spans
-from sebp_edge.texts.conversations import NotShown, render_conversation
+from sebp_edge.texts.conversations import NotShown, is_of_people, render_conversation, render_plain
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.teacher_tokens import TeacherTokens
@@ -165,6 +165,14 @@ def _tokenised(
 ) -> Iterator[tuple[Iterator[Tokenised], Spans]]:
     """Yields the tokens of each text of a document, a part at a time, and the text's boilerplate."""
     content = as_chat(document.content, chat_template=chat_template)
+    if isinstance(content, Conversation) and is_of_people(content.messages) and not tokenizer.chat_template:
+        text, spans = render_plain(content.messages)
+        common = [
+            each for span in spans for each in _spans_in_answer(text[slice(*span)].strip(), text, span, common_lines)
+        ]
+        parts = tokenise(text, spans, tokenizer, split_special_tokens=True, advance=progress.advance)
+        yield _with_end(parts, text, tokenizer.eos_token_id), Spans(common)
+        return
     if isinstance(content, Conversation):
         answers = (content.messages[turn]["content"].strip() for turn in content.turns)
         for text, spans in render_conversation(content.messages, tokenizer, content.tools):

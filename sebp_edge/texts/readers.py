@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebp_edge.basics.units import gigabytes
-from sebp_edge.errors import MachineError, TextsError
+from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
+from sebp_edge.texts.chats import Author, Chat, Chats, Names
 from sebp_edge.texts.documents import (
     Content,
     Conversation,
@@ -23,8 +24,10 @@ from sebp_edge.texts.documents import (
     num_bytes,
     printable,
 )
+from sebp_edge.texts.exports import MAIL, Part, read_file
+from sebp_edge.texts.exports.archives import find_members, is_archive, read_member
 from sebp_edge.texts.folders import Folder, expand_user, find_files
-from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.texts.formats import FORMATS, text_size
 from sebp_edge.texts.formats.records import Read, read_records
 from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
@@ -50,15 +53,21 @@ class Reading:
     Attributes:
         num_equal: how many documents were left out since they equal others.
         folders: the files and folders that were given, with absolute paths.
+        exports: what chats and mails were found, such as "a WhatsApp chat with 3 people, 12,345 messages".
+        authors: whose words the chats and mails hold.
+        chats: those that are no documents yet, since it is not known who of the authors the owner is.
     """
 
     documents: list[Document] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     num_equal: int = 0
     folders: tuple[Folder, ...] = ()
+    exports: tuple[str, ...] = ()
+    authors: tuple[Author, ...] = ()
+    chats: Chats = field(default_factory=Chats)
 
 
-def read_texts(texts, memory: int | None = None, progress: Progress = SILENT) -> Reading:
+def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me: str | Sequence[str] = ()) -> Reading:
     """Reads a user's texts.
 
     Args:
@@ -68,56 +77,113 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT) ->
             already is returned as it is.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
         progress: of the preparation.
+        me: the names of the owner in chats and mails, of which each service may have another one.
 
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
-            that names an existing file or folder.
+            that names an existing file or folder, or see `Chats.documents`.
+        OwnerUnknown: there are chats or mails, and `me` is empty.
         MachineError: the texts would take more than `memory`. Nothing was read before, if they are neither short nor in
             Word or PDF files.
     """
-    if isinstance(texts, Reading):
-        _refuse_too_large(_counted(document.content for document in texts.documents), memory)
-        return texts
+    reading = texts if isinstance(texts, Reading) else read_all(texts, memory, progress)
+    _refuse_too_large(_counted(document.content for document in reading.documents), memory)
+    if reading.chats:
+        reading = _with_documents_of_chats(reading, (me,) if isinstance(me, str) else tuple(me), progress)
+    if not reading.documents:
+        raise TextsError(_nothing_readable(reading.left_out))
+    return reading
+
+
+def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> Reading:
+    """Reads a user's texts, and leaves chats and mails as they are, so that `Reading.authors` can be asked about.
+
+    See `read_texts`, which makes documents of them.
+    """
     reading = Reading()
     sources = _with_different_names(list(_sources(texts, reading)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
-    seen: dict[tuple[type, bytes], str] = {}
+    additions = _Additions(reading)
     for source in sources:
         contents, read = [], 0
+        unread: Counter[str] = Counter()
         try:
             for content in source.load():
-                contents.append(content)
+                if isinstance(content, Chat | Names):
+                    unread.update(content.left_out if isinstance(content, Chat) else {})
+                    progress.advance(0)
+                    if isinstance(content, Chat) and not content.messages:
+                        continue
+                    reading.chats.add(source.name, content)
+                else:
+                    contents.append(content)
                 # Unpacked texts, and short ones, have a size only now.
                 read += _counted([content])
                 _refuse_too_large(size + max(0, read - source.size), memory)
         except Unreadable as reason:
             contents, read = [reason], 0
         size += max(0, read - source.size)
+        contents += [NotRead(f"{kind}: {number:,}") for kind, number in unread.items() if number]
         reading.left_out += [LeftOut(source.name, part.reason) for part in contents if isinstance(part, NotRead)]
-        contents = [content for content in contents if not isinstance(content, NotRead)] or [Unreadable("empty")]
+        contents = [content for content in contents if not isinstance(content, NotRead)]
+        if not (contents or read or unread):
+            contents = [Unreadable("empty")]
         is_alone, faults = len(contents) == 1, _Faults(source.name)
         for position in range(len(contents)):
             name = source.name if is_alone else f"{source.name}, record {position + 1}"
             # A large text is not kept beside its clean copy.
-            content, num_pictures, contents[position] = *_cleaned(contents[position]), None
-            if num_pictures:
-                reading.left_out.append(LeftOut(name, f"data of pictures and files within the text: {num_pictures:,}"))
-            if isinstance(content, Unreadable):
-                faults.add(name, str(content), content.reason)
-            elif (key := _digest(content)) in seen:
-                reading.num_equal += 1
-                faults.add(name, f"the same as {seen[key]}", "the same as other documents")
-            else:
-                seen[key] = name
-                reading.documents.append(Document(name, content, name if source.is_named else None))
+            content, contents[position] = contents[position], None
+            additions.add(name, content, faults, is_named=source.is_named)
         reading.left_out += faults.left_out
         progress.advance(source.size)
     progress.end()
-    if not reading.documents:
-        raise TextsError(_nothing_readable(reading.left_out))
+    reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
     return reading
+
+
+def _with_documents_of_chats(reading: Reading, me: Sequence[str], progress: Progress) -> Reading:
+    """Returns the reading with the documents that the owner's words in chats are."""
+    if reading.chats.need_owner and not me:
+        what = " and ".join(reading.exports)
+        raise OwnerUnknown(f"These texts are {what}: say which names are yours, with me= or --me.", reading)
+    reading = replace(
+        reading, documents=[*reading.documents], left_out=[*reading.left_out], authors=reading.chats.authors(me)
+    )
+    additions, faults = _Additions(reading), _Faults("chats")
+    for part in reading.chats.documents(me):
+        progress.advance(0)
+        if isinstance(part, LeftOut):
+            reading.left_out.append(part)
+        else:
+            additions.add(*part, faults, is_named=True)
+    reading.left_out += faults.left_out
+    reading.chats = Chats()
+    return reading
+
+
+class _Additions:
+    """Adds documents to a reading, but for those that it has."""
+
+    def __init__(self, reading: Reading):
+        self._reading = reading
+        self._seen = {_digest(document.content): document.source for document in reading.documents}
+
+    def add(self, name: str, content: Content | Unreadable, faults: "_Faults", *, is_named: bool) -> None:
+        """Adds a document, or what is wrong with it to the faults."""
+        content, num_pictures = _cleaned(content)
+        if num_pictures:
+            reason = f"data of pictures and files within the text: {num_pictures:,}"
+            self._reading.left_out.append(LeftOut(name, reason))
+        if isinstance(content, Unreadable):
+            faults.add(name, str(content), content.reason)
+        elif (key := _digest(content)) in self._seen:
+            self._reading.num_equal += 1
+            faults.add(name, f"the same as {self._seen[key]}", "the same as other documents")
+        else:
+            self._seen[key] = name
+            self._reading.documents.append(Document(name, content, name if is_named else None))
 
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:
@@ -165,14 +231,20 @@ def _refuse_too_large(size: int, memory: int | None) -> None:
         )
 
 
-def _counted(contents: Iterable[Read]) -> int:
+def _counted(contents: Iterable[Part]) -> int:
     """Returns the bytes of texts that count towards the memory."""
     texts = (content for content in contents if not isinstance(content, Unreadable | NotRead))
-    return sum(max(MIN_SIZE, _least_size(content), num_bytes(content)) for content in texts)
+    return sum(max(MIN_SIZE, _least_size(content), _size(content)) for content in texts)
 
 
-def _least_size(content: Content) -> int:
-    return MIN_SIZE_OF_MESSAGE * len(content.messages) if isinstance(content, Conversation) else 0
+def _least_size(content: Content | Chat | Names) -> int:
+    return MIN_SIZE_OF_MESSAGE * len(content.messages) if isinstance(content, Conversation | Chat) else 0
+
+
+def _size(content: Content | Chat | Names) -> int:
+    if isinstance(content, Chat):
+        return content.num_bytes
+    return 0 if isinstance(content, Names) else num_bytes(content)
 
 
 def _digest(content: Content) -> tuple[type, bytes]:
@@ -181,7 +253,7 @@ def _digest(content: Content) -> tuple[type, bytes]:
 
 
 def _nothing_readable(left_out: list[LeftOut]) -> str:
-    endings = " ".join(sorted(FORMATS))
+    endings = " ".join(sorted(FORMATS.keys() | MAIL))
     if not left_out:
         return f"Nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
     examples = "; ".join(f"{item.source}: {item.reason}" for item in left_out[:3])
@@ -205,7 +277,7 @@ class _TextSource(NamedTuple):
 
     name: str
     size: int
-    load: Callable[[], Iterable[Content | Unreadable | NotRead]]
+    load: Callable[[], Iterable[Part]]
     is_named: bool = False
     folder: Path | None = None
 
@@ -266,13 +338,26 @@ def _existing_path(text: str) -> Path | None:
 
 def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSource]:
     path = expand_user(Path(folder.path))
+    if is_archive(path):
+        yield from _archive_sources(path, left_out)
+        return
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
         yield _TextSource(file.name, text_size(file.path), load, is_named=True, folder=root)
 
 
-def _read_found(path: Path, vault: Vault | None) -> Iterator[Content | Unreadable | NotRead]:
+def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSource]:
+    try:
+        for file in find_members(path, lambda name, reason: left_out.append(LeftOut(name, reason))):
+            name = printable(str(file.path))
+            load = partial(read_member, partial(_read_found, vault=None), file)
+            yield _TextSource(name, text_size(file), load, is_named=True, folder=path.absolute())
+    except Unreadable as reason:
+        left_out.append(LeftOut(printable(path.name), str(reason)))
+
+
+def _read_found(path: Path, vault: Vault | None) -> Iterator[Part]:
     """Reads a file that was found in a folder, where it may be a licence."""
     for content in read_file(path, vault):
         if isinstance(content, str) and is_licence(path.name, content):

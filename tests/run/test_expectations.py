@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.models.catalog import ModelReference, resolve
-from sebp_edge.run.expectations import BY_PEOPLE, IN_QUIZ, expectation
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.expectations import BY_PEOPLE, IN_QUIZ, expectation, what_the_kind_can_do, writer_of
+from sebp_edge.texts.chats import OWNER
+from sebp_edge.texts.documents import Conversation
 
 OTHER = ModelReference("mine", "local", "/secret/folder/mine")
 SIZES = (135_000_000, 600_000_000, 3_000_000_000)
@@ -50,3 +53,21 @@ def test_what_a_quiz_shows_is_what_was_recorded():
 
 def test_the_bundled_model_is_a_demonstrator():
     assert "'tiny' is a demonstrator" in expectation(resolve("tiny"), 8_000_000, is_chat=False)
+
+
+def test_chats_of_people_give_their_owners_way_to_write():
+    chat = Conversation(
+        (
+            {"role": "user", "author": "Bob", "content": "Soup?"},
+            {"role": "assistant", "author": "Anna", "content": "Yes."},
+        )
+    )
+    records = [Conversation(({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}))]
+    assert writer_of([chat, *records, chat]) == "Anna"
+    assert writer_of([chat, *records]) == writer_of(records) == ""
+    text = expectation(OTHER, 10**9, is_chat=True, writer="Anna")
+    assert text.startswith("It writes as Anna does in chats, but do not rely on it for what was said or is true.")
+    assert "It writes as you do in chats" in expectation(OTHER, 10**9, is_chat=True, writer=OWNER)
+    for has_template in (False, True):
+        kind = what_the_kind_can_do([chat], Recipe.load("notes"), has_template=has_template)
+        assert kind == "It will answer messages as Anna does. It will not know what was not said in them."

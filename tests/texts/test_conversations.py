@@ -322,3 +322,35 @@ def test_a_conversation_of_very_many_turns_is_refused_at_once(monkeypatch):
     with pytest.raises(Unreadable, match="so many turns"):
         render_conversation(messages, tokenizer_with(SMOLLM_2))
     assert len(parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE))[0]) == 18
+
+
+# What Anna wrote to Bob, to whom she writes first.
+OF_PEOPLE = (
+    {"role": "user", "content": ""},
+    {"role": "assistant", "author": "Anna", "content": "at home"},
+    {"role": "user", "author": "Bob", "content": "and soup?"},
+    {"role": "assistant", "author": "Anna", "content": "at six\nor so"},
+)
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, LLAMA_3, SMOLLM_2, GEMMA, PHI_3, QWEN_3])
+def test_chat_templates_are_not_told_the_authors_of_peoples_messages(template):
+    without = tuple({key: value for key, value in message.items() if key != "author"} for message in OF_PEOPLE)
+    tokenizer = tokenizer_with("{% for message in messages %}{{ message.author or '' }}{% endfor %}" + template)
+    assert render_conversation(OF_PEOPLE, tokenizer) == render_conversation(without, tokenizer)
+    examples, left_out = encode_one(OF_PEOPLE, tokenizer)
+    assert not left_out
+    learnt = "".join(tokenizer.decode(loss_tokens(example)) for example in examples)
+    assert learnt.count("at home") == 1
+    assert "soup" not in learnt
+
+
+def test_peoples_messages_need_no_chat_template():
+    tokenizer = tokenizer_with(None)
+    [example], left_out = encode_one(OF_PEOPLE, tokenizer)
+    assert not left_out
+    text = "Anna: at home\n\nBob: and soup?\n\nAnna: at six\nor so\n\n<|eos|>"
+    assert tokenizer.decode(example.input_ids).removeprefix("<|bos|>") == text
+    assert tokenizer.decode(loss_tokens(example)) == " at home\n\n at six\nor so\n\n<|eos|>"
+    with pytest.raises(ModelError, match="has no chat template"):
+        encode_one(TWO_TURNS, tokenizer)

@@ -65,7 +65,7 @@ def test_what_programs_depend_on_is_left_out(folder):
         ("a.doc", "a document in an old format (.doc); save it as .docx"),
         ("a.pages", "a Pages document (.pages); export it as Word (.docx)"),
         (f"Soups {'0a' * 16}.csv", "a database exported from Notion; its pages are in the .md files beside it"),
-        ("a.zip", "an archive (.zip); unpack it, and give the folder"),
+        ("a.zip", "an archive (.zip); give it by itself to look into it"),
     ],
 )
 def test_formats_that_are_not_read_are_named(folder, name, reason):
@@ -100,11 +100,12 @@ def test_exports_in_json_are_recognised(value, named):
 
 def test_an_export_is_named_where_its_records_cannot_be_used(folder):
     write_file(folder, "a.json", json.dumps([{"title": "Soup", "children": [{"string": "Lentils"}]}]))
-    write_file(folder, "b.json", json.dumps({"type": "personal_chat", "messages": [MESSAGE]}))
+    write_file(folder, "b.json", json.dumps({"messages": [{"sender_name": "A", "timestamp_ms": 1, "content": "x"}]}))
     write_file(folder, "c.json", json.dumps({"text": "Read.", "mapping": {}}))
     assert left_out(folder) == {
         "a.json": "this looks like a Roam export; export it as Markdown",
-        "b.json": 'this looks like a Telegram export; save its conversations as records with "messages"',
+        "b.json": "this looks like an export of Messenger or Instagram; save its conversations as records with "
+        '"messages"',
     }
 
 

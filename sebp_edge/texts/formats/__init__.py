@@ -49,12 +49,7 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
     """
     ending = path.suffix.lower()
     try:
-        if not path.is_file():
-            raise Unreadable("not a regular file")
-        size = path.stat().st_size
-        if not size:
-            # System files (/proc) report size 0 too; reading them may block or never end.
-            raise Unreadable("empty")
+        size = size_of(path)
         if reason := reason_against_name(path.name):
             raise Unreadable(reason)
         if ending not in FORMATS:
@@ -62,12 +57,32 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
                 binary = b"\0" in file.read(4096)
             ending = printable(path.suffix) or "(no ending)"
             raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
-        if size > MAX_FILE_SIZE:
-            raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
+        refuse_larger(size, MAX_FILE_SIZE)
         contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
         return with_coverage(path, contents) if ending in COUNTED else contents
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
+
+
+def size_of(path: Path) -> int:
+    """Returns the size of a file, in bytes.
+
+    Raises:
+        Unreadable: it is empty, or no regular file.
+    """
+    if not path.is_file():
+        raise Unreadable("not a regular file")
+    size = path.stat().st_size
+    if not size:
+        # System files (/proc) report size 0 too; reading them may block or never end.
+        raise Unreadable("empty")
+    return size
+
+
+def refuse_larger(size: int, largest: int) -> None:
+    """Raises an Unreadable if a size is more than the largest, in bytes."""
+    if size > largest:
+        raise Unreadable(f"larger than {largest // 1_000_000} MB; split it to use it")
 
 
 def text_size(path: Path) -> int:

@@ -85,7 +85,7 @@ _WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+
 
 
 def _word_text(path: Path) -> str:
-    with ZipFile(path) as archive:
+    with path.open("rb") as file, ZipFile(file) as archive:
         found = [info for info in archive.infolist() if _WORD_PART.fullmatch(info.filename)]
         if sum(info.file_size for info in found) > MAX_XML or any(
             info.compress_type not in COMPRESSIONS for info in found

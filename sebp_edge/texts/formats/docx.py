@@ -30,7 +30,7 @@ def read_docx(path: Path) -> Iterator[str | NotRead]:
         if file.read(4) == _OLE:
             raise Unreadable("encrypted, or in Word's old format; save it as .docx without a password to use it")
     try:
-        with ZipFile(path) as archive:
+        with path.open("rb") as file, ZipFile(file) as archive:
             yield from _Package(archive).contents()
     except (BadZipFile, ZlibError, StructError, ValueError, RuntimeError, EOFError) as error:
         raise Unreadable(DAMAGED) from error

@@ -46,7 +46,7 @@ def read_csv(path: Path) -> Iterable[Read]:
             has too many rows; see `decode`.
     """
     text = decode(path)
-    with _long_fields():
+    with long_fields():
         return list(read_records(_records_of_table(text)))
 
 
@@ -101,7 +101,7 @@ def _values(text: str) -> Iterator:
     """Yields the values in a text; for a faulty one, an Unreadable."""
     begin = _BLANK.match(text).end()
     if text.startswith("[", begin) and not _is_first_of_lines(text, begin):
-        yield from _values_of_list(text, begin)
+        yield from values_of_list(text, begin)
     else:
         yield from _values_in_turn(text, begin)
 
@@ -118,14 +118,14 @@ def _is_first_of_lines(text: str, begin: int) -> bool:
     return True
 
 
-def _values_of_list(text: str, begin: int) -> Iterator:
+def values_of_list(text: str, begin: int, decoder: json.JSONDecoder = _DECODER) -> Iterator:
     """Yields the values of the list that begins here. Nothing after a fault is read."""
     at, is_first = _BLANK.match(text, begin + 1).end(), True
     while not (is_first and text.startswith("]", at)):
         try:
-            value, at = _DECODER.raw_decode(text, at)
+            value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            yield _fault(error)
+            yield json_fault(error)
             return
         yield value
         at, is_first = _BLANK.match(text, at).end(), False
@@ -134,7 +134,7 @@ def _values_of_list(text: str, begin: int) -> Iterator:
         at = _BLANK.match(text, at + 1).end()
     end = _BLANK.match(text, at + 1).end()
     if not text.startswith("]", at) or end < len(text):
-        yield _fault(json.JSONDecodeError("", text, end if text.startswith("]", at) else at))
+        yield json_fault(json.JSONDecodeError("", text, end if text.startswith("]", at) else at))
 
 
 def _values_in_turn(text: str, at: int) -> Iterator:
@@ -162,7 +162,7 @@ def _parsed(text: str) -> tuple[list, Unreadable | None]:
     try:
         return _decode_all(text), None
     except (ValueError, RecursionError) as error:
-        return [], _fault(error)
+        return [], json_fault(error)
 
 
 def _flat_value(text: str, at: int) -> tuple[Any, int] | None:
@@ -191,7 +191,8 @@ def _decode_all(text: str) -> list:
     return values
 
 
-def _fault(error: Exception) -> Unreadable:
+def json_fault(error: Exception) -> Unreadable:
+    """Returns why a text is not JSON that can be used; the error is a ValueError or a RecursionError."""
     if isinstance(error, json.JSONDecodeError):
         return Unreadable("not valid JSON", error.lineno)
     return Unreadable("JSON that is nested too deeply or has an overlong number")
@@ -251,7 +252,7 @@ def _rows(text: str, begin: int, delimiter: str) -> Iterator[list[str] | Unreada
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
+def long_fields() -> Iterator[None]:
     """Context in which csv reads fields of any length; its limit belongs to the whole process."""
     with _LIMIT:
         before = csv.field_size_limit(MAX_FIELD)

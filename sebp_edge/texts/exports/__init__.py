@@ -1,0 +1,110 @@
+"""Reads chats and mails as other programs export them.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+whatsapp, chatgpt, claude, telegram, slack, discord   text of a file -> chats
+mail                                                  a mailbox or a mail -> mails
+objects                                               the JSON of exports, within little memory
+archives                                              the files in a .zip
+
+To add an export, add what its files look like to `EXPORTS`, or its ending to `MAIL`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sebp_edge.texts import formats
+from sebp_edge.texts.chats import Chat, Names
+from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.exports.chatgpt import read_chatgpt
+from sebp_edge.texts.exports.claude import read_claude
+from sebp_edge.texts.exports.discord import read_discord_csv, read_discord_json
+from sebp_edge.texts.exports.mail import read_mail, read_mailbox
+from sebp_edge.texts.exports.slack import read_slack_day, read_slack_users
+from sebp_edge.texts.exports.telegram import read_telegram
+from sebp_edge.texts.exports.whatsapp import is_whatsapp, read_whatsapp
+from sebp_edge.texts.formats.encodings import decode
+from sebp_edge.texts.formats.records import Read
+from sebp_edge.texts.vaults import Vault
+
+# How much of a file is looked at to know what it is, in bytes.
+BEGINNING = 100_000
+# Size limit of an export, in bytes, which its owner can hardly split.
+MAX_EXPORT = 500_000_000
+# Mailboxes are read a mail at a time, so they may be this large, in bytes.
+MAX_MAILBOX = 20_000_000_000
+
+Part = Read | Chat | Names
+
+
+class Export(NamedTuple):
+    """What the JSON of an export looks like, all of which must be in its beginning.
+
+    Attributes:
+        read: from the text, the name of the file's folder and the name of the file to what is in it.
+    """
+
+    signs: tuple[str, ...]
+    read: Callable[[str, str, str], Iterable[Part]]
+
+
+_TELEGRAM_TYPES = "personal_chat|bot_chat|saved_messages|(?:private|public)_(?:group|supergroup|channel)"
+EXPORTS = (
+    Export((r'"mapping"\s*:\s*\{', r'"(?:parent|current_node)"\s*:'), lambda text, *_: read_chatgpt(text)),
+    Export((r'"chat_messages"\s*:\s*\[', r'"uuid"\s*:'), lambda text, *_: read_claude(text)),
+    Export((rf'"type"\s*:\s*"(?:{_TELEGRAM_TYPES})"', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
+    Export((r'"date_unixtime"\s*:', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
+    Export((r'"personal_information"\s*:\s*\{\s*"user_id"',), lambda text, *_: read_telegram(text)),
+    Export((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), lambda text, *names: read_slack_day(text, *names)),
+    Export((r'"id"\s*:\s*"[UW]\w+"', r'"profile"\s*:\s*\{'), lambda text, *_: read_slack_users(text)),
+    Export((r'"Timestamp"\s*:', r'"Contents"\s*:'), lambda text, folder, _: read_discord_json(text, folder)),
+)
+_DISCORD_TABLE = re.compile(r"\ufeff?ID,Timestamp,Contents,Attachments\r?\n")
+MAIL = {".mbox": (read_mailbox, MAX_MAILBOX), ".eml": (read_mail, formats.MAX_FILE_SIZE)}
+
+
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
+    """Reads the contents of one file, chats if it is an export of some, else as `formats.read_file` does.
+
+    Raises:
+        Unreadable: nothing in the file can be used.
+    """
+    ending = path.suffix.lower()
+    try:
+        if ending in MAIL:
+            read, largest = MAIL[ending]
+            formats.refuse_larger(formats.size_of(path), largest)
+            return _read_open(path, read)
+        if ending in (".txt", ".json", ".csv") and (export := _export_of(path)):
+            formats.refuse_larger(formats.size_of(path), MAX_EXPORT)
+            return export(decode(path))
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror}") from error
+    return formats.read_file(path, vault)
+
+
+def _read_open(path: Path, read: Callable[..., Iterable[Part]]) -> Iterator[Part]:
+    try:
+        with path.open("rb") as file:
+            yield from read(file)
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror}") from error
+
+
+def _export_of(path: Path) -> Callable[[str], Iterable[Part]] | None:
+    """Returns the reader of an export; None if the file is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        beginning = file.read(BEGINNING).decode("utf-8", errors="replace")
+    if path.suffix.lower() == ".txt":
+        return read_whatsapp if is_whatsapp(beginning) else None
+    if path.suffix.lower() == ".csv":
+        return (lambda text: read_discord_csv(text, path.parent.name)) if _DISCORD_TABLE.match(beginning) else None
+    for export in EXPORTS:
+        # In a text of a record the quotes would be escaped.
+        if beginning.lstrip("\ufeff \r\n\t")[:1] in "[{" and all(re.search(sign, beginning) for sign in export.signs):
+            return lambda text: export.read(text, path.parent.name, path.stem)
+    return None

@@ -1,0 +1,121 @@
+"""Whose words in chats are learnt is said, asked on a terminal, or refused in a pipe; others are named nowhere else."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from contextlib import suppress
+
+import pytest
+from builders import make_sentences
+from command import COMMAND, assert_one_sentence, records, run
+
+from sebp_edge.errors import OwnerUnknown
+
+FOUND = "a WhatsApp chat with 2 people, 144 messages"
+
+
+def chat(days: int) -> str:
+    """A chat of two people; each day Bob writes first."""
+    texts = iter(make_sentences(6 * days, words=12))
+    return "".join(
+        f"13/{1 + day % 12:02}/{2020 + day // 12}, 10:0{number} - {author}: {next(texts)}\n"
+        for day in range(days)
+        for number, author in enumerate(("Bob", "Anna", "Anna", "Bob", "Anna", "Bob"))
+    )
+
+
+@pytest.fixture
+def export(tmp_path):
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("_chat.txt", chat(24))
+    return path
+
+
+@pytest.fixture
+def adapt_export(adapt, export):
+    return ["adapt", str(export), *adapt[2:]]
+
+
+def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export):
+    personalizer = make(me="Anna")
+    result = personalizer.adapt(export, activate_anyway=True)
+    assert result.documents == 24
+    assert result.expectation.startswith("It writes as Anna does in chats, but do not rely on it")
+    assert result.samples
+    assert {sample.beginning for sample in result.samples} == {""}
+    for path in personalizer.store.folder.rglob("*"):
+        assert not path.is_file() or b"Bob" not in path.read_bytes(), path
+
+
+def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
+    personalizer = make(me="Anna")
+    personalizer.adapt(export, activate_anyway=True)
+    assert personalizer.adapt(export).unchanged
+    with zipfile.ZipFile(export, "w") as later:
+        later.writestr("WhatsApp Chat with Bob.txt", chat(26))
+    result = personalizer.adapt(export, activate_anyway=True)
+    assert (result.learnt_on_from, result.new, result.changed, result.gone) == (1, 2, 0, 0)
+
+
+def test_an_app_can_ask_and_go_on_with_what_was_read(make, export):
+    with pytest.raises(OwnerUnknown) as caught:
+        make().adapt(export)
+    reading = caught.value.reading
+    assert [author.name for author in reading.authors] == ["Bob", "Anna"]
+    export.unlink()
+    assert make(me=[reading.authors[1].id]).inspect(reading).documents == 24
+
+
+def test_a_day_of_a_chat_or_the_chat_can_be_forgotten_by_name(make, tmp_path):
+    (tmp_path / "_chat.txt").write_text(chat(24))
+    (tmp_path / "other.txt").write_text(chat(36).partition("13/01/2022")[2].join(("13/01/2022", "")))
+    personalizer = make(me="Anna")
+    personalizer.adapt(tmp_path, activate_anyway=True)
+    receipt = personalizer.forget("_chat.txt, 2020-03-13", activate_anyway=True)
+    assert len(receipt.documents) == 1
+    receipt = personalizer.forget("other.txt", activate_anyway=True)
+    assert len(receipt.documents) == 12
+
+
+def test_in_a_pipe_an_adaptation_to_chats_is_refused_and_nobody_is_named(adapt_export):
+    for command in (adapt_export, ["inspect", *adapt_export[1:]]):
+        refused = run(*command)
+        assert_one_sentence(
+            refused, rf"sebp-edge: These texts are {FOUND}: say which names are yours, with me= or --me"
+        )
+        assert "Bob" not in refused.stderr
+
+
+def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_screen_only(adapt_export):
+    command = ["inspect", *adapt_export[1:], "--me", "anna"]
+    said = run(*command)
+    assert f"{FOUND}: 864 words of yours are trained on, 576 words of others are context\n" in said.stdout
+    assert "people: 2\n  Bob, WhatsApp: 72 messages\n  Anna (you), WhatsApp: 72 messages\n" in said.stdout
+    found = records(run(*command, "--json").stdout)[-1]
+    assert (found["exports"], found["own_words"], found["others_words"]) == ([FOUND], 864, 576)
+    assert "Bob" not in str({name: value for name, value in found.items() if name != "rendered"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("answer", ["2", "Anna"])
+def test_on_a_terminal_it_asks_who_the_owner_is(adapt_export, answer):
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "inspect", *adapt_export[1:]]
+    going = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    said = b""
+    with suppress(OSError):  # the process has ended
+        while chunk := os.read(ours, 10_000):
+            said += chunk
+    os.close(ours)
+    output, said = going.communicate(timeout=120)[0].decode(), said.decode()
+    assert going.returncode == 0, said
+    assert f"Found {FOUND}." in said
+    assert "1  Bob, WhatsApp: 72 messages" in said
+    assert "Anna (you), WhatsApp: 72 messages" in output
