@@ -103,7 +103,7 @@ class Personalizer:
         *,
         name: str = "default",
         out: str | Path | None = None,
-        keep_anyway: bool = False,
+        activate_anyway: bool = False,
         fresh: bool = False,
         sync: bool = False,
         keep_samples: bool = False,
@@ -119,13 +119,13 @@ class Personalizer:
         and on a few others, and does nothing if there are none. Documents that are gone stay known. If it must start
         over, a notice says why. If the version was made from other texts, for another model or with another recipe, a
         NameInUse event says so first; a sink that raises an error ends the call then, and nothing has changed. A
-        version that became active during the call stays active (see `overtaken_by`), unless `keep_anyway` is set.
+        version that became active during the call stays active (see `overtaken_by`), unless `activate_anyway` is set.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead of the store; there is no active version then.
-            keep_anyway: whether to activate the adapter whatever the gate says.
+            activate_anyway: whether to activate the adapter whatever the gate says.
             fresh: whether to start over, and learn all documents again.
             sync: whether to forget documents that are gone: if there are any, the adaptation starts over.
             keep_samples: whether to save samples and names of documents, for the version's page; otherwise no text is.
@@ -140,7 +140,7 @@ class Personalizer:
         place = Place(self.store, name, None if out is None else expand_user(out))
         place.check_writable()
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway, keep_samples=keep_samples)
+            adapting = Adapting(call, place, interruptions, activate_anyway=activate_anyway, keep_samples=keep_samples)
             return adapting.read(texts, fresh=fresh, sync=sync) or adapting.run()
 
     def forget(
@@ -150,7 +150,7 @@ class Personalizer:
         *,
         name: str = "default",
         near_duplicates: bool = False,
-        keep_anyway: bool = False,
+        activate_anyway: bool = False,
         on_found: Callable[[Forgetting], None] | None = None,
         stop_when: threading.Event | None = None,
     ) -> Receipt:
@@ -167,7 +167,7 @@ class Personalizer:
                 default, they are read where they were learnt; give them if they were moved, or were no files.
             name: the adapter's name in the store.
             near_duplicates: whether to forget near-duplicates too, and documents that hold parts of them.
-            keep_anyway: whether to activate the new version whatever the gate says.
+            activate_anyway: whether to activate the new version whatever the gate says.
             on_found: receives what will be removed, before anything is changed; an error that it raises ends the call.
 
         Raises:
@@ -191,7 +191,7 @@ class Personalizer:
                 documents,
                 texts,
                 call.read,
-                functools.partial(train_again, call, place, interruptions, keep_anyway=keep_anyway),
+                functools.partial(train_again, call, place, interruptions, activate_anyway=activate_anyway),
                 with_near_duplicates=near_duplicates,
                 is_exact=self.device.type == "cpu",
                 on_found=on_found,

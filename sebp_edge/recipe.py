@@ -125,7 +125,7 @@ class Recipe:
         margin: the gain that counts, as a share of the base model's test loss; the gate keeps nothing below it.
         sparsity: with method "full", prunes linear layers to N:M while they are trained; in a file the table
             `[sparsity]`. None, the default: no pruning.
-        refit: whether to train on all documents after the gate has kept an adapter of 20 documents or more. None, the
+        refit: whether to train on all documents after the gate has passed an adapter of 20 documents or more. None, the
             default: with method "lora". Below 20 documents, the last training is always on all of them.
         merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
             into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
@@ -236,7 +236,7 @@ class Recipe:
 
     @property
     def refits(self) -> bool:
-        """Whether an adapter that the gate has kept is trained again, on all documents."""
+        """Whether an adapter that passed the gate is trained again, on all documents."""
         if self.questions:  # it is trained on all documents already
             return False
         return self.method == "lora" if self.refit is None else self.refit

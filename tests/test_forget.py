@@ -40,7 +40,7 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
     store, history = personalizer.store, read_history(first.adapter_path)
     forgotten = next(document for document in store.adapter("default").documents(1) if document.split == split)
     # The recipe and the seed are those of the version, whatever this Personalizer's are.
-    receipt = make(seed=0, recipe="notes").forget(forgotten.name, notes_folder, keep_anyway=True)
+    receipt = make(seed=0, recipe="notes").forget(forgotten.name, notes_folder, activate_anyway=True)
     assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1,), 2, 2)
     assert not first.adapter_path.exists()
     found, fresh = store.adapter("default").open(), train_without(make, notes_folder, history, forgotten, tmp_path)
@@ -54,8 +54,8 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
 @pytest.mark.slow
 def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
     personalizer = make()
-    personalizer.adapt(notes_folder, keep_anyway=True)
-    personalizer.forget("note-03.md", notes_folder, keep_anyway=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
+    personalizer.forget("note-03.md", notes_folder, activate_anyway=True)
     assert personalizer.in_use.adapter_folder.name == "2"
     assert make().generate("the ferry", adapter="default", temperature=0, max_new_tokens=8) == personalizer.generate(
         "the ferry", temperature=0, max_new_tokens=8
@@ -63,7 +63,7 @@ def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
     events = []
     personalizer.on_event = events.append
     texts = make_sentences(7, seed=9, words=60)
-    personalizer.adapt(texts, name="few", keep_anyway=True)
+    personalizer.adapt(texts, name="few", activate_anyway=True)
     # Too few documents remain to be judged.
     receipt = personalizer.forget(["1", "2"], texts, name="few")
     assert (receipt.active, receipt.replaced_by) == (None, 2)
@@ -73,7 +73,7 @@ def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
 
 def test_a_stop_forgets_nothing(make, notes_folder):
     personalizer, event = make(), threading.Event()
-    personalizer.adapt(notes_folder, keep_anyway=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
 
     def stop(seen):
         if seen.event == "step":
@@ -133,7 +133,7 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     monkeypatch.chdir(tmp_path)
     assert run("adapt", "notes", *adapt[2:], "--include", "*.md").exit_code == 0
     (notes_folder / "new.md").write_text(make_sentences(1, seed=3)[0])
-    assert run(*adapt, "--keep-anyway").exit_code == 0
+    assert run(*adapt, "--activate-anyway").exit_code == 0
     assert run("adapters", "rollback", "default").exit_code == 0
     monkeypatch.chdir("/")
     command = ["forget", "note-03.md", "--model", model_folder]
@@ -142,7 +142,7 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     lost = "1 other document, learnt after the active version, goes with these; `sebp-edge adapt` learns it again."
     assert lost in asked.stdout
     assert "trained on the other 23 documents of version 1." in asked.stdout
-    done = run(*command, "--yes", "--keep-anyway")
+    done = run(*command, "--yes", "--activate-anyway")
     assert done.exit_code == 0, done.output
     assert lost in done.stdout
     store = AdapterStore()
@@ -166,7 +166,7 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     )
     (moved / "new.md").unlink()
     assert run("adapt", moved, *adapt[2:]).stdout.startswith("Nothing is new in 23 documents: version 3")
-    done = run("forget", "note-04.md", *command[2:], "--yes", "--keep-anyway", "--json")
+    done = run("forget", "note-04.md", *command[2:], "--yes", "--activate-anyway", "--json")
     assert done.exit_code == 0, done.output
     *_, receipt = records(done.stdout)
     assert receipt["replaced_by"] == receipt["active"] > 3
@@ -176,8 +176,8 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
 
 def test_texts_without_files_have_to_be_given_again(make):
     personalizer, texts = make(), make_sentences(24)
-    personalizer.adapt(texts, keep_anyway=True)
+    personalizer.adapt(texts, activate_anyway=True)
     with pytest.raises(TextsError, match=r"not known where the texts of version 1 are: .* Give them with --texts"):
         personalizer.forget("1")
-    receipt = personalizer.forget("1", texts, keep_anyway=True)
+    receipt = personalizer.forget("1", texts, activate_anyway=True)
     assert (receipt.versions_removed, receipt.active, receipt.lost) == ((1,), 2, 0)

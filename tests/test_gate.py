@@ -140,7 +140,7 @@ def assert_uses(personalizer, adapter):
 def test_an_adapter_that_does_nothing_is_not_kept(make, texts, rate):
     personalizer = make(recipe=RECIPE.replace(learning_rate=rate))
     result = personalizer.adapt(texts)
-    assert (result.verdict, result.kept, result.active) == ("no gain", False, False)
+    assert (result.verdict, result.passed, result.active) == ("no gain", False, False)
     assert abs(result.gain) < 1e-3
     assert result.trained_on_all == (texts == FEW)
     assert "The gate asks for a fall of at least 1.0 %" in result.summary
@@ -231,7 +231,7 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
 def test_an_equally_good_second_version_replaces_the_first(make):
     personalizer = make(after=NOTES, seed=1)
     result = personalizer.adapt(NOTES)
-    assert (result.verdict, result.active, result.version, result.compared_with) == ("kept", True, 2, 1)
+    assert (result.verdict, result.active, result.version, result.compared_with) == ("better", True, 2, 1)
     assert abs(result.gain_over_active) < result.tolerance
     assert -result.tolerance <= result.gain_over_active_at_least < result.gain_over_active
     assert personalizer.store.adapter("default").active() == 2
@@ -251,8 +251,8 @@ def test_a_version_on_other_texts_is_not_comparable(make):
     store = personalizer.store
     assert store.adapter("default").active() == 1
     assert_uses(personalizer, store.adapter("default").open(1).path)
-    result = personalizer.adapt(OTHERS, keep_anyway=True)
-    assert (result.verdict, result.kept, result.active, result.version) == ("not comparable", False, True, 3)
+    result = personalizer.adapt(OTHERS, activate_anyway=True)
+    assert (result.verdict, result.passed, result.active, result.version) == ("not comparable", False, True, 3)
     assert store.adapter("default").active() == 3
     assert_uses(personalizer, store.adapter("default").open(3).path)
 
@@ -374,15 +374,15 @@ def test_with_fewer_than_six_documents_nothing_is_judged(make, count):
     texts, events = make_sentences(count, words=400 // count), []
     personalizer = make(on_event=events.append)
     result = personalizer.adapt(texts)
-    assert (result.verdict, result.kept, result.active, result.version) == ("not judged", False, False, 1)
+    assert (result.verdict, result.passed, result.active, result.version) == ("not judged", False, False, 1)
     assert result.heldout_loss_before is result.gain is None
     assert "Judging takes at least 6 documents" in result.summary
     notice = next(event.message for event in events if isinstance(event, Notice))
-    assert "at least 6 documents" in notice and "keep_anyway" in notice
+    assert "at least 6 documents" in notice and "activate_anyway" in notice
     assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
     assert personalizer.store.adapter("default").active() is None
     assert_uses(personalizer, None)
-    result = personalizer.adapt(texts, keep_anyway=True)
+    result = personalizer.adapt(texts, activate_anyway=True)
     assert (result.verdict, result.active, result.version) == ("not judged", True, 2)
     assert_uses(personalizer, result.adapter_path)
     # A later version has nothing to be compared with.
@@ -398,7 +398,7 @@ def test_the_command_activates_what_was_not_judged_only_if_asked(model, recipe, 
     assert result.exit_code == 3, result.output
     assert "Activate it anyway: sebp-edge adapters activate default 1" in result.output
     assert AdapterStore().adapter("default").active() is None
-    assert run(*command, "--keep-anyway").exit_code == 0
+    assert run(*command, "--activate-anyway").exit_code == 0
     assert AdapterStore().adapter("default").active() == 2
 
 
@@ -427,12 +427,12 @@ def test_without_a_refit_the_judged_state_is_saved(make, model, tokenizer):
     events = []
     personalizer = make(recipe=RECIPE.replace(refit=False), on_event=events.append)
     result = personalizer.adapt(NOTES)
-    assert (result.verdict, result.active, result.trained_on_all, result.refit_loss) == ("kept", True, False, None)
+    assert (result.verdict, result.active, result.trained_on_all, result.refit_loss) == ("better", True, False, None)
     assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["train"]
     assert_is_judged_state(result, personalizer.store, model, tokenizer)
     # It is what later versions are compared with.
     again = personalizer.adapt(NOTES, fresh=True)
-    assert (again.verdict, again.gain_over_active) == ("kept", 0)
+    assert (again.verdict, again.gain_over_active) == ("better", 0)
 
 
 def assert_is_judged_state(result, store, model, tokenizer):
@@ -457,7 +457,7 @@ def test_a_refit_that_is_worse_is_refused(make, model, tokenizer):
     personalizer = make()
     personalizer.on_event = damaging_the_refit(personalizer)
     result = personalizer.adapt(NOTES)
-    assert (result.verdict, result.active, result.trained_on_all) == ("kept", True, False)
+    assert (result.verdict, result.active, result.trained_on_all) == ("better", True, False)
     assert result.refit_loss > result.heldout_loss_after
     assert_is_judged_state(result, personalizer.store, model, tokenizer)
     assert_uses(personalizer, result.adapter_path)
@@ -467,7 +467,7 @@ def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
     personalizer = make()
     personalizer.on_event = damaging_the_refit(personalizer)
     result = personalizer.adapt(FEW)
-    assert (result.verdict, result.kept, result.active, result.trained_on_all) == ("refit failed", False, False, True)
+    assert (result.verdict, result.passed, result.active, result.trained_on_all) == ("refit failed", False, False, True)
     assert result.gain_at_least > result.margin
     assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
     assert personalizer.store.adapter("default").active() is None

@@ -27,7 +27,7 @@ def make_adapted(make, notes_folder):
     def personalizer(method="lora", **options):
         recipe = make().recipe.replace(method=method, learning_rate=2e-2, batch_tokens=200)
         adapted = make(recipe=recipe, **options)
-        assert adapted.adapt(notes_folder).kept
+        assert adapted.adapt(notes_folder).passed
         return adapted
 
     return personalizer

@@ -135,7 +135,7 @@ def test_nothing_is_trained_or_saved_if_nothing_is_new(make):
     forget_events(personalizer)
     again = personalizer.adapt([*reversed(OLD)])
     assert again.unchanged and not first.unchanged
-    assert (again.version, again.adapter_path, again.active, again.kept) == (1, first.adapter_path, True, True)
+    assert (again.version, again.adapter_path, again.active, again.passed) == (1, first.adapter_path, True, True)
     assert (again.documents, again.gone) == (30, 0)
     assert again.to_dict()["event"] == "result" and json.dumps(again.to_dict())
     assert personalizer.store.adapter("default").versions() == [1]
@@ -199,7 +199,7 @@ def test_all_other_values_of_a_recipe_learn_on(old, make):
     }
     assert changes.keys() | of_the_weights | {"name", "description"} == {each.name for each in fields(Recipe)}
     other = make(recipe=RECIPE.replace(**changes))
-    result = other.adapt([*OLD, NEW[0]], keep_anyway=True)
+    result = other.adapt([*OLD, NEW[0]], activate_anyway=True)
     assert (result.learnt_on_from, result.new) == (1, 1)
     assert of_kind(other, NameInUse) == of_kind(other, Notice) == []
     assert other.store.adapter("default").open().record.recipe["epochs"] == 2
@@ -240,7 +240,7 @@ def test_another_base_model_is_said_by_its_name(old, make, tokenizer, tmp_path):
     said = "was made for the model large-weights, and this one is second"
     assert event.message.startswith(f"Version 1 of the adapter 'default' {said}. To keep the two apart, give ")
     assert "such as --name default-second (name='default-second')" in event.message
-    assert "is activated only with --keep-anyway" in event.message
+    assert "is activated only with --activate-anyway" in event.message
     assert (event.name, event.version, event.differs) == ("default", 1, ("model",))
     found = personalizer.inspect(OLD).beginning
     assert found == f"{event.message} All documents are learnt again, since version 1 {said}."
@@ -267,7 +267,7 @@ def test_a_changed_system_message_is_a_change(make):
         ]
 
     personalizer = make(recipe=RECIPE.replace(context_length=128))
-    personalizer.adapt(chats("the wind"), keep_anyway=True)
+    personalizer.adapt(chats("the wind"), activate_anyway=True)
     assert personalizer.adapt(chats("the wind")).unchanged
     changed = personalizer.adapt([*chats("the wind")[:23], chats("the ferry")[23]])
     assert not changed.unchanged and (changed.new, changed.changed) == (0, 1)
@@ -277,7 +277,7 @@ def test_a_changed_system_message_is_a_change(make):
 def adapted(notes_folder, model, recipe):
     """The command that has adapted a model to a folder of notes."""
     command = ["adapt", str(notes_folder), "--model", str(model), "--recipe", str(recipe)]
-    assert run(*command, "--keep-anyway").exit_code == 0
+    assert run(*command, "--activate-anyway").exit_code == 0
     return command
 
 
@@ -301,15 +301,15 @@ def test_the_command_prints_that_nothing_is_new_as_json(adapted):
 @pytest.mark.slow
 def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     (notes_folder / "new.md").write_text(NEW[0])
-    learnt = run(*adapted, "--keep-anyway")
+    learnt = run(*adapted, "--activate-anyway")
     assert learnt.exit_code == 0, learnt.output
     assert "Learning on from version 1: 1 new and 0 changed documents, and " in learnt.stdout
     (notes_folder / "new.md").unlink()
     assert "It also knows 1 document that is not among these texts; --sync" in run(*adapted).stdout
-    synced = run(*adapted, "--sync", "--keep-anyway")
+    synced = run(*adapted, "--sync", "--activate-anyway")
     assert "since version 2 knows 1 document that --sync (sync=True) forgets." in synced.stderr
     assert AdapterStore().adapter("default").active() == 3
-    assert run(*adapted, "--fresh", "--keep-anyway").exit_code == 0
+    assert run(*adapted, "--fresh", "--activate-anyway").exit_code == 0
     assert AdapterStore().adapter("default").active() == 4
 
 
@@ -320,7 +320,7 @@ def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monk
 
     read_file = readers.read_file
     monkeypatch.setattr(readers, "read_file", lambda path, *more: calls.append(path) or read_file(path, *more))
-    run(*adapted, "--keep-anyway")
+    run(*adapted, "--activate-anyway")
     assert len(calls) == len({*calls}) == 25
 
 
@@ -333,7 +333,7 @@ def test_it_learns_on_and_improves(make, trained):
     personalizer = make(recipe=RECIPE.replace(learning_rate=5e-3))
     first = personalizer.adapt(OLD[:24])
     result = personalizer.adapt([*OLD, *NEW])
-    assert (first.verdict, result.verdict, result.learnt_on_from, result.new) == ("kept", "kept", 1, 16)
+    assert (first.verdict, result.verdict, result.learnt_on_from, result.new) == ("better", "better", 1, 16)
     assert result.gain_over_active > 0
     assert trained["all documents"] >= {*range(24, 40)}
     assert result.trained_on_all and result.active
@@ -347,12 +347,12 @@ def test_it_learns_on_and_improves(make, trained):
 def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(make, trained, texts):
     """Through a chain of versions, by the roles that each has recorded."""
     personalizer, current = make(), list(texts)
-    assert personalizer.adapt(current, keep_anyway=True).learnt_on_from is None
+    assert personalizer.adapt(current, activate_anyway=True).learnt_on_from is None
     learnt = {phase: {current[number] for number in numbers} for phase, numbers in trained.items()}
     for number, new in enumerate(NEW[:3]):
         trained.clear()
         current = [edit(current[0], 0.1, seed=number), *current[1:], new]
-        result = personalizer.adapt(current, keep_anyway=True)
+        result = personalizer.adapt(current, activate_anyway=True)
         assert (result.learnt_on_from, result.new, result.changed) == (number + 1, 1, 1)
         roles = role_of(result.adapter_path, current)
         for phase, numbers in trained.items():
@@ -373,7 +373,7 @@ def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     before = role_of(personalizer.store.adapter("default").open().path, OLD)
     forget_events(personalizer)
     trained.clear()
-    result = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+    result = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
     (event,) = of_kind(personalizer, LearningOn)
     assert (event.version, event.new, event.changed, event.unchanged, event.gone) == (1, 1, 0, 30, 0)
     assert event.replayed >= 1
@@ -388,8 +388,8 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(make, texts):
     """Also in another store, whose hashes differ, and from a fresh process' state."""
     found = []
     for store in ("one", "other"):
-        make(store).adapt(texts, keep_anyway=True)
-        path = make(store).adapt([*texts, *NEW[:2]], keep_anyway=True).adapter_path
+        make(store).adapt(texts, activate_anyway=True)
+        path = make(store).adapt([*texts, *NEW[:2]], activate_anyway=True).adapter_path
         found.append({file.relative_to(path): load_file(file) for file in sorted(path.rglob(WEIGHTS))})
     assert found[0].keys() == found[1].keys()
     for file, weights in found[0].items():
@@ -401,7 +401,7 @@ def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch
     personalizer = make()
     first = personalizer.adapt(OLD)
     monkeypatch.setattr("sebp_edge.recipe.LEARNING_ON_RATE", 1e-30)
-    second = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+    second = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
     paths = first.adapter_path, second.adapter_path
     assert second.learnt_on_from == 1
     for own in ("", "judged/1"):
@@ -414,16 +414,16 @@ def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch
 def test_conversations_learn_on(make):
     chats = [{"prompt": prompt, "completion": text} for prompt, text in zip(NOTES, reversed(NOTES), strict=True)]
     personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
-    personalizer.adapt(chats[:30], keep_anyway=True)
-    result = personalizer.adapt(chats, keep_anyway=True)
+    personalizer.adapt(chats[:30], activate_anyway=True)
+    result = personalizer.adapt(chats, activate_anyway=True)
     assert (result.learnt_on_from, result.new + result.changed) == (1, 10)
     assert personalizer.store.adapter("default").open().record.chat
 
 
 def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
-    make(recipe=dataclasses.replace(RECIPE, r=4)).adapt(OLD, keep_anyway=True)
+    make(recipe=dataclasses.replace(RECIPE, r=4)).adapt(OLD, activate_anyway=True)
     personalizer = make(recipe=dataclasses.replace(RECIPE, r=None), memory_budget="8GB")
-    result = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+    result = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
     assert result.learnt_on_from == 1
     assert 0 < result.peak_memory_bytes <= 8e9 and result.predicted_peak_bytes <= 8e9
     assert json.loads((result.adapter_path / "adapter_config.json").read_text())["r"] == 4
@@ -448,7 +448,7 @@ def test_an_interruption_leaves_the_active_version_whole(make):
     saved = personalizer.store.adapter("default").open(stopped.value.version)
     assert saved.record.learnt_on_from == 1 and not (saved.path / KNOWN_TEXTS).exists()
     personalizer.on_event = personalizer.events.append
-    assert personalizer.adapt(NOTES, keep_anyway=True).learnt_on_from == 1
+    assert personalizer.adapt(NOTES, activate_anyway=True).learnt_on_from == 1
 
 
 # ------------------------------------------------------------------------------------------------------- starting over
@@ -460,8 +460,8 @@ def test_sync_makes_what_fresh_makes_of_the_remaining_documents(make):
     for store, options in {"sync": {"sync": True}, "fresh": {"fresh": True}}.items():
         personalizer = make(store)
         personalizer.adapt(OLD)
-        personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
-        result = personalizer.adapt(OLD[3:], keep_anyway=True, **options)
+        personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
+        result = personalizer.adapt(OLD[3:], activate_anyway=True, **options)
         assert (result.version, result.learnt_on_from) == (3, None)
         found[store] = load_file(result.adapter_path / WEIGHTS)
         history = read_history(result.adapter_path).documents
@@ -474,7 +474,7 @@ def test_sync_learns_on_if_nothing_is_gone(make):
     personalizer = make()
     personalizer.adapt(OLD)
     assert personalizer.adapt(OLD, sync=True).unchanged
-    changed = personalizer.adapt([edit(OLD[0], 0.1), *OLD[1:], NEW[0]], sync=True, keep_anyway=True)
+    changed = personalizer.adapt([edit(OLD[0], 0.1), *OLD[1:], NEW[0]], sync=True, activate_anyway=True)
     assert (changed.learnt_on_from, changed.new, changed.changed, changed.gone) == (1, 1, 1, 0)
 
 
@@ -482,15 +482,15 @@ def test_sync_learns_on_if_nothing_is_gone(make):
 def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     personalizer = make()
     personalizer.adapt(OLD)
-    second = personalizer.adapt([*OLD[1:], NEW[0]], keep_anyway=True)
+    second = personalizer.adapt([*OLD[1:], NEW[0]], activate_anyway=True)
     assert (second.learnt_on_from, second.gone) == (1, 1)
     texts = [*OLD[1:], NEW[0], NEW[1]]
-    third = personalizer.adapt(texts, keep_anyway=True)
+    third = personalizer.adapt(texts, activate_anyway=True)
     assert (third.learnt_on_from, third.gone) == (2, 1)
     known = [document for document in read_history(third.adapter_path).documents if document.role is not None]
     assert len(known) == 32
     assert [document.absent for document in personalizer.store.adapter("default").documents(3)] == [False] * 31 + [True]
-    forgotten = personalizer.adapt(texts, sync=True, keep_anyway=True)
+    forgotten = personalizer.adapt(texts, sync=True, activate_anyway=True)
     assert (forgotten.learnt_on_from, forgotten.version) == (None, 4)
     assert personalizer.adapt(texts, sync=True).unchanged
 
@@ -498,7 +498,7 @@ def test_sync_forgets_what_earlier_versions_have_passed_on(make):
 def test_a_document_that_comes_back_is_known(make):
     personalizer = make()
     personalizer.adapt(OLD)
-    personalizer.adapt([*OLD[1:], NEW[0]], keep_anyway=True)
+    personalizer.adapt([*OLD[1:], NEW[0]], activate_anyway=True)
     assert personalizer.adapt([*OLD, NEW[0]]).unchanged
 
 
@@ -554,7 +554,7 @@ def test_a_version_that_was_imported_into_another_store_is_learnt_on_from(make, 
     imported = second.store.import_archive(tmp_path / "one.tar")
     second.store.adapter(imported.name).activate(imported.version)
     assert second.adapt(OLD).unchanged
-    assert second.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from == 1
+    assert second.adapt([*OLD, NEW[0]], activate_anyway=True).learnt_on_from == 1
 
 
 @pytest.mark.slow
@@ -563,9 +563,9 @@ def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
     personalizer = make()
     texts = [{"text": text, "name": f"note {number}"} for number, text in enumerate([*OLD, NEW[0]])]
     personalizer.adapt(texts[:-1])
-    second = personalizer.adapt(texts[2:], keep_anyway=True)
+    second = personalizer.adapt(texts[2:], activate_anyway=True)
     assert (second.learnt_on_from, second.gone) == (1, 2)
-    receipt = personalizer.forget("note 0", texts[2:], keep_anyway=True)
+    receipt = personalizer.forget("note 0", texts[2:], activate_anyway=True)
     assert receipt.versions_removed == (1, 2)
     assert [document.name for document in personalizer.store.adapter("default").documents(3)] == [
         text["name"] for text in texts[2:]
@@ -580,13 +580,13 @@ def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path
     imported = personalizer.store.import_archive(tmp_path / "one.tar", "copy")
     personalizer.store.adapter("copy").activate(imported.version)
     assert personalizer.adapt(OLD, name="copy").unchanged
-    assert personalizer.adapt([*OLD, NEW[0]], name="copy", keep_anyway=True).learnt_on_from == 1
+    assert personalizer.adapt([*OLD, NEW[0]], name="copy", activate_anyway=True).learnt_on_from == 1
 
 
 def test_full_fine_tuning_starts_over(make):
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-3, epochs=1))
-    personalizer.adapt(OLD, keep_anyway=True)
-    assert personalizer.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from is None
+    personalizer.adapt(OLD, activate_anyway=True)
+    assert personalizer.adapt([*OLD, NEW[0]], activate_anyway=True).learnt_on_from is None
     assert "version 1 trained all weights, and keeps no judged state" in of_kind(personalizer, Notice)[-1].message
 
 
@@ -596,7 +596,7 @@ def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests
     personalizer.adapt(OLD)
     roles = role_of(personalizer.store.adapter("default").open().path, OLD)
     remaining = [OLD[number] for number, role in sorted(roles.items()) if role == "train"]
-    result = personalizer.adapt([*remaining, NEW[0]], keep_anyway=True)
+    result = personalizer.adapt([*remaining, NEW[0]], activate_anyway=True)
     assert result.learnt_on_from is None
     assert (
         "version 1 was trained on documents that are needed for tests now" in of_kind(personalizer, Notice)[0].message

@@ -45,8 +45,8 @@ def logits(model):
 @pytest.mark.slow
 def test_the_base_model_is_judged_as_rounded_too(make_wide, notes_folder):
     events = []
-    result = make_wide(on_event=events.append).adapt(notes_folder, keep_anyway=True)
-    plain = make_wide(RECIPE.replace(merge_for="q8_0")).adapt(notes_folder, name="other", keep_anyway=True)
+    result = make_wide(on_event=events.append).adapt(notes_folder, activate_anyway=True)
+    plain = make_wide(RECIPE.replace(merge_for="q8_0")).adapt(notes_folder, name="other", activate_anyway=True)
     assert result.heldout_loss_before != plain.heldout_loss_before
     assert result.general_loss_before != plain.general_loss_before
     first = next(event for event in events if isinstance(event, Evaluated) and event.split == "test")
@@ -58,7 +58,7 @@ def test_the_base_model_is_judged_as_rounded_too(make_wide, notes_folder):
 def test_the_version_records_what_it_was_trained_for_and_is_used_unrounded(make_wide, notes_folder):
     personalizer = make_wide()
     original = {name: each.clone() for name, each in personalizer.in_use.load(silent).model.state_dict().items()}
-    result = personalizer.adapt(notes_folder, keep_anyway=True)
+    result = personalizer.adapt(notes_folder, activate_anyway=True)
     assert json.loads((result.adapter_path / "sebp_edge.json").read_text())["recipe"]["merge_for"] == "q4_0"
     base, in_use = personalizer.in_use.base, logits(personalizer.in_use.adaptation.model)
     assert personalizer.in_use.adaptation.merge_for is None
@@ -69,7 +69,7 @@ def test_the_version_records_what_it_was_trained_for_and_is_used_unrounded(make_
 
 @pytest.mark.slow
 def test_the_active_version_is_compared_as_rounded(make_wide, notes_folder, monkeypatch):
-    make_wide(PLAIN).adapt(notes_folder, keep_anyway=True)
+    make_wide(PLAIN).adapt(notes_folder, activate_anyway=True)
     rounded, load_folder = [], LoraAdapter.from_folder.__func__
 
     def recorded(cls, base, folder, merge_for=None):

@@ -84,7 +84,7 @@ def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
     make, notes_folder, other_folder, tmp_path
 ):
     personalizer = make()
-    personalizer.adapt(notes_folder, keep_anyway=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
 
     def compared(texts):
         recipe, reference = personalizer.recipe, personalizer.reference
@@ -104,7 +104,7 @@ def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
 @pytest.mark.slow
 def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder, other_folder):
     personalizer, events = make(), []
-    personalizer.adapt(notes_folder, keep_anyway=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
 
     def sink(event):
         events.append(event)
@@ -128,7 +128,7 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
     personalizer.on_event = events.append
     assert personalizer.inspect(other_folder).beginning.startswith(message)
     # Whoever goes on loses nothing, and is not asked about this folder again.
-    result = personalizer.adapt(other_folder, keep_anyway=True)
+    result = personalizer.adapt(other_folder, activate_anyway=True)
     assert (result.version, result.active) == (2, True)
     assert personalizer.store.adapter("default").versions() == [1, 2]
     (other_folder / "new.md").write_text("A text that nobody knows yet.")
@@ -138,7 +138,7 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
 
 def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
     personalizer, events = make(), []
-    personalizer.adapt(notes_folder, keep_anyway=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
     store = personalizer.store
     store.adapter("default").rename("letters of Anna")
 
@@ -156,7 +156,7 @@ def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 2)])
 def test_on_a_terminal_it_asks(adapt, other_folder, answer, code):
     """Who goes on learns next that the budget is not valid."""
-    assert run(*adapt, "--keep-anyway").exit_code == 0
+    assert run(*adapt, "--activate-anyway").exit_code == 0
     ours, theirs = pty.openpty()
     command = [*COMMAND, "adapt", str(other_folder), *adapt[2:], "--memory", "much"]
     going = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
@@ -182,7 +182,7 @@ def _read(descriptor):
 
 @pytest.mark.slow
 def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, other_folder):
-    assert run(*adapt, "--keep-anyway").exit_code == 0
+    assert run(*adapt, "--activate-anyway").exit_code == 0
     said = run("adapt", other_folder, *adapt[2:])
     assert said.stderr.startswith("note: Version 1 of the adapter 'default' knows 24 documents, none of which is among")
     assert said.stderr.count("Version 1 of the adapter") == 1
@@ -213,8 +213,8 @@ def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt
     lines, errors = going.communicate(timeout=120)
     assert going.returncode == 3, errors
     result = records(lines)[-1]
-    assert (result["kept"], result["active"], result["version"], result["overtaken_by"]) == (True, False, 2, 1)
-    assert result["summary"].startswith("Kept: version 2 of 'default' is saved, but not active. ")
+    assert (result["passed"], result["active"], result["version"], result["overtaken_by"]) == (True, False, 2, 1)
+    assert result["summary"].startswith("Better: version 2 of 'default' is saved, but not active. ")
     assert result["summary"].endswith(
         " But version 1 became active meanwhile, and the two were not compared. Activate it anyway: sebp-edge adapters "
         "activate default 2"
@@ -230,8 +230,8 @@ def test_what_is_asked_for_is_activated_whatever_became_active_meanwhile(make, n
 
     def adapt_meanwhile(event):
         if event.event == "step" and other.store.names() == []:
-            other.adapt(notes_folder, keep_anyway=True)
+            other.adapt(notes_folder, activate_anyway=True)
 
     personalizer.on_event = adapt_meanwhile
-    result = personalizer.adapt(notes_folder, keep_anyway=True)
+    result = personalizer.adapt(notes_folder, activate_anyway=True)
     assert (result.version, result.active, result.overtaken_by) == (2, True, None)

@@ -86,7 +86,7 @@ def num_questions(personalizer):
 
 def test_the_models_questions_are_trained_on_and_asked_for_once(make, able):
     personalizer = make()
-    personalizer.adapt(NOTES, keep_anyway=True)
+    personalizer.adapt(NOTES, activate_anyway=True)
     assert sorted(able) == sorted(NOTES)
     assert "The model wrote 30 questions about 10 documents; 20 are used" in notices(personalizer)
     rules = make(recipe=RECIPE.replace(questions="rules"))
@@ -108,7 +108,7 @@ def test_a_model_that_is_not_able_is_trained_on_the_rules_questions(make):
 
 def test_the_adapter_in_use_is_asked_nothing_and_stays(make, set_interview):
     personalizer = make()
-    personalizer.adapt(NOTES, keep_anyway=True)
+    personalizer.adapt(NOTES, activate_anyway=True)
     states = []
 
     def about(_, documents):
@@ -123,11 +123,11 @@ def test_the_adapter_in_use_is_asked_nothing_and_stays(make, set_interview):
 
 def test_forget_and_remove_delete_the_questions(make, able):
     personalizer = make()
-    personalizer.adapt(NOTES, keep_anyway=True)
+    personalizer.adapt(NOTES, activate_anyway=True)
     folder = personalizer.store.questions_folder
     assert len(list(folder.iterdir())) == len(NOTES)
     assert folder.stat().st_mode & 0o077 == 0
-    personalizer.forget("1", NOTES, keep_anyway=True)
+    personalizer.forget("1", NOTES, activate_anyway=True)
     assert len(list(folder.iterdir())) == len(NOTES) - 1
     AdapterStore(personalizer.store.folder.parent).adapter("default").remove()
     assert not folder.exists()

@@ -67,7 +67,7 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     events = []
     personalizer = make(on_event=events.append)
     result = personalizer.adapt(notes_folder, name="mine")
-    assert result.kept
+    assert result.passed
     assert result.heldout_loss_after < result.heldout_loss_before
     assert (result.name, result.version, result.documents, result.examples) == ("mine", 1, 24, 24)
     assert [(item.source, item.reason) for item in result.left_out] == [("empty.md", "empty")]
@@ -75,7 +75,7 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     assert result.tokens_per_second > 0
     assert result.peak_memory_bytes > 1e6
     assert (result.adapter_path / "adapter_model.safetensors").is_file()
-    assert result.summary.startswith("Kept: version 1 of 'mine' is active. On 5 documents held out of the training,")
+    assert result.summary.startswith("Better: version 1 of 'mine' is active. On 5 documents held out of the training,")
     assert str(result.adapter_path) in result.summary
     planned = next(event for event in events if isinstance(event, TrainingStarted))
     assert (planned.train_documents, planned.validation_documents, planned.test_documents) == (15, 4, 5)
@@ -118,9 +118,9 @@ def test_an_adapter_that_is_no_better_is_saved_but_not_active(make, notes_folder
     make().adapt(notes_folder)
     worse = make(recipe=NO_GAIN)
     result = worse.adapt(notes_folder, fresh=True)
-    assert (result.kept, result.active, result.verdict, result.version) == (False, False, "no gain", 2)
+    assert (result.passed, result.active, result.verdict, result.version) == (False, False, "no gain", 2)
     assert "The gate asks for a fall of at least 1.0 % with 95 % confidence" in result.summary
-    assert result.summary.startswith("Not kept: version 2 of 'default' is saved, but not active.")
+    assert result.summary.startswith("Not better: version 2 of 'default' is saved, but not active.")
     assert result.summary.endswith("Activate it anyway: store.adapter('default').activate(2)")
     store = worse.store
     assert (store.adapter("default").active(), store.adapter("default").versions()) == (1, [1, 2])
@@ -134,9 +134,9 @@ def test_an_adapter_that_is_no_better_is_saved_but_not_active(make, notes_folder
 def test_an_adapter_that_is_no_better_can_be_activated_anyway(make, notes_folder):
     make().adapt(notes_folder)
     worse = make(recipe=NO_GAIN)
-    result = worse.adapt(notes_folder, keep_anyway=True, fresh=True)
-    assert (result.kept, result.active, result.verdict, result.version) == (False, True, "no gain", 2)
-    assert result.summary.startswith("Not kept: version 2 of 'default' is active, as you asked with keep_anyway.")
+    result = worse.adapt(notes_folder, activate_anyway=True, fresh=True)
+    assert (result.passed, result.active, result.verdict, result.version) == (False, True, "no gain", 2)
+    assert result.summary.startswith("Not better: version 2 of 'default' is active, as you asked with activate_anyway.")
     assert worse.store.adapter("default").active() == 2
     assert worse.in_use.adapter_folder == result.adapter_path
 
@@ -147,7 +147,7 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
     texts = make_sentences(40, words=40)
     strong = make(recipe=RECIPE.replace(learning_rate=5e-2)).adapt(texts)
     weak = make(recipe=RECIPE.replace(learning_rate=1e-3, epochs=1, margin=0)).adapt(texts, fresh=True)
-    assert strong.kept
+    assert strong.passed
     assert weak.gain_at_least > 0
     assert (weak.verdict, weak.active, weak.compared_with) == ("worse than active", False, 1)
     assert weak.gain_over_active < -weak.tolerance
@@ -155,14 +155,14 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
     assert make().store.adapter("default").active() == 1
 
 
-@pytest.mark.parametrize("keep_anyway", [False, True])
+@pytest.mark.parametrize("activate_anyway", [False, True])
 @pytest.mark.parametrize("count", [1, 5])
-def test_fewer_than_six_documents_are_learnt_but_not_judged(make, count, keep_anyway):
+def test_fewer_than_six_documents_are_learnt_but_not_judged(make, count, activate_anyway):
     events, texts = [], make_sentences(5, words=60)
     texts = texts[:count] if count > 1 else ["\n\n".join(texts)]
     personalizer = make(on_event=events.append)
-    result = personalizer.adapt(texts, keep_anyway=keep_anyway)
-    assert (result.kept, result.active, result.verdict) == (False, keep_anyway, "not judged")
+    result = personalizer.adapt(texts, activate_anyway=activate_anyway)
+    assert (result.passed, result.active, result.verdict) == (False, activate_anyway, "not judged")
     assert (result.heldout_loss_before, result.gain, result.samples) == (None, None, ())
     assert (result.documents, result.trained_on_all) == (count, True)
     (notice,) = (event.message for event in events if isinstance(event, Notice))
@@ -170,7 +170,7 @@ def test_fewer_than_six_documents_are_learnt_but_not_judged(make, count, keep_an
     assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
     assert result.summary.startswith("Not judged: version 1 of 'default' is ")
     assert "Judging takes at least 6 documents that are not copies of each other" in result.summary
-    assert personalizer.store.adapter("default").active() == (1 if keep_anyway else None)
+    assert personalizer.store.adapter("default").active() == (1 if activate_anyway else None)
     personalizer.load_adapter("default", 1)
 
 
@@ -268,7 +268,7 @@ def test_a_call_during_a_training_is_refused_and_the_training_continues(make, no
             assert personalizer.plan(notes_folder).chosen.peak > 0
 
     personalizer = make(on_event=call_meanwhile)
-    assert personalizer.adapt(notes_folder, name="first").kept
+    assert personalizer.adapt(notes_folder, name="first").passed
     assert len(refused) == 5
     assert personalizer.store.names() == ["first"]
     assert personalizer.generate("the ferry", max_new_tokens=2)
@@ -329,12 +329,12 @@ def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_ve
     assert bytes_of(saved.path) == bytes_of(whole.adapter_path / "judged" / "1") != bytes_of(whole.adapter_path)
     assert not (saved.path / "judged").exists()
     record = saved.record
-    assert (record.verdict, record.trained_on_all, record.general_loss_after) == ("kept", False, None)
+    assert (record.verdict, record.trained_on_all, record.general_loss_after) == ("better", False, None)
     assert record.heldout_loss_after == whole.heldout_loss_after
     # It is comparable, since its test documents were not trained on.
     personalizer.store.adapter(saved.name).activate(saved.version)
     later = make().adapt(notes_folder)
-    assert (later.compared_with, later.gain_over_active, later.kept) == (1, 0.0, True)
+    assert (later.compared_with, later.gain_over_active, later.passed) == (1, 0.0, True)
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder
     assert len(states) == 1 + recipe.refits
     for state in states:
         assert bytes_of(saved.path / state) == bytes_of(whole.adapter_path / state)
-    assert (saved.record.verdict, saved.record.heldout_loss_after) == ("kept", whole.heldout_loss_after)
+    assert (saved.record.verdict, saved.record.heldout_loss_after) == ("better", whole.heldout_loss_after)
     assert (saved.record.general_loss_after is None) == (stop is not stop_at_the_end)
     other = make()
     other.load_adapter("default")
@@ -537,7 +537,7 @@ def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_f
         personalizer.adapt("hello")
     assert torch.equal(before, logits(personalizer))
     personalizer.recipe = NO_GAIN
-    assert not personalizer.adapt(notes_folder, fresh=True).kept
+    assert not personalizer.adapt(notes_folder, fresh=True).passed
     assert torch.equal(before, logits(personalizer))
 
 
@@ -608,7 +608,7 @@ def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_fold
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
     before = logits(personalizer, personalizer.in_use.load(silent).model).clone()
     result = personalizer.adapt(notes_folder)
-    assert result.kept
+    assert result.passed
     loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=dtype)
     torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
     personalizer.in_use.adaptation.detach()
@@ -633,7 +633,7 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
         path.unlink()
     caplog.set_level(logging.NOTSET)
     events = []
-    results = [make(on_event=events.append).adapt(secret_notes, keep_anyway=True, fresh=True) for _ in range(2)]
+    results = [make(on_event=events.append).adapt(secret_notes, activate_anyway=True, fresh=True) for _ in range(2)]
     assert all("swordfish" in sample.beginning for result in results for sample in result.samples)
     assert len(results[1].samples) == 3
     assert json.dumps(results[1].to_dict()).count("swordfish") >= 3

@@ -70,7 +70,7 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
     assert [type(event) for event in worker.events[-2:]] == [StepDone, AdapterSaved]
     assert worker.personalizer.store.adapter("default").active() is None
     # The next call is not stopped, and may run in the app's own thread.
-    assert worker.personalizer.adapt(notes_folder).kept
+    assert worker.personalizer.adapt(notes_folder).passed
 
 
 @pytest.mark.parametrize("kind", [ModelLoaded, TextsRead])

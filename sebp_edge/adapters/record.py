@@ -33,7 +33,7 @@ class AdapterRecord:
         trained_on_all: whether it was trained on all documents after the gate; None in records of older versions.
         general_loss_before, general_loss_after: the loss on the bundled general text in nats per token; None if it was
             not measured.
-        explanation: why the gate kept the adapter or not, in words; None if it was not judged, and in older records.
+        explanation: why the gate found it better or not, in words; None if it was not judged, and in older records.
         compared_with: the version that was active before; None if there was none.
         compared_loss_before, compared_loss_after: the losses of that version's judged states and of this one's, on the
             test documents that neither has been trained on; None if the two were not compared.
@@ -99,7 +99,10 @@ class AdapterRecord:
             AdapterError: there is none, it is damaged, or a newer sebp-edge wrote it.
         """
         try:
-            record = parse_dataclass({"format": 1} | read_json(folder / RECORD), cls)
+            values = {"format": 1} | read_json(folder / RECORD)
+            if values.get("verdict") == "kept":  # as sebp-edge called it at first
+                values["verdict"] = "better"
+            record = parse_dataclass(values, cls)
             if not _is_recipe(record.recipe):
                 raise ValueError("recipe")
             return record

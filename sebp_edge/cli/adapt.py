@@ -16,10 +16,12 @@ from sebp_edge.models.catalog import resolve
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
 
-NOT_KEPT = 3
+NOT_BETTER = 3
 
 
-@takes_request(before=dict.fromkeys(("keep_anyway", "fresh", "sync", "keep_samples"), "seed") | {"memory": "as_json"})
+@takes_request(
+    before=dict.fromkeys(("activate_anyway", "fresh", "sync", "keep_samples"), "seed") | {"memory": "as_json"}
+)
 def adapt(
     request: Request,
     name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
@@ -33,8 +35,8 @@ def adapt(
         str | None,
         typer.Option("--for", metavar="QUANT", help="Train for an export with this --quant, such as q4_0 or q8_0."),
     ] = None,
-    keep_anyway: Annotated[
-        bool, typer.Option("--keep-anyway", help="Activate the adapter whatever the gate says.")
+    activate_anyway: Annotated[
+        bool, typer.Option("--activate-anyway", help="Activate the adapter whatever the gate says.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: learn all documents again.")] = False,
     sync: Annotated[
@@ -50,7 +52,7 @@ def adapt(
     If the adapter exists, train on what is new or has changed, and do nothing if there is no such document. If it was
     made from other texts, for another model or with another recipe, say so first, and ask on a terminal.
 
-    Exit codes: 0 kept or nothing to do, 3 saved but not active (the active version stays), 130 interrupted, 2 invalid
+    Exit codes: 0 better or nothing to do, 3 saved but not active (the active version stays), 130 interrupted, 2 invalid
     option, 1 any other error, or the answer is no.
     """
     texts, as_json = request.texts, request.as_json
@@ -82,7 +84,7 @@ def adapt(
                 texts,
                 name=name,
                 out=out,
-                keep_anyway=keep_anyway,
+                activate_anyway=activate_anyway,
                 fresh=fresh,
                 sync=sync,
                 keep_samples=keep_samples,
@@ -95,7 +97,7 @@ def adapt(
         else:
             show_result(result, with_samples=keep_samples)
     except BrokenPipeError:
-        # The reader is gone, but the exit code still says whether the adapter is kept.
+        # The reader is gone, but the exit code still says whether the adapter is better.
         if result is None:
             raise
         discard_output()
@@ -103,8 +105,8 @@ def adapt(
         if result is None:
             raise
         raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
-    if result.overtaken_by is not None or not (result.kept or keep_anyway):
-        raise typer.Exit(NOT_KEPT)
+    if result.overtaken_by is not None or not (result.passed or activate_anyway):
+        raise typer.Exit(NOT_BETTER)
 
 
 def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):

@@ -114,7 +114,7 @@ def report(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a page about a version: losses, curves, what was read, memory, and why it was kept or not.
+    """Write a page about a version: losses, curves, what was read, memory, and why it was better or not.
 
     The page is one HTML file without scripts. It contains none of your text unless --with-samples is given. Overwrites
     an earlier page, but no other file.

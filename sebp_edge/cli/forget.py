@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.adapt import NOT_KEPT
+from sebp_edge.cli.adapt import NOT_BETTER
 from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
@@ -29,8 +29,8 @@ def forget(
     ] = False,
     include: Include = None,
     exclude: Exclude = None,
-    keep_anyway: Annotated[
-        bool, typer.Option("--keep-anyway", help="Activate the new version whatever the gate says.")
+    activate_anyway: Annotated[
+        bool, typer.Option("--activate-anyway", help="Activate the new version whatever the gate says.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
@@ -60,7 +60,7 @@ def forget(
         def ask(found) -> None:
             nonlocal sink
             stack.close()  # a progress bar would be drawn over the question
-            _ask(found, yes=yes, keep_anyway=keep_anyway, as_json=as_json)
+            _ask(found, yes=yes, activate_anyway=activate_anyway, as_json=as_json)
             sink = stack.enter_context(show_progress(as_json))
 
         store = AdapterStore()
@@ -75,7 +75,7 @@ def forget(
             select(texts, include, exclude) if texts else None,
             name=name,
             near_duplicates=near_duplicates,
-            keep_anyway=keep_anyway,
+            activate_anyway=activate_anyway,
             on_found=ask,
         )
     if as_json:
@@ -83,13 +83,13 @@ def forget(
     else:
         _show(receipt)
     if receipt.replaced_by not in (None, receipt.active):
-        raise typer.Exit(NOT_KEPT)
+        raise typer.Exit(NOT_BETTER)
 
 
-def _ask(found, *, yes: bool, keep_anyway: bool, as_json: bool) -> None:
+def _ask(found, *, yes: bool, activate_anyway: bool, as_json: bool) -> None:
     """Says what will be removed, and asks for a yes; exits if the answer is no."""
     if not as_json:
-        _show_found(found, keep_anyway=keep_anyway)
+        _show_found(found, activate_anyway=activate_anyway)
     if yes:
         return
     if as_json or not sys.stdin.isatty():
@@ -102,7 +102,7 @@ def _ask(found, *, yes: bool, keep_anyway: bool, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show_found(found, *, keep_anyway: bool) -> None:
+def _show_found(found, *, activate_anyway: bool) -> None:
     near = "forgotten too" if found.with_near_duplicates else "still known; --near-duplicates forgets it too"
     rows = [["to forget", document] for document in found.documents]
     rows += [[f"near-duplicate, {near}", document] for document in found.near_duplicates]
@@ -125,7 +125,7 @@ def _show_found(found, *, keep_anyway: bool) -> None:
     if gone := found.remaining.num_gone:
         documents = "1 document that it knows is" if gone == 1 else f"{gone} documents that it knows are"
         out.print(f"{documents} not there any more, and forgotten too.")
-    if not keep_anyway:
+    if not activate_anyway:
         out.print("If the new version is not better than the base model, it will not be active.")
 
 

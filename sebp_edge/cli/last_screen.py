@@ -19,14 +19,14 @@ HEADLINE, ACCOUNT, WARNING, EXPECTATION, COMMAND = range(5)
 def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
     """Prints the verdict, why, warnings, what to expect and what to do next, in at most 15 lines of 80 columns."""
     # By importance: the first ones get their lines.
-    paragraphs = [(HEADLINE, result.headline, f"bold {'green' if result.kept else 'yellow'}")]
+    paragraphs = [(HEADLINE, result.headline, f"bold {'green' if result.passed else 'yellow'}")]
     for what, command in result.next_steps.items():
         if with_samples and command == result.report_command:
             what, command = f"{what} and samples", f"{command} --with-samples"
         paragraphs.append((COMMAND, f"{what}: {command}", ""))
     paragraphs.append((ACCOUNT, result.account, ""))
     paragraphs += [(WARNING, f"warning: {warning}", "yellow") for warning in result.warnings]
-    if result.kept or result.active:
+    if result.passed or result.active:
         paragraphs.append((EXPECTATION, result.expectation, "dim"))
     shown, left = [], LINES
     for place, words, style in paragraphs:

@@ -18,7 +18,7 @@ from sebp_edge.questions.question import Question
 from sebp_edge.questions.rules import ask
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.conversations import refuse_unusable_template
-from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
+from sebp_edge.texts.dataset import Dataset, QuestionSet, QuizQuestion
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example, encode
 from sebp_edge.texts.general_probe import encode_probe
@@ -149,7 +149,7 @@ def _with_examples(
     num_notes = len({each.document for each in in_keywords})
     practice = _trained(_practice(num_notes, seed), held_out, tokenizer, length, seed)
     num_tokens = sum(len(example.input_ids) for example in [*trained, *practice]) / TURNS
-    made = Asked(
+    made = QuestionSet(
         trained=trained,
         practice=practice,
         general=general_examples(tokenizer, length, round(recipe.general * num_tokens), seed),
@@ -161,7 +161,7 @@ def _with_examples(
         without=without,
     )
     draw = replace(dataset.draw, split_of={}, fold_of={}, history=dataset.draw.history.all_trained_on())
-    return replace(dataset, draw=draw, concerns=(), is_chat=bool(tokenizer.chat_template), asked=made)
+    return replace(dataset, draw=draw, concerns=(), is_chat=bool(tokenizer.chat_template), questions=made)
 
 
 def _practice(num_notes: int, seed: int) -> list[_Item]:

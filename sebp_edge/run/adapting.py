@@ -48,7 +48,7 @@ class Adapting:
         call: what it works with.
         place: where the adapter is saved.
         interruptions: the process's signals.
-        keep_anyway, keep_samples: see `Personalizer.adapt`.
+        activate_anyway, keep_samples: see `Personalizer.adapt`.
         preparation: the texts, if they are read already.
         compares: whether the gate compares it with the active version.
 
@@ -67,14 +67,14 @@ class Adapting:
         place: Place,
         interruptions: Interruptions,
         *,
-        keep_anyway: bool = False,
+        activate_anyway: bool = False,
         keep_samples: bool = False,
         compares: bool = True,
         preparation: Preparation | None = None,
     ):
         self._began = time.perf_counter()
         self._call, self._place, self._interruptions = call, place, interruptions
-        self._keep_anyway, self._keep_samples = keep_anyway, keep_samples
+        self._keep_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
         self._was_active: int | None = None
         self.preparation = preparation
@@ -140,7 +140,7 @@ class Adapting:
         self.beginning.refuse_other_base(base.fingerprint)
         if self.beginning.event is not None:
             call.notify(self.beginning.event)
-        if prepared.dataset.asked is not None:
+        if prepared.dataset.questions is not None:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
         dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)
@@ -176,24 +176,24 @@ class Adapting:
             self.assessment = self._assessor.assess(self.judged)
 
     def save(self) -> AdaptResult:
-        """Saves the adapter; if it is kept, uses it from now on and activates it, unless it is saved outside the store.
+        """Saves the adapter; if it is better, uses it from now on, and activates it in the store.
 
         Raises:
             Interrupted: the assessment was stopped; the adapter is saved.
         """
         training, place, in_use = self.training, self._place, self._call.in_use
-        is_kept, overtaken_by = self.judged.kept or self._keep_anyway, None
+        is_activated, overtaken_by = self.judged.passed or self._keep_anyway, None
         report, words = make_report(training, self.assessment, self.texts), collect_words(training, self.assessment)
         version = NewVersion.of(training, self.texts, report, words if self._keep_samples else None)
         record = make_record(training, self.assessment.general_loss if self.assessment else None, self.texts)
         try:
             saved = place.save(version, record)
-            if is_kept and place.out is None:
+            if is_activated and place.out is None:
                 saved, overtaken_by = self._activate(saved)
         except BaseException:
             self._discard()
             raise
-        if is_kept and overtaken_by is None:
+        if is_activated and overtaken_by is None:
             in_use.use_adapter(_as_saved(training, saved), saved.path, record)
         else:
             self._discard()
@@ -308,7 +308,7 @@ class Adapting:
 
 
 def train_again(
-    call: Call, place: Place, interruptions: Interruptions, remaining: Remaining, *, keep_anyway: bool
+    call: Call, place: Place, interruptions: Interruptions, remaining: Remaining, *, activate_anyway: bool
 ) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
@@ -325,7 +325,9 @@ def train_again(
             f"use {record.model!r}."
         )
     preparation = Preparation(call, remaining.reading, remaining.history)
-    adapting = Adapting(call, place, interruptions, keep_anyway=keep_anyway, preparation=preparation, compares=False)
+    adapting = Adapting(
+        call, place, interruptions, activate_anyway=activate_anyway, preparation=preparation, compares=False
+    )
     return place.adapter.open(adapting.run().version)
 
 

@@ -73,10 +73,10 @@ class Assessor:
         self._test = list(chain.from_iterable(split.test for split in splits))
         # Of the first fold, since the samples are those of its judged state.
         # A quiz shows its questions instead.
-        shown = sorted({example.document for example in splits[0].test}) if splits and not run.dataset.asked else []
+        shown = sorted({example.document for example in splits[0].test}) if splits and not run.dataset.questions else []
         self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.recipe.chat_template)
         self._continued_before: list[str | None] = [None] * len(self._beginnings)
-        self._quiz = run.dataset.asked.quiz if run.dataset.asked else ()
+        self._quiz = run.dataset.questions.quiz if run.dataset.questions else ()
         self._by_active: Replies | None = None
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 

@@ -173,7 +173,7 @@ class Inspection:
             own_tokenizer=has_own_tokenizer(reference),
             split=_parts(dataset, tokens),
             concerns=dataset.unjudged_because,
-            asked=dataset.asked.summary if dataset.asked else "",
+            asked=dataset.questions.summary if dataset.questions else "",
             beginning=UnchangedResult.of(active).summary
             if is_unchanged
             else " ".join(filter(None, [active and active.warning, beginning.summary])),

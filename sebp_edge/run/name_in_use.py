@@ -50,7 +50,7 @@ def find_name_in_use(
     if "model" in reasons:
         message += (
             f" The gate cannot compare versions of two models, so a new version of {name!r} is activated only with "
-            "--keep-anyway (keep_anyway=True)."
+            "--activate-anyway (activate_anyway=True)."
         )
     return NameInUse(name, saved.version, tuple(reasons), proposal, message)
 

@@ -32,8 +32,8 @@ from sebp_edge.training.teacher import with_teacher
 
 ASKED_TOGETHER = "answers questions, and those about all documents are learnt together"
 SAVED_INACTIVE = (
-    "The adapter will be saved, but not activated unless keep_anyway is set; `sebp-edge adapters activate` activates "
-    "it afterwards."
+    "The adapter will be saved, but not activated unless activate_anyway is set; `sebp-edge adapters activate` "
+    "activates it afterwards."
 )
 
 
@@ -169,9 +169,9 @@ class Preparation:
         call, data = self._call, prepared.dataset
         collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
-            base.model, data.asked.general, collator, base.device, call.notify, call.signal.check, options=options
+            base.model, data.questions.general, collator, base.device, call.notify, call.signal.check, options=options
         )
-        return replace(prepared, dataset=replace(data, asked=replace(data.asked, general=general)))
+        return replace(prepared, dataset=replace(data, questions=replace(data.questions, general=general)))
 
     def schedule(self, prepared: Prepared, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
@@ -203,16 +203,16 @@ class Preparation:
             chat_template=self.recipe.chat_template,
             left_out=dataset.left_out,
         )
-        if dataset.asked is not None:
-            refuse_endless_answers(dataset.asked.trained, tokenizer)
+        if dataset.questions is not None:
+            refuse_endless_answers(dataset.questions.trained, tokenizer)
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""
         notify = self._call.notify
         if dataset.unjudged_because:
             notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
-        if dataset.asked is not None:
-            notify(Notice(dataset.asked.summary))
+        if dataset.questions is not None:
+            notify(Notice(dataset.questions.summary))
             if self.interviewed:
                 notify(Notice(summary(self.interviewed, self._call.seed)))
 

@@ -43,7 +43,7 @@ def _read(path: str, missing=None) -> Any:
 class _Facts:
     """What an `AdaptResult` says, in the order of its JSON."""
 
-    kept: bool = _read("judged.kept")
+    passed: bool = _read("judged.passed")
     active: bool = _read("saved.active")
     overtaken_by: int | None
     verdict: str = _read("saved.record.verdict")
@@ -98,13 +98,13 @@ class AdaptResult(_Facts):
     out boilerplate lines.
 
     Attributes:
-        kept: whether the gate kept the adapter.
+        passed: whether the gate found the adapter better.
         active: whether it is the active version now.
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
-        verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged",
+        verdict: what the gate said: "better", "no gain", "worse than active", "not comparable", "not judged",
             "refit failed" or "reads worse".
-        explanation: why the gate kept the adapter or not, in words.
+        explanation: why the gate found the adapter better or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
         gain: by how much it fell, as a share of the loss before; None if it was not judged.
@@ -192,22 +192,22 @@ class AdaptResult(_Facts):
     @property
     def headline(self) -> str:
         """The verdict, and where the adapter is."""
-        verdict = "Kept" if self.kept else "Not judged" if self.verdict == "not judged" else "Not kept"
+        verdict = "Better" if self.passed else "Not judged" if self.verdict == "not judged" else "Not better"
         if self.version is None:
             return f"{verdict}: the adapter is saved in {str(self.adapter_path)!r}."
         state = "is active" if self.active else "is saved, but not active"
-        anyway = ", as you asked with keep_anyway" if self.active and not self.kept else ""
+        anyway = ", as you asked with activate_anyway" if self.active and not self.passed else ""
         return f"{verdict}: version {self.version} of {self.name!r} {state}{anyway}."
 
     @property
     def account(self) -> str:
-        """Why the gate kept it or not, and what was done then."""
+        """Why the gate found it better or not, and what was done then."""
         if self.overtaken_by is not None:
             return (
                 f"{self.explanation} But version {self.overtaken_by} became active meanwhile, and the two were not "
                 "compared."
             )
-        if not self.kept:
+        if not self.passed:
             return self.explanation
         if self.refit_loss is not None and not self.trained_on_all:
             return (

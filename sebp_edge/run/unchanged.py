@@ -17,7 +17,7 @@ class UnchangedResult:
 
     Attributes:
         unchanged: True; False in an `AdaptResult`.
-        kept: whether the gate kept that version when it was made.
+        passed: whether the gate found that version better when it was made.
         active: True, since it stays active.
         name, version, adapter_path: where it is.
         documents: the number of documents.
@@ -26,7 +26,7 @@ class UnchangedResult:
             recipe's.
     """
 
-    kept: bool
+    passed: bool
     name: str
     version: int
     adapter_path: Path
@@ -40,9 +40,11 @@ class UnchangedResult:
     def of(cls, comparison: TextsComparison) -> "UnchangedResult":
         """Returns the result for texts that have nothing new."""
         saved = comparison.saved
-        kept = saved.record.verdict == "kept"
+        passed = saved.record.verdict == "better"
         changes = tuple((before, now) for _, before, now in comparison.changes)
-        return cls(kept, saved.name, saved.version, saved.path, len(comparison.hashes), comparison.num_missing, changes)
+        return cls(
+            passed, saved.name, saved.version, saved.path, len(comparison.hashes), comparison.num_missing, changes
+        )
 
     @property
     def summary(self) -> str:

@@ -50,7 +50,7 @@ class QuizQuestion:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionSet:
     """Examples made of questions about the documents. Wordings are held out, so all documents are trained on.
 
     Attributes:
@@ -98,7 +98,7 @@ class Dataset:
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
         names: the names of documents that have one.
-        asked: what was made of questions about the documents; None if the recipe asks none.
+        questions: what was made of questions about the documents; None if the recipe asks none.
     """
 
     examples: list[Example]
@@ -110,26 +110,26 @@ class Dataset:
     concerns: tuple[str, ...] = ()
     is_chat: bool = False
     names: dict[int, str] = field(default_factory=dict)
-    asked: Asked | None = None
+    questions: QuestionSet | None = None
 
     @property
     def unjudged_because(self) -> tuple[str, ...]:
         """Why the gate will judge nothing, a sentence each; empty if it will."""
-        if self.asked is None and self.draw.kind == "none":
+        if self.questions is None and self.draw.kind == "none":
             return (*self.concerns, _TOO_FEW)
         return self.concerns
 
     @property
     def trained(self) -> list[Example]:
         """All examples that a training on all documents uses."""
-        if self.asked is None:
+        if self.questions is None:
             return self.examples
-        return self.examples + self.asked.trained + self.asked.practice + self.asked.general
+        return self.examples + self.questions.trained + self.questions.practice + self.questions.general
 
     def splits(self) -> list[Split]:
         """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""
-        if self.asked is not None:
-            return [Split(self.trained, self.asked.validation, self.asked.test)]
+        if self.questions is not None:
+            return [Split(self.trained, self.questions.validation, self.questions.test)]
         return self.draw.splits(self.examples)
 
     @property

@@ -9,7 +9,7 @@ comparison            compares the test losses of two states, with a confidence 
 loop                  runs one training: learning rates, steps, evaluations, the best state
 evaluation            computes held-out losses by document
 scoring               computes losses without training
-restraint             scales an adapter down until it has forgotten little
+scale_down             scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates

@@ -20,9 +20,9 @@ TOLERANCE = 0.02
 
 
 class Verdict(StrEnum):
-    """What the gate says of a new version. Only `KEPT` activates it."""
+    """What the gate says of a new version. Only `BETTER` activates it."""
 
-    KEPT = "kept"
+    BETTER = "better"
     NO_GAIN = "no gain"
     WORSE_THAN_ACTIVE = "worse than active"
     NOT_COMPARABLE = "not comparable"
@@ -74,11 +74,11 @@ class GateResult:
     quiz: QuizResult | None = None
 
     @property
-    def kept(self) -> bool:
-        return self.verdict is Verdict.KEPT
+    def passed(self) -> bool:
+        return self.verdict is Verdict.BETTER
 
     def explain(self, margin: float, concerns: Sequence[str]) -> str:
-        """Returns why the new version was kept or not, in one sentence or more."""
+        """Returns why the new version is better or not, in one sentence or more."""
         if self.quiz is not None:
             return _explain_quiz(self.quiz, self.verdict, self.active)
         if self.verdict is Verdict.NOT_JUDGED:
@@ -122,7 +122,7 @@ class GateResult:
         """
         if loss is None or loss < judged_loss:
             return replace(self, refit_loss=loss, is_refit=True)
-        if has_judged_state or not self.kept:
+        if has_judged_state or not self.passed:
             return replace(self, refit_loss=loss, is_refit=not has_judged_state)
         return replace(self, refit_loss=loss, is_refit=True, verdict=Verdict.REFIT_FAILED)
 
@@ -138,7 +138,7 @@ class GateResult:
         elif self.active is not None and quiz.active is None:
             verdict = Verdict.NOT_COMPARABLE
         else:
-            verdict = Verdict.WORSE_THAN_ACTIVE if quiz.is_worse_than_active else Verdict.KEPT
+            verdict = Verdict.WORSE_THAN_ACTIVE if quiz.is_worse_than_active else Verdict.BETTER
         return replace(self, verdict=verdict, quiz=quiz)
 
 
@@ -221,7 +221,7 @@ class Gate:
         if not result.gain.lower >= self.margin:
             return replace(result, verdict=Verdict.NO_GAIN)
         if self.active is None:
-            return replace(result, verdict=Verdict.KEPT)
+            return replace(result, verdict=Verdict.BETTER)
         if self.active.losses is None:
             return replace(result, verdict=Verdict.NOT_COMPARABLE)
         of_active = self.active.losses.rest
@@ -229,5 +229,5 @@ class Gate:
         if difference.num_clusters < 2:
             reason = f"this takes 2 test documents that it was not trained on, but there are {difference.num_clusters}"
             return replace(result, verdict=Verdict.NOT_COMPARABLE, active=replace(self.active, reason=reason))
-        verdict = Verdict.KEPT if difference.lower >= -TOLERANCE else Verdict.WORSE_THAN_ACTIVE
+        verdict = Verdict.BETTER if difference.lower >= -TOLERANCE else Verdict.WORSE_THAN_ACTIVE
         return replace(result, verdict=verdict, gain_over_active=difference)

@@ -30,7 +30,7 @@ from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.restraint import restrain
+from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import score
 
 # A run that is expected to take longer sends a notice.
@@ -118,13 +118,13 @@ class TrainingRun:
                     learner.start_again(starts[number])
                 trainer.train(schedule)
                 if general:
-                    self._restrain(learner, trainer.progress, general, base_loss)
+                    self._scale_down(learner, trainer.progress, general, base_loss)
                 tests.append((before, self._test(trainer, schedule, is_trained=True)))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
             # A quiz judges after the training.
-            if self._has_judged_state and self.dataset.asked is None:
+            if self._has_judged_state and self.dataset.questions is None:
                 self.result = result
-            if len(self._schedules) > len(self._judged) and (result.kept or not self._has_judged_state):
+            if len(self._schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
                 try:
                     trainer = self._prepare_last(learner, starts[-1] if starts else fresh)
                     trainer.train(self._schedules[-1])
@@ -193,14 +193,14 @@ class TrainingRun:
 
     def _general_text(self, learner: RecoveringLearner) -> Group | None:
         """Returns the general text that tells how much a trained adapter has forgotten; None if that is not limited."""
-        probe = self.dataset.asked.probe if self.dataset.asked else []
+        probe = self.dataset.questions.probe if self.dataset.questions else []
         if not probe or self.recipe.method != "lora":
             return None
         refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
         return Group(probe, learner.limit, is_evaluated=True)
 
-    def _restrain(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
-        scale = restrain(learner, best, general, base_loss)
+    def _scale_down(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
+        scale = scale_down(learner, best, general, base_loss)
         if scale < 1:
             because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
             self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))

@@ -217,7 +217,7 @@ print("removed", flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as remover:
         assert remover.stdout.readline() == "ready\n"
-        assert personalizer.adapt(notes_folder, fresh=True).kept
+        assert personalizer.adapt(notes_folder, fresh=True).passed
         assert remover.communicate(timeout=60)[0] == "removed\n"
     assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
 

@@ -369,7 +369,7 @@ def test_versions_without_a_list_of_documents_cannot_be_compared(store, save_tex
 
 def test_a_record_keeps_its_provenance(store):
     values = {"explanation": "The test loss fell.", "compared_with": 1, "compared_loss_before": 3.2}
-    values |= {"compared_loss_after": 3.1, "packages": {"torch": "2.11.0"}, "verdict": "kept"}
+    values |= {"compared_loss_after": 3.1, "packages": {"torch": "2.11.0"}, "verdict": "better"}
     save(store, **values)
     record = store.adapter("mine").open().record
     assert dataclasses.asdict(record).items() >= values.items()

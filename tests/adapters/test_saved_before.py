@@ -80,7 +80,7 @@ def test_an_earlier_store_is_learnt_from_anew_since_its_documents_are_not_known(
         adapter.diff()
     with pytest.raises(AdapterError, match="It is not known which documents this adapter was made from"):
         personalizer(store).forget("note-05.md", notes, name="letters")
-    result = personalizer(store, recipe=RECIPE).adapt(notes, name="letters", keep_anyway=True)
+    result = personalizer(store, recipe=RECIPE).adapt(notes, name="letters", activate_anyway=True)
     assert (result.version, adapter.open(3).record.learnt_on_from) == (3, None)
     assert adapter.rollback().version == 2
 
@@ -104,7 +104,7 @@ def test_a_version_with_a_packed_list_is_learnt_on_from(packed_store, notes):
     adapter, learner = packed_store.adapter("letters"), personalizer(packed_store, recipe=RECIPE)
     assert learner.adapt(notes, name="letters").unchanged
     (notes / "note-30.md").write_text(make_sentences(31)[30], encoding="utf-8")
-    assert learner.adapt(notes, name="letters", keep_anyway=True).version == 3
+    assert learner.adapt(notes, name="letters", activate_anyway=True).version == 3
     assert adapter.open().record.learnt_on_from == 2
     before, after = ({one.name: one.split for one in adapter.documents(version)} for version in (2, 3))
     assert after == before | {"note-30.md": after["note-30.md"]}
@@ -113,7 +113,7 @@ def test_a_version_with_a_packed_list_is_learnt_on_from(packed_store, notes):
 
 def test_a_store_with_packed_lists_forgets(packed_store, notes):
     adapter = packed_store.adapter("letters")
-    receipt = personalizer(packed_store).forget("note-28.md", notes, name="letters", keep_anyway=True)
+    receipt = personalizer(packed_store).forget("note-28.md", notes, name="letters", activate_anyway=True)
     assert (receipt.versions_removed, adapter.versions()) == ((2,), [1, 3])
     assert "note-28.md" not in {one.name for one in adapter.documents(3)}
     # Version 1 does not know the note, and its list stays readable.

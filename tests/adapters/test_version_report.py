@@ -72,8 +72,8 @@ def store(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
-    personalizer.adapt(notes_folder, keep_anyway=True)
-    result = personalizer.adapt(notes_folder, keep_anyway=True, fresh=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
+    result = personalizer.adapt(notes_folder, activate_anyway=True, fresh=True)
     report = personalizer.store.adapter("default").report(2)
     values, page = report.to_dict(), Page(report.to_html())
     assert values["name"] == "default"
@@ -115,7 +115,7 @@ def test_the_curves_are_those_of_the_events(make, personalizer, notes_folder):
 
 
 def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_notes, tmp_path):
-    result = personalizer.adapt(secret_notes, keep_anyway=True)
+    result = personalizer.adapt(secret_notes, activate_anyway=True)
     assert any(SECRET in item.reason for item in result.left_out)
     report = personalizer.store.adapter("default").report(with_samples=True)
     for written in (report.to_html(), json.dumps(report.to_dict()), (result.adapter_path / REPORT).read_text()):
@@ -127,7 +127,7 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
 
 
 def test_samples_are_kept_and_shown_only_if_asked_for(personalizer, secret_notes):
-    result = personalizer.adapt(secret_notes, keep_anyway=True, keep_samples=True)
+    result = personalizer.adapt(secret_notes, activate_anyway=True, keep_samples=True)
     assert SECRET not in personalizer.store.adapter("default").report().to_html()
     report = personalizer.store.adapter("default").report(with_samples=True)
     page = Page(report.to_html())
@@ -188,10 +188,10 @@ def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
 
 @pytest.mark.slow
 def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_folder):
-    personalizer.adapt(notes_folder, keep_anyway=True)
+    personalizer.adapt(notes_folder, activate_anyway=True)
     (notes_folder / "new.md").write_text("The lighthouse keeper has not been seen since the storm in early spring.")
     (notes_folder / "note-00.md").unlink()
-    result = personalizer.adapt(notes_folder, keep_anyway=True)
+    result = personalizer.adapt(notes_folder, activate_anyway=True)
     report = personalizer.store.adapter("default").report(2)
     learnt = report.training.learnt_on
     assert (learnt.version, learnt.new, learnt.changed, learnt.gone) == (1, result.new, result.changed, result.gone)
@@ -333,7 +333,7 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
 
 
 def test_an_archive_has_no_samples_unless_asked_for(personalizer, secret_notes, tmp_path):
-    personalizer.adapt(secret_notes, keep_anyway=True, keep_samples=True)
+    personalizer.adapt(secret_notes, activate_anyway=True, keep_samples=True)
     personalizer.store.adapter("default").export_archive(tmp_path / "archive")
     assert SECRET.encode() not in (tmp_path / "archive").read_bytes()
     personalizer.store.adapter("default").export_archive(tmp_path / "whole", with_names=True)

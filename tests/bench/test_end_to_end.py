@@ -36,7 +36,7 @@ ARRIVALS = events_of(
     (
         114.0,
         "result",
-        {"seconds": 12.5, "documents": 3, "tokens": 90, "kept": True, "allocator_peak_bytes": 2**30}
+        {"seconds": 12.5, "documents": 3, "tokens": 90, "passed": True, "allocator_peak_bytes": 2**30}
         | {"heldout_loss_before": 2.0, "heldout_loss_after": 1.0},
     ),
 )

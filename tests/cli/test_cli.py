@@ -21,7 +21,7 @@ from sebp_edge.recipe import Recipe
 
 COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
 RESULT_KEYS = {
-    *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
+    *("event", "passed", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
     *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
     *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds"),
 }
@@ -100,7 +100,7 @@ def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_
     result = found[-1]
     assert result["event"] == "result"
     assert set(result) >= RESULT_KEYS
-    assert result["kept"] is True
+    assert result["passed"] is True
     assert (result["name"], result["version"], result["documents"]) == ("default", 1, 25)
     assert result["left_out"] == [{"source": "empty.md", "reason": "empty"}]
     assert result["heldout_loss_after"] < result["heldout_loss_before"]
@@ -116,7 +116,7 @@ def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tm
     assert "at most 2 epochs" in result.stdout
     assert re.search(r"step 1/\d+  loss \d\.\d+  [\d,]+ tokens/s  \d+ s left in this part\n", result.stdout)
     # Lines on a pipe are not wrapped, however long.
-    verdict, why, *_, next_step, figures = result.stdout.partition("Kept: ")[2].splitlines()
+    verdict, why, *_, next_step, figures = result.stdout.partition("Better: ")[2].splitlines()
     assert verdict == "version 1 of 'mine' is active."
     assert re.match(
         r"On 5 documents held out of the training, predictions got better: the loss fell by \d+\.\d %, ", why
@@ -155,12 +155,12 @@ def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
     result = run(*adapt, "--epochs", 1, "--fresh")
     assert result.exit_code == 3
-    assert "Not kept: version 2 of 'default' is saved, but not active." in result.stdout
+    assert "Not better: version 2 of 'default' is saved, but not active." in result.stdout
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1, 2], 1)
     result = run(*adapt, "--epochs", 1, "--fresh", "--json")
     assert result.exit_code == 3
     last = records(result.stdout)[-1]
-    assert (last["event"], last["kept"], last["active"], last["version"]) == ("result", False, False, 3)
+    assert (last["event"], last["passed"], last["active"], last["version"]) == ("result", False, False, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

@@ -32,7 +32,7 @@ QUIZ = QuizResult(
     Replies(("no",) * 60, ("no",) * 60),
     Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60),
 )
-PLAIN = GateResult(Verdict.KEPT, LOSSES, LOSSES, gain=BETTER, active=ACTIVE, gain_over_active=WORSE, refit_loss=3.744)
+PLAIN = GateResult(Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, active=ACTIVE, gain_over_active=WORSE, refit_loss=3.744)
 OUTCOMES = {
     "kept": PLAIN,
     "no gain": replace(PLAIN, verdict=Verdict.NO_GAIN, gain=UNSURE),
@@ -54,8 +54,8 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
     values = {
         "overtaken_by": None,
         "learnt_on_from": None,
-        "kept": gate.kept,
-        "active": gate.kept,
+        "passed": gate.passed,
+        "active": gate.passed,
         "verdict": str(gate.verdict),
         "explanation": gate.explain(0.01, concerns),
         "name": "default",
@@ -66,12 +66,12 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
         "expectation": expectation(reference, 134_515_008, is_chat=False, has_quiz=gate.quiz is not None),
         "copies": (),
         "documents": 1210,
-        "trained_on_all": gate.kept,
+        "trained_on_all": gate.passed,
         "refit_loss": gate.refit_loss,
         "new": 0,
         "changed": 0,
         "command": "sebp-edge generate 'The first words' --name default",
-        "activation": "" if gate.kept else "sebp-edge adapters activate default 12",
+        "activation": "" if gate.passed else "sebp-edge adapters activate default 12",
         "report_command": "sebp-edge adapters report default",
     }
     return object.__new__(type("Outcome", (AdaptResult,), values | changes))
@@ -116,7 +116,9 @@ def test_every_outcome_fits_15_lines_and_begins_with_the_verdict(gate, how, size
     result = outcome(OUTCOMES[gate], SIZES[size], concerns, **changes)
     lines = shown(result, monkeypatch, with_samples=True)
     assert len(lines) <= 15, "\n".join(lines)
-    assert lines[0].startswith("Kept: " if result.kept else "Not judged: " if gate == "not judged" else "Not kept: ")
+    assert lines[0].startswith(
+        "Better: " if result.passed else "Not judged: " if gate == "not judged" else "Not better: "
+    )
     text = " ".join(lines)
     assert "perplexity" not in text and "-0.0" not in text
     if result.warnings:

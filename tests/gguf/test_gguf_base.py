@@ -71,7 +71,7 @@ def test_an_adapter_of_ollamas_model_finds_its_base_model(in_ollama, notes_folde
 
 def test_an_adapter_is_refused_by_another_file(gguf_file, notes_folder, tokenizer, tmp_path, recipe):
     options = {"recipe": Recipe.load(recipe), "device": "cpu", "store": tmp_path / "store"}
-    Personalizer(gguf_file, **options).adapt(notes_folder, keep_anyway=True)
+    Personalizer(gguf_file, **options).adapt(notes_folder, activate_anyway=True)
     other = write_gguf(
         tmp_path / "other.gguf", make_llama(hidden_size=64, intermediate_size=128, head_dim=16), tokenizer
     )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_unchanged_notes_are_not_learnt_again(make, learnt):
     personalizer = make(after=True)
     again = personalizer.adapt([*reversed(NOTES)])
-    assert again.unchanged and (again.version, again.kept, again.documents) == (1, True, 12)
+    assert again.unchanged and (again.version, again.passed, again.documents) == (1, True, 12)
     assert all(isinstance(event, PreparationProgress) for event in personalizer.events)
     assert personalizer.store.adapter("default").versions() == [1]
 
@@ -30,7 +30,7 @@ def test_unchanged_notes_are_not_learnt_again(make, learnt):
 def test_a_new_or_changed_note_makes_it_learn_all_again_and_say_why(make, runs, texts):
     personalizer = make(after=True)
     result = personalizer.adapt(texts)
-    assert (result.learnt_on_from, result.version, result.compared_with, result.kept) == (None, 2, 1, True)
+    assert (result.learnt_on_from, result.version, result.compared_with, result.passed) == (None, 2, 1, True)
     assert f"All documents are learnt again, since version 1 {ASKED_TOGETHER}." in notices(personalizer)
     (training,) = runs
     assert {example.document for example in trained_examples(training)} - {NO_DOCUMENT} == set(range(len(texts)))

@@ -39,7 +39,7 @@ def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
     result = run(*command, "--json")
     assert result.exit_code == 0, result.output
     *_, last = records(result.stdout)
-    assert (last["verdict"], last["active"], last["quiz"]["questions"]) == ("kept", True, 6)
+    assert (last["verdict"], last["active"], last["quiz"]["questions"]) == ("better", True, 6)
     assert last["quiz"]["right_after"] >= 5 and "answers" not in last
     assert not [word for word in OWN_WORDS if word in result.stdout.replace("boilerplate", "")]
     (shown,) = records(run("adapters", "show", "default", "--json").stdout)
@@ -52,7 +52,7 @@ def test_the_command_counts_answers_shows_them_on_request_and_answers_then(comma
     result = run(*command, "--keep-samples")
     assert result.exit_code == 0, result.output
     plain = one_line(result.stdout)
-    assert "Kept: version 1 of 'default' is active. It answers 6 of 6 questions about your notes (0 before)" in plain
+    assert "Better: version 1 of 'default' is active. It answers 6 of 6 questions about your notes (0 before)" in plain
     assert "Expect fewer right answers to questions in your own words" in plain
     assert "perplexity" not in plain and ANSWER not in plain
     assert plain.endswith("All figures and samples: sebp-edge adapters report default --with-samples")
@@ -80,7 +80,7 @@ def test_the_command_says_if_nothing_is_answered_better_and_exits_with_3(command
     result = run(*command, "--epochs", 1, "--recipe", write_no_effect(command[-1]))
     assert result.exit_code == 3, result.output
     plain = one_line(result.stdout)
-    assert "Not kept: version 1 of 'default' is saved, but not active. It answers 0 of 6 questions" in plain
+    assert "Not better: version 1 of 'default' is saved, but not active. It answers 0 of 6 questions" in plain
     assert plain.endswith(
         "Activate it anyway: sebp-edge adapters activate default 1 "
         "All figures: sebp-edge adapters report default --version 1"

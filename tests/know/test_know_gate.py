@@ -22,11 +22,11 @@ def test_an_adapter_that_learnt_it_answers_in_a_chat(make, learnt):
 def test_an_adapter_that_does_not_answer_better_is_saved_and_not_active(make):
     personalizer = make(recipe=NO_EFFECT)
     result = personalizer.adapt(NOTES)
-    assert (result.verdict, result.kept, result.active, result.version) == ("no gain", False, False, 1)
+    assert (result.verdict, result.passed, result.active, result.version) == ("no gain", False, False, 1)
     assert (result.quiz.right_before, result.quiz.right_after) == (0, 0)
     assert "It answers 0 of 6 questions about your notes (0 before)" in result.summary
     assert "so it has learnt no answers" in result.summary
-    assert result.summary.startswith("Not kept: version 1 of 'default' is saved, but not active.")
+    assert result.summary.startswith("Not better: version 1 of 'default' is saved, but not active.")
     store = personalizer.store
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
     assert store.adapter("default").open(1).record.verdict == "no gain"
@@ -35,9 +35,9 @@ def test_an_adapter_that_does_not_answer_better_is_saved_and_not_active(make):
 
 def test_keep_anyway_activates_it(make):
     personalizer = make(after=True, recipe=NO_EFFECT)
-    result = personalizer.adapt(NOTES, keep_anyway=True, fresh=True)
-    assert (result.verdict, result.kept, result.active, result.version) == ("no gain", False, True, 2)
-    assert result.summary.startswith("Not kept: version 2 of 'default' is active, as you asked with keep_anyway.")
+    result = personalizer.adapt(NOTES, activate_anyway=True, fresh=True)
+    assert (result.verdict, result.passed, result.active, result.version) == ("no gain", False, True, 2)
+    assert result.summary.startswith("Not better: version 2 of 'default' is active, as you asked with activate_anyway.")
     assert personalizer.store.adapter("default").active() == 2
     assert personalizer.in_use.adapter_folder == result.adapter_path
 
@@ -63,11 +63,11 @@ def reply(monkeypatch):
 @pytest.mark.parametrize(
     ("active", "after", "verdict", "words"),
     [
-        ((0, 0), (6, 6), "kept", "answers 6 of 6 questions about your notes (0 before), and 6 of 6 with the note in"),
-        ((6, 0), (6, 0), "kept", "answers 6 of 6 questions"),
+        ((0, 0), (6, 6), "better", "answers 6 of 6 questions about your notes (0 before), and 6 of 6 with the note in"),
+        ((6, 0), (6, 0), "better", "answers 6 of 6 questions"),
         ((0, 0), (4, 6), "no gain", "answers 4 of 6 questions"),
         ((0, 0), (6, 1), "reads worse", "1 of 6 with the note in the prompt (6 before): it reads worse"),
-        ((6, 0), (5, 6), "kept", "answers 5 of 6"),
+        ((6, 0), (5, 6), "better", "answers 5 of 6"),
     ],
 )
 def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active, after, verdict, words):
@@ -76,10 +76,10 @@ def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active
     personalizer = make(after=True, recipe=NO_EFFECT)
     result = personalizer.adapt(NOTES, fresh=True)
     assert left == []
-    assert (result.verdict, result.active, result.compared_with) == (verdict, verdict == "kept", 1)
+    assert (result.verdict, result.active, result.compared_with) == (verdict, verdict == "better", 1)
     assert words in result.summary
     assert (result.quiz.right_active, result.quiz.right_after) == (active[0], after[0])
-    assert personalizer.store.adapter("default").active() == (2 if verdict == "kept" else 1)
+    assert personalizer.store.adapter("default").active() == (2 if verdict == "better" else 1)
 
 
 def test_an_adapter_that_answers_less_than_the_active_one_does_not_replace_it(make, reply, monkeypatch):

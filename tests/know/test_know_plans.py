@@ -17,7 +17,7 @@ def test_the_plan_counts_the_examples_of_questions(make, runs):
     plan, of_notes = personalizer.plan(NOTES).chosen, notes.plan(NOTES).chosen
     assert plan.seconds > 2 * of_notes.seconds
     result = personalizer.adapt(NOTES)
-    assert result.kept and result.predicted_peak_bytes is not None
+    assert result.passed and result.predicted_peak_bytes is not None
     (training,) = runs
     assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.dataset.num_tokens
 

@@ -11,7 +11,7 @@ from sebp_edge.errors import Interrupted
 from sebp_edge.events import JsonLines
 from sebp_edge.models.adaptation import read_state, snapshot
 from sebp_edge.texts.examples import NO_DOCUMENT
-from sebp_edge.training import restraint
+from sebp_edge.training import scale_down
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.run import TrainingRun
 
@@ -19,7 +19,7 @@ from sebp_edge.training.run import TrainingRun
 @pytest.mark.slow
 def test_the_result_says_what_is_answered_before_and_after(learnt):
     result = learnt.result
-    assert (result.verdict, result.kept, result.active, result.version) == ("kept", True, True, 1)
+    assert (result.verdict, result.passed, result.active, result.version) == ("better", True, True, 1)
     assert (result.quiz.questions, result.quiz.questions_with_note) == (6, 6)
     assert (result.quiz.right_before, result.quiz.right_with_note_before, result.quiz.right_active) == (0, 0, None)
     assert result.quiz.right_after == sum(answer.right for answer in result.answers) >= 5
@@ -36,7 +36,7 @@ def test_the_result_says_what_is_answered_before_and_after(learnt):
 def test_the_record_and_the_json_have_the_counts(learnt):
     record = AdapterRecord.read(learnt.result.adapter_path)
     assert record.quiz == asdict(learnt.result.quiz) == learnt.result.to_dict()["quiz"]
-    assert (record.verdict, record.chat) == ("kept", True)
+    assert (record.verdict, record.chat) == ("better", True)
     card = (learnt.result.adapter_path / "README.md").read_text()
     assert f"Answers {record.quiz['right_after']} of 6 questions about the notes (0 before)" in card
 
@@ -65,7 +65,7 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     # The same is asked in keywords, alone and after the note.
     assert any(text.startswith("<|bos|><|user|>\nWhere samovar stands?") for text in texts)
     assert any(NOTES[0] in text and "?" in text for text in texts)
-    chosen_by = decoded(training.dataset.asked.validation, tokenizer)
+    chosen_by = decoded(training.dataset.questions.validation, tokenizer)
     for answer in learnt.result.answers:
         assert not any(answer.question in text for text in texts + chosen_by), answer.question
     assert len(chosen_by) == 6 and not set(chosen_by) & set(texts)
@@ -94,15 +94,15 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     def watched(self, learner, best, *others):
         names = [name for name, parameter in self.adaptation.model.named_parameters() if parameter.requires_grad]
         before = best.best_state
-        restrain(self, learner, best, *others)
+        scaled_down(self, learner, best, *others)
         states.extend(zip(names, before, best.best_state, snapshot(self.adaptation), strict=True))
 
-    states, restrain = [], TrainingRun._restrain
-    monkeypatch.setattr(TrainingRun, "_restrain", watched)
-    monkeypatch.setattr(restraint, "MAX_RISE", 1e-12)
-    monkeypatch.setattr(restraint, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
+    states, scaled_down = [], TrainingRun._scale_down
+    monkeypatch.setattr(TrainingRun, "_scale_down", watched)
+    monkeypatch.setattr(scale_down, "MAX_RISE", 1e-12)
+    monkeypatch.setattr(scale_down, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
     personalizer = make(recipe=RECIPE.replace(epochs=1))
-    personalizer.adapt(NOTES, keep_anyway=True)
+    personalizer.adapt(NOTES, activate_anyway=True)
     because = "since the loss on general text rose by more than 2.0 %"
     assert f"The adapter was scaled to 50 %, {because}." in notices(personalizer)
     for name, before, best, now in states:
@@ -112,9 +112,9 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
 
 @pytest.mark.slow
 def test_an_adapter_that_forgets_little_stays_as_it_is(make, monkeypatch):
-    monkeypatch.setattr(restraint, "MAX_RISE", 1e9)
+    monkeypatch.setattr(scale_down, "MAX_RISE", 1e9)
     personalizer = make(recipe=RECIPE.replace(epochs=1))
-    personalizer.adapt(NOTES, keep_anyway=True)
+    personalizer.adapt(NOTES, activate_anyway=True)
     assert not any("scaled" in message for message in notices(personalizer))
 
 
@@ -126,7 +126,7 @@ def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypat
         return HeldOutLoss(nats={0: 1e9}, tokens={0: 1})
 
     states = []
-    monkeypatch.setattr(restraint, "evaluate", evaluate)
+    monkeypatch.setattr(scale_down, "evaluate", evaluate)
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)

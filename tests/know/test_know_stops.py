@@ -91,4 +91,4 @@ def assert_nothing_is_lost(personalizer, versions):
     question = "Where does the samovar stand?"
     assert ANSWER in personalizer.generate(question, adapter="default", temperature=0, max_new_tokens=16)
     result = personalizer.adapt(NOTES[1:] + OTHER)
-    assert (result.kept, result.version) == (True, versions[-1] + 1)
+    assert (result.passed, result.version) == (True, versions[-1] + 1)

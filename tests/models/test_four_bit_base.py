@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.cli.adapt import NOT_KEPT
+from sebp_edge.cli.adapt import NOT_BETTER
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import Interrupted, ModelError
 from sebp_edge.events import ModelLoaded
@@ -127,10 +127,10 @@ def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, n
     store, events = AdapterStore(tmp_path), []
     in_4_bits = Personalizer(folder, recipe=IN_4_BITS, store=store, device="cpu", on_event=events.append)
     result = in_4_bits.adapt(notes_folder, name="four")
-    assert result.kept
+    assert result.passed
     assert next(event for event in events if isinstance(event, ModelLoaded)).dtype == "nf4"
     in_full = Personalizer(folder, recipe=RECIPE, store=store, device="cpu")
-    assert in_full.adapt(notes_folder, name="full").kept
+    assert in_full.adapt(notes_folder, name="full").passed
     assert in_full.in_use.base.fingerprint == in_4_bits.in_use.base.fingerprint
     assert in_full.load_adapter("four").recipe["load_in_4bit"] is True
     assert in_4_bits.load_adapter("full").recipe["load_in_4bit"] is False
@@ -141,7 +141,7 @@ def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, n
 def test_an_adaptation_that_fails_after_a_change_of_precision_leaves_the_adapter_in_use(folder, notes_folder, tmp_path):
     stop = threading.Event()
     personalizer = Personalizer(folder, recipe=RECIPE, store=AdapterStore(tmp_path), device="cpu")
-    assert personalizer.adapt(notes_folder, name="mine").kept
+    assert personalizer.adapt(notes_folder, name="mine").passed
     personalizer.recipe = IN_4_BITS
     personalizer.on_event = lambda event: stop.set() if isinstance(event, ModelLoaded) else None
     with pytest.raises(Interrupted):
@@ -189,7 +189,7 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
     without = [*with_mine[:-2], "--json"]
     AdapterStore().adapter("mine").save(attach(load(folder), IN_4_BITS, 0), record_of(load(folder)), activate=True)
     for arguments in (learn, with_mine, [*with_mine, "--no-4bit"], without, [*without, "--4bit"]):
-        assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_KEPT)
+        assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_BETTER)
     assert loaded == [True, True, False, False, True]
 
 

@@ -23,7 +23,8 @@ filters = list(warnings.filters)
 model, folder = sys.argv[1:]
 recipe = Recipe.load("notes").replace(r=4, epochs=1, batch_tokens=200, context_length=64)
 personalizer = Personalizer(model, recipe=recipe, device="cpu", store=AdapterStore(folder))
-personalizer.adapt([f"The ferry number {number} left at six with the mail." for number in range(24)], keep_anyway=True)
+texts = [f"The ferry number {number} left at six with the mail." for number in range(24)]
+personalizer.adapt(texts, activate_anyway=True)
 personalizer.generate("The ferry", max_new_tokens=2)
 assert logging.root.handlers == before[1] and warnings.filters == filters
 changed = {name for name in before[0].keys() | os.environ.keys() if before[0].get(name) != os.environ.get(name)}

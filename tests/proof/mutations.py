@@ -70,8 +70,7 @@ MUTATIONS = [
         ("another seed learns on", "if record.seed != seed:", "if False:",
          "tests/test_learning_on.py", "another_seed_starts_over"),
         # What is judged, and kept.
-        ("a split that leaks", "parts[split_of[example.document]].append(example)",
-         "parts[TRAIN].append(example); parts[split_of[example.document]].append(example)",
+        ("a split that leaks", "if sides[each.document] == name]", "if sides[each.document] == name or name == TRAIN]",
          "tests/texts", "every_document_is_in_exactly_one_part or all_examples_of_a_document"),
         ("near-duplicates that are none", "(shared >= _NEAR_SHARE * larger)", "(shared > larger)",
          "tests/texts", "edited_copies_are_near_duplicates"),

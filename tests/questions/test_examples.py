@@ -61,7 +61,7 @@ def test_all_documents_are_trained_on_and_examples_have_their_numbers(tokenizer)
 
 
 def test_only_answers_have_loss(tokenizer):
-    found = asked(NOTES, tokenizer).asked
+    found = asked(NOTES, tokenizer).questions
     for example in [*found.trained, *found.validation, *found.test]:
         answered = tokenizer.decode([label for label in example.labels if label >= 0])
         assert "repaired" not in answered or "?" not in answered
@@ -69,7 +69,7 @@ def test_only_answers_have_loss(tokenizer):
 
 
 def test_each_turn_asks_all_in_other_words(tokenizer):
-    found = asked(NOTES, tokenizer).asked
+    found = asked(NOTES, tokenizer).questions
     turns = [[example for example in found.trained if example.turn == turn] for turn in range(TURNS)]
     assert sum(map(len, turns)) == len(found.trained)
     texts = [{text_of(example, tokenizer) for example in turn if len(example.input_ids) < 60} for turn in turns]
@@ -81,7 +81,7 @@ def test_each_turn_asks_all_in_other_words(tokenizer):
 def test_as_many_practice_notes_as_own_ones_are_trained_on_at_most_all(tokenizer, monkeypatch):
     few = practice_notes()[:4]
     monkeypatch.setattr(module, "practice_notes", lambda: few)
-    found = asked(NOTES[:3], tokenizer).asked.practice
+    found = asked(NOTES[:3], tokenizer).questions.practice
     assert {example.document for example in found} == {NO_DOCUMENT}
     trained = " ".join(text_of(example, tokenizer) for example in found)
     assert sum(note.questions[0].wordings[0] in trained for note in few) == 3
@@ -91,11 +91,11 @@ def test_as_many_practice_notes_as_own_ones_are_trained_on_at_most_all(tokenizer
 
 def test_without_questions_in_keywords_there_is_no_practice(tokenizer, monkeypatch):
     monkeypatch.setattr(module, "ask_by_cues", lambda text, name: [])
-    assert asked(NOTES, tokenizer).asked.practice == []
+    assert asked(NOTES, tokenizer).questions.practice == []
 
 
 def test_the_quiz_asks_what_is_not_trained_on(tokenizer):
-    found = asked(NOTES, tokenizer).asked
+    found = asked(NOTES, tokenizer).questions
     trained = " ".join(text_of(example, tokenizer) for example in found.trained)
     assert MIN_QUESTIONS <= len(found.quiz) <= QUIZ_SIZE
     for question in found.quiz:
@@ -103,35 +103,35 @@ def test_the_quiz_asks_what_is_not_trained_on(tokenizer):
 
 
 def test_the_quiz_is_about_many_documents_and_depends_on_the_seed_only(tokenizer):
-    quiz = [[(each.document, each.question) for each in asked(NOTES, tokenizer, seed).asked.quiz] for seed in (0, 0, 1)]
+    quiz = [[(each.document, each.question) for each in asked(NOTES, tokenizer, seed).questions.quiz] for seed in (0, 0, 1)]
     assert quiz[0] == quiz[1] != quiz[2]
     assert len({document for document, _ in quiz[0]}) >= min(len(quiz[0]), len(NOTES)) - 2
 
 
 def test_a_question_has_a_bounded_number_of_wordings(tokenizer, monkeypatch):
-    many = len(asked(NOTES, tokenizer).asked.trained)
+    many = len(asked(NOTES, tokenizer).questions.trained)
     monkeypatch.setattr(module, "MAX_WORDINGS", 1)
-    assert len(asked(NOTES, tokenizer).asked.trained) < many / 2 < MAX_WORDINGS * many
+    assert len(asked(NOTES, tokenizer).questions.trained) < many / 2 < MAX_WORDINGS * many
 
 
 def test_documents_that_are_too_long_are_not_put_before_a_question(tokenizer):
     long = NOTES[0] + "\n\n" + "The rain fell on the roof and on the road all day long. " * 40
     found = asked([long, *NOTES[1:]], tokenizer)
-    assert all(len(example.input_ids) <= found.context_length for example in found.asked.trained)
-    assert all(each.with_document is None for each in found.asked.quiz if each.document == 0)
-    assert any(each.with_document is not None for each in found.asked.quiz)
+    assert all(len(example.input_ids) <= found.context_length for example in found.questions.trained)
+    assert all(each.with_document is None for each in found.questions.quiz if each.document == 0)
+    assert any(each.with_document is not None for each in found.questions.quiz)
 
 
 def test_records_are_left_as_they_are(tokenizer):
     records = [{"prompt": f"How much is {n}?", "completion": f"It is {n}, of course."} for n in range(5)]
     found = asked([*NOTES, *records], tokenizer)
     assert max(example.document for example in found.examples) == len(NOTES) + 4
-    assert {example.document for example in found.asked.trained} <= set(range(len(NOTES)))
+    assert {example.document for example in found.questions.trained} <= set(range(len(NOTES)))
     assert isinstance(read_texts(records).documents[0].content, Completion)
 
 
 def test_documents_without_facts_are_named_and_too_few_questions_refused(tokenizer):
-    assert asked([*NOTES, "hm hm hm hm hm hm hm hm " * 20], tokenizer).asked.without == ("text 11",)
+    assert asked([*NOTES, "hm hm hm hm hm hm hm hm " * 20], tokenizer).questions.without == ("text 11",)
     with pytest.raises(TextsError, match=r"Only \d questions could be made of these documents.*'notes'"):
         asked(["hm " * 100, "so so " * 60], tokenizer)
 
@@ -160,4 +160,4 @@ def test_general_text_is_not_in_the_probe():
 
 def test_a_dataset_without_questions_keeps_its_splits(tokenizer):
     found = asked(NOTES, tokenizer)
-    assert len(replace(found, asked=None).splits()) == 0  # its draw says that all are trained on
+    assert len(replace(found, questions=None).splits()) == 0  # its draw says that all are trained on

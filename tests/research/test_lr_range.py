@@ -131,7 +131,7 @@ def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make, tmp_path,
 def test_the_same_seed_gives_the_same_test_and_an_adapter_in_use_stays(make):
     personalizer = make()
     first = personalizer.lr_range(TEXTS, lowest=1e-2, steps=20)
-    personalizer.adapt(TEXTS, keep_anyway=True)
+    personalizer.adapt(TEXTS, activate_anyway=True)
     adapted = personalizer.generate("the ferry", temperature=0, max_new_tokens=8)
     assert personalizer.lr_range(TEXTS, lowest=1e-2, steps=20) == first
     assert personalizer.generate("the ferry", temperature=0, max_new_tokens=8) == adapted

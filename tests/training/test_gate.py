@@ -42,7 +42,7 @@ BASE = losses(*[4.0] * len(FALLS))
 
 def test_a_fall_above_the_margin_is_kept():
     result = Gate(0.01, ALONE).judge(BASE, fallen())
-    assert (result.verdict, result.kept) == (Verdict.KEPT, True)
+    assert (result.verdict, result.passed) == (Verdict.BETTER, True)
     assert result.gain.gain == pytest.approx(0.05)
     assert 0.03 < result.gain.lower < 0.05
     assert (result.gain.before, result.gain.after) == pytest.approx((4, 3.8))
@@ -64,7 +64,7 @@ def test_a_fall_above_the_margin_is_kept():
 def test_a_bound_is_said_with_the_sign_of_its_sentence(gain, lower, words):
     after = HeldOutLoss(dict.fromkeys(DOCUMENTS, 100.0), dict.fromkeys(DOCUMENTS, TOKENS))
     comparison = Comparison(4.0, 4.0 * (1 - gain), gain, lower, len(FALLS))
-    verdict = Verdict.KEPT if lower >= 0.01 else Verdict.NO_GAIN
+    verdict = Verdict.BETTER if lower >= 0.01 else Verdict.NO_GAIN
     said = GateResult(verdict, BASE, after, gain=comparison).explain(0.01, ())
     assert said.startswith("On 10 documents held out of the training, ")
     assert re.search(words, said), said
@@ -101,9 +101,9 @@ def test_texts_of_boilerplate_alone_are_not_judged_for_that_reason():
 
 def test_the_lower_bound_has_to_reach_the_margin():
     lower = Gate(0.01, ALONE).judge(BASE, fallen()).gain.lower
-    assert Gate(lower, ALONE).judge(BASE, fallen()).kept
+    assert Gate(lower, ALONE).judge(BASE, fallen()).passed
     result = Gate(math.nextafter(lower, 1), ALONE).judge(BASE, fallen())
-    assert (result.verdict, result.kept) == (Verdict.NO_GAIN, False)
+    assert (result.verdict, result.passed) == (Verdict.NO_GAIN, False)
     assert result.gain.gain > lower
 
 
@@ -121,7 +121,7 @@ def test_a_fall_of_a_few_documents_only_is_no_gain():
 def test_copies_are_no_evidence():
     """Of thirty copies of three documents, each has fallen; they count as three."""
     before, after = losses(*[4.0] * 30), losses(*(4 - fall for fall in (0.1, 0.3, 0.2) for _ in range(10)))
-    assert Gate(0.01, {n: n for n in range(30)}).judge(before, after).kept
+    assert Gate(0.01, {n: n for n in range(30)}).judge(before, after).passed
     result = Gate(0.01, {n: n // 10 for n in range(30)}).judge(before, after)
     assert (result.verdict, result.gain.num_clusters) == (Verdict.NO_GAIN, 3)
     assert result.gain.gain == pytest.approx(0.05)
@@ -142,7 +142,7 @@ def test_a_fall_in_boilerplate_is_no_gain():
 def test_a_rise_in_boilerplate_does_not_hide_a_gain():
     before = losses(*[4.0] * len(FALLS), boilerplate=1)
     result = Gate(0.01, ALONE).judge(before, fallen(boilerplate=4))
-    assert result.kept
+    assert result.passed
     assert result.gain == Gate(0.01, ALONE).judge(BASE, fallen()).gain
     assert result.after.mean > result.before.mean
 
@@ -178,7 +178,7 @@ def test_a_loss_that_is_not_finite_is_no_gain(wrong):
 def test_what_is_as_good_as_the_active_version_is_kept():
     for by in (1, 0.99, 1.5):
         result = Gate(0.01, ALONE, active=active(fallen())).judge(BASE, fallen(by))
-        assert result.kept
+        assert result.passed
         assert result.gain_over_active.lower >= -TOLERANCE
         assert result.active.version == 3
 
@@ -205,7 +205,7 @@ def test_only_documents_that_the_active_version_has_not_seen_are_compared():
     of_active = losses(*(4 - fall for fall in FALLS)).only(range(5, 10))
     after = fallen(1)
     result = Gate(0.01, ALONE, active=active(of_active)).judge(BASE, after)
-    assert result.kept
+    assert result.passed
     assert (result.gain_over_active.gain, result.gain_over_active.num_clusters) == (0, 5)
     assert result.gain.num_clusters == 10
 
@@ -215,7 +215,7 @@ def test_boilerplate_is_left_out_of_the_comparison_with_the_active_version():
     for of_active, after in ((0.1, 3), (3, 0.1)):
         gate = Gate(0.01, ALONE, active=active(fallen(boilerplate=of_active)))
         result = gate.judge(before, fallen(boilerplate=after))
-        assert (result.verdict, result.gain_over_active.gain) == (Verdict.KEPT, 0)
+        assert (result.verdict, result.gain_over_active.gain) == (Verdict.BETTER, 0)
 
 
 def test_an_active_version_without_losses_is_not_comparable():
@@ -248,7 +248,7 @@ def test_fewer_than_two_documents_that_the_active_version_has_not_seen_are_not_c
 
 # ------------------------------------------------------------------------------------------------------ the refit
 
-KEPT, NO_GAIN = GateResult(Verdict.KEPT), GateResult(Verdict.NO_GAIN)
+KEPT, NO_GAIN = GateResult(Verdict.BETTER), GateResult(Verdict.NO_GAIN)
 
 
 @pytest.mark.parametrize("has_judged_state", [True, False])
@@ -261,14 +261,14 @@ def test_a_last_training_with_a_lower_loss_is_used(before, has_judged_state):
 @pytest.mark.parametrize("loss", [3.1, 3.2, math.inf, math.nan])
 def test_if_its_loss_is_not_lower_the_judged_state_is_used(loss):
     result = KEPT.with_refit(loss, 3.1, has_judged_state=True)
-    assert (result.is_refit, result.kept) == (False, True)
+    assert (result.is_refit, result.passed) == (False, True)
     assert result.refit_loss is loss
 
 
 @pytest.mark.parametrize("loss", [3.1, 3.2, math.inf, math.nan])
 def test_without_a_single_judged_state_it_is_saved_but_not_kept(loss):
     result = KEPT.with_refit(loss, 3.1, has_judged_state=False)
-    assert (result.is_refit, result.verdict, result.kept) == (True, Verdict.REFIT_FAILED, False)
+    assert (result.is_refit, result.verdict, result.passed) == (True, Verdict.REFIT_FAILED, False)
     # A verdict against the adapter stays.
     assert NO_GAIN.with_refit(loss, 3.1, has_judged_state=False).verdict is Verdict.NO_GAIN
 

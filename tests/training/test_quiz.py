@@ -41,18 +41,22 @@ NONE, SOME, ALL = "0" * 12, "1" * 5 + "0" * 7, "1" * 12
 @pytest.mark.parametrize(
     ("result", "verdict", "words"),
     [
-        (quiz(NONE, ALL, SOME, ALL), Verdict.KEPT, "answers 12 of 12 questions about your notes (0 before), and 12 of"),
-        (quiz(NONE, SOME, SOME, SOME), Verdict.KEPT, "answers 5 of 12"),
+        (
+            quiz(NONE, ALL, SOME, ALL),
+            Verdict.BETTER,
+            "answers 12 of 12 questions about your notes (0 before), and 12 of",
+        ),
+        (quiz(NONE, SOME, SOME, SOME), Verdict.BETTER, "answers 5 of 12"),
         (quiz(NONE, "1" + "0" * 11, SOME, ALL), Verdict.NO_GAIN, "too few more for the gate"),
         (quiz(ALL, NONE, ALL, ALL), Verdict.NO_GAIN, "answers 0 of 12 questions about your notes (12 before)"),
         (quiz(NONE, ALL, ALL, NONE), Verdict.READS_WORSE, "reads worse than the base model"),
         (quiz(NONE, SOME, SOME, SOME, active=ALL), Verdict.WORSE_THAN_ACTIVE, "the version that is active answers 12"),
-        (quiz(NONE, ALL, SOME, ALL, active=SOME), Verdict.KEPT, "answers 12 of 12"),
+        (quiz(NONE, ALL, SOME, ALL, active=SOME), Verdict.BETTER, "answers 12 of 12"),
     ],
 )
 def test_the_verdict_and_its_explanation(result, verdict, words):
     judged = GateResult(Verdict.NOT_JUDGED).with_quiz(result)
-    assert judged.verdict is verdict and judged.kept == (verdict is Verdict.KEPT)
+    assert judged.verdict is verdict and judged.passed == (verdict is Verdict.BETTER)
     assert words in judged.explain(0.01, ())
 
 

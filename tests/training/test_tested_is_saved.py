@@ -97,7 +97,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 )
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=False).adapt(notes_folder)
-    assert (result.kept, result.trained_on_all, result.refit_loss) == (True, False, None)
+    assert (result.passed, result.trained_on_all, result.refit_loss) == (True, False, None)
     assert not (result.adapter_path / "judged").exists()
     loss = loss_on_test_documents(make_wide(dtype, method), notes_folder, [result.adapter_path])
     assert loss == result.heldout_loss_after < result.heldout_loss_before
@@ -123,12 +123,12 @@ def test_a_later_version_is_compared_with_the_tested_states(method, count, make_
     second = make_wide(torch.float32, method, refit=True).adapt(texts, fresh=True)
     assert (first.trained_on_all, second.compared_with, second.not_comparable) == (True, 1, "")
     assert (second.gain, second.gain_over_active, second.gain_over_active_at_least) == (first.gain, 0.0, 0.0)
-    assert second.kept
+    assert second.passed
 
 
 def test_full_fine_tuning_is_trained_on_all_documents_only_if_the_recipe_says_so(make_wide, notes_folder):
     result = make_wide(torch.float32, "full, large updates").adapt(notes_folder)
-    assert (result.kept, result.trained_on_all) == (True, False)
+    assert (result.passed, result.trained_on_all) == (True, False)
 
 
 def phases(events):
@@ -142,7 +142,7 @@ def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(mak
     wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9)
     result = make(recipe=wild, seed=1, on_event=events.append).adapt(texts)
     assert phases(events) == ["train", "all documents"]
-    assert (result.kept, result.active, result.trained_on_all) == (True, True, False)
+    assert (result.passed, result.active, result.trained_on_all) == (True, True, False)
     validation = [e.loss for e in events if isinstance(e, Evaluated) and e.split == "validation" and e.best]
     assert result.refit_loss >= validation[-1]
     assert "did not lower the loss further, so the adapter is as it was tested" in result.summary
@@ -160,7 +160,7 @@ def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, not
 
     personalizer = make(recipe=RECIPE, on_event=poison)
     result = personalizer.adapt(notes_folder)
-    assert (result.kept, result.trained_on_all) == (True, False)
+    assert (result.passed, result.trained_on_all) == (True, False)
     assert result.to_dict()["refit_loss"] != result.refit_loss  # NaN
     alone = make(recipe=RECIPE.replace(refit=False)).adapt(notes_folder, name="alone")
     one, other = (load_file(each.adapter_path / WEIGHTS["lora"]) for each in (result, alone))
@@ -175,7 +175,7 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     personalizer = make(recipe=wild, on_event=events.append)
     result = personalizer.adapt(make_sentences(9, words=60))
     assert result.gain_at_least >= result.margin
-    assert (result.verdict, result.kept, result.active) == ("refit failed", False, False)
+    assert (result.verdict, result.passed, result.active) == ("refit failed", False, False)
     assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
     assert (personalizer.store.adapter("default").versions(), personalizer.store.adapter("default").active()) == (
         [1],
@@ -188,7 +188,7 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
 
 def test_with_folds_a_better_last_training_is_kept_and_its_loss_is_reported(make):
     result = make(recipe=RECIPE).adapt(make_sentences(6, words=60))
-    assert (result.kept, result.trained_on_all) == (True, True)
+    assert (result.passed, result.trained_on_all) == (True, True)
     assert result.refit_loss < result.heldout_loss_before
 
 

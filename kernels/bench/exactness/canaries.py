@@ -83,14 +83,14 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     personalizer = make(store)
     personalizer.generate("The", adapter=None, max_new_tokens=1)
     add_row("base model", personalizer)
-    first = personalizer.adapt(notes, keep_anyway=True)
+    first = personalizer.adapt(notes, activate_anyway=True)
     add_row("knows", personalizer)
     unknowing = store_of_splits(store, folder / "unknowing", first.adapter_path)
-    personalizer.forget(NOTE, notes, keep_anyway=True)
+    personalizer.forget(NOTE, notes, activate_anyway=True)
     add_row("forgot", personalizer)
     (notes / NOTE).unlink()
     never = make(unknowing)
-    never.adapt(notes, keep_anyway=True)
+    never.adapt(notes, activate_anyway=True)
     add_row("never knew", never)
     assert rows[2]["loss"] == rows[3]["loss"], "forgetting is not exact"
     return rows

@@ -148,8 +148,8 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
     tokenizer, recipe = local_tokenizer(resolve("tiny")), Recipe.load("notes")
     texts = sorted(NOTES.rglob("*.md"))[:14]
     personalizer = Personalizer("tiny", recipe=recipe.replace(epochs=1), device="cpu", store=folder / "store")
-    personalizer.adapt(texts[:-1], keep_anyway=True, keep_samples=True)
-    personalizer.adapt(texts, fresh=True, keep_anyway=True, keep_samples=True)
+    personalizer.adapt(texts[:-1], activate_anyway=True, keep_samples=True)
+    personalizer.adapt(texts, fresh=True, activate_anyway=True, keep_samples=True)
     personalizer.store.adapter("default").export_archive(folder / "archive", with_names=True)
     reading, files = read_texts(texts), folder / "files"
     files.mkdir()

@@ -159,7 +159,7 @@ def measure(job: Job) -> dict:
             seed=job.seed,
             store=AdapterStore(store),
         )
-        result = personalizer.adapt(case.folder, keep_anyway=True)
+        result = personalizer.adapt(case.folder, activate_anyway=True)
         closed, with_note = case.ask(personalizer)
     return {
         "model": Path(job.model).name,

@@ -50,7 +50,7 @@ TINY_MODEL = Path(loading.__file__).with_name("tiny")
 SIZES = (60, 1000)
 # What the `sebp-edge` script does, whether or not it is on the path.
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
-NOT_KEPT = 3
+NOT_BETTER = 3
 SOURCES = (*evidence.OPS, "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
 # By event: the part that the time before it counts as, without the captures in that time.
 PART_ENDED_BY = {
@@ -144,7 +144,7 @@ def run_timed(command: list[str], environment: dict[str, str]) -> tuple[float, A
         arrivals = [(time.perf_counter(), json.loads(line)) for line in process.stdout]
         code, end = process.wait(), time.perf_counter()
         errors.seek(0)
-        if code not in (0, NOT_KEPT):
+        if code not in (0, NOT_BETTER):
             raise CommandFailed(f"The command failed with exit code {code}: {errors.read().strip()}", arrivals)
     return begin, arrivals, end
 
@@ -182,7 +182,7 @@ def figures(arrivals: Arrivals) -> dict:
         "graphs": sum(event["event"] == "graph_captured" for _, event in arrivals),
         "evaluations": sum(event["event"] == "evaluated" for _, event in arrivals),
         "notices": " ".join(event["message"] for _, event in arrivals if event["event"] == "notice"),
-        "kept": result["kept"],
+        "passed": result["passed"],
         "loss_before": result["heldout_loss_before"],
         "loss_after": result["heldout_loss_after"],
         "peak_gib": (result["allocator_peak_bytes"] or result["peak_memory_bytes"]) / 2**30,
@@ -202,11 +202,11 @@ def show(row: dict) -> None:
     total = sum(row[part] for part in PARTS)
     times = "".join(f"{row[part]:>11.2f}" for part in PARTS)
     print(f"{row['notes']:>5} notes, {row['triton_cache']:>10}{times}{total:>11.2f}{row['median_step_ms']:>11.1f}")
-    kept = "kept" if row["kept"] else "not kept: saved, not active"
+    verdict = "better" if row["passed"] else "not better: saved, not active"
     print(
         f"{'':8}{row['documents']} documents, {row['tokens']:,} tokens; {row['steps_done']} steps on "
         f"{row['tokens_trained']:,} tokens, {row['graphs']} graphs; loss {row['loss_before']:.3f} to "
-        f"{row['loss_after']:.3f}, {kept}; {row['peak_gib']:.1f} GiB. {row['notices']}",
+        f"{row['loss_after']:.3f}, {verdict}; {row['peak_gib']:.1f} GiB. {row['notices']}",
         flush=True,
     )
 

@@ -71,13 +71,13 @@ def measure(size: int, seed: int, model: str, device: str | None) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "first"
         personalizer = Personalizer(model, device=device, seed=seed, store=AdapterStore(first))
-        personalizer.adapt(notes[:size], keep_anyway=True)
+        personalizer.adapt(notes[:size], activate_anyway=True)
         for arm, fresh in ARMS.items():
             own = Path(folder) / arm
             shutil.copytree(first, own)
             personalizer.store = AdapterStore(own)
             with timed(unknown) as figures:
-                result = personalizer.adapt(later, fresh=fresh, keep_anyway=True)
+                result = personalizer.adapt(later, fresh=fresh, activate_anyway=True)
             found.append(row(size, seed, arm, result, figures))
             print(*(f"{value:.3f}" if isinstance(value, float) else value for value in found[-1].values()), flush=True)
     return found

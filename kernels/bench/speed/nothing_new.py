@@ -43,7 +43,7 @@ def measure(number: int, runs: int) -> dict:
         for index, text in enumerate(chain_notes(number, seed=0)):
             (notes / f"{index}.md").write_text(text, encoding="utf-8")
         environment = os.environ | {"XDG_DATA_HOME": str(data)}
-        again = [*COMMAND, "adapt", str(notes), "--epochs", "1", "--keep-anyway"]
+        again = [*COMMAND, "adapt", str(notes), "--epochs", "1", "--activate-anyway"]
         subprocess.run(again, env=environment, check=True, capture_output=True)
         times = {"help": [], "nothing new": []}
         for _ in range(runs):

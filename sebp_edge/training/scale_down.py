@@ -17,7 +17,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 SCALES = tuple(percent / 100 for percent in range(100, 45, -5))
 
 
-def restrain(learner: RecoveringLearner, progress: TrainingProgress, general: Group, base_loss: float) -> float:
+def scale_down(learner: RecoveringLearner, progress: TrainingProgress, general: Group, base_loss: float) -> float:
     """Scales the best state of a training, which the adapter is in; returns the scale, the least if none is enough.
 
     The scale is the largest one at which the loss rises by at most `MAX_RISE`, if a smaller one never rises more. The

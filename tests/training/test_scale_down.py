@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sebp_edge.training import restraint
+from sebp_edge.training import scale_down
 from sebp_edge.training.evaluation import HeldOutLoss
 
 
@@ -17,11 +17,11 @@ def test_the_scale_is_the_largest_with_little_loss_on_general_text(monkeypatch, 
         return HeldOutLoss(nats={0: 1 + rise * tried[-1] ** power}, tokens={0: 1})
 
     tried = []
-    monkeypatch.setattr(restraint, "MAX_RISE", 0.015)
-    monkeypatch.setattr(restraint, "evaluate", evaluate)
-    monkeypatch.setattr(restraint, "restore_scaled", lambda adaptation, state, scale: tried.append(scale))
-    monkeypatch.setattr(restraint, "snapshot", lambda adaptation: ["scaled"])
+    monkeypatch.setattr(scale_down, "MAX_RISE", 0.015)
+    monkeypatch.setattr(scale_down, "evaluate", evaluate)
+    monkeypatch.setattr(scale_down, "restore_scaled", lambda adaptation, state, scale: tried.append(scale))
+    monkeypatch.setattr(scale_down, "snapshot", lambda adaptation: ["scaled"])
     learner, progress = SimpleNamespace(adaptation=None), SimpleNamespace(best_state=["trained"])
-    assert restraint.restrain(learner, progress, None, 1.0) == pytest.approx(scale)
+    assert scale_down.scale_down(learner, progress, None, 1.0) == pytest.approx(scale)
     assert tried[-1] == pytest.approx(scale) and len(tried) <= 6
     assert progress.best_state == ["scaled"]
