@@ -40,7 +40,7 @@ def adapt_export(adapt, export):
 
 def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export):
     personalizer = make(me="Anna")
-    result = personalizer.adapt(export, keep_anyway=True)
+    result = personalizer.adapt(export, activate_anyway=True)
     assert result.documents == 24
     assert result.expectation.startswith("It writes as Anna does in chats, but do not rely on it")
     assert result.samples
@@ -51,11 +51,11 @@ def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_word
 
 def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
     personalizer = make(me="Anna")
-    personalizer.adapt(export, keep_anyway=True)
+    personalizer.adapt(export, activate_anyway=True)
     assert personalizer.adapt(export).unchanged
     with zipfile.ZipFile(export, "w") as later:
         later.writestr("WhatsApp Chat with Bob.txt", chat(26))
-    result = personalizer.adapt(export, keep_anyway=True)
+    result = personalizer.adapt(export, activate_anyway=True)
     assert (result.learnt_on_from, result.new, result.changed, result.gone) == (1, 2, 0, 0)
 
 
@@ -72,10 +72,10 @@ def test_a_day_of_a_chat_or_the_chat_can_be_forgotten_by_name(make, tmp_path):
     (tmp_path / "_chat.txt").write_text(chat(24))
     (tmp_path / "other.txt").write_text(chat(36).partition("13/01/2022")[2].join(("13/01/2022", "")))
     personalizer = make(me="Anna")
-    personalizer.adapt(tmp_path, keep_anyway=True)
-    receipt = personalizer.forget("_chat.txt, 2020-03-13", keep_anyway=True)
+    personalizer.adapt(tmp_path, activate_anyway=True)
+    receipt = personalizer.forget("_chat.txt, 2020-03-13", activate_anyway=True)
     assert len(receipt.documents) == 1
-    receipt = personalizer.forget("other.txt", keep_anyway=True)
+    receipt = personalizer.forget("other.txt", activate_anyway=True)
     assert len(receipt.documents) == 12
 
 

@@ -74,7 +74,7 @@ class Adapting:
     ):
         self._began = time.perf_counter()
         self._call, self._place, self._interruptions = call, place, interruptions
-        self._keep_anyway, self._keep_samples = activate_anyway, keep_samples
+        self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
         self._was_active: int | None = None
         self.preparation = preparation
@@ -182,7 +182,7 @@ class Adapting:
             Interrupted: the assessment was stopped; the adapter is saved.
         """
         training, place, in_use = self.training, self._place, self._call.in_use
-        is_activated, overtaken_by = self.judged.passed or self._keep_anyway, None
+        is_activated, overtaken_by = self.judged.passed or self._activate_anyway, None
         report, words = make_report(training, self.assessment, self.texts), collect_words(training, self.assessment)
         version = NewVersion.of(training, self.texts, report, words if self._keep_samples else None)
         record = make_record(training, self.assessment.general_loss if self.assessment else None, self.texts)
@@ -252,7 +252,7 @@ class Adapting:
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
         """Activates the new version; unless another one became active meanwhile, which is returned and stays."""
         adapter = self._place.adapter
-        if self._keep_anyway:
+        if self._activate_anyway:
             return adapter.activate(saved.version), None
         saved, active = adapter.activate_after(saved.version, self._was_active)
         return saved, None if saved.active else active

@@ -103,7 +103,8 @@ def test_the_quiz_asks_what_is_not_trained_on(tokenizer):
 
 
 def test_the_quiz_is_about_many_documents_and_depends_on_the_seed_only(tokenizer):
-    quiz = [[(each.document, each.question) for each in asked(NOTES, tokenizer, seed).questions.quiz] for seed in (0, 0, 1)]
+    seeds = (0, 0, 1)
+    quiz = [[(each.document, each.question) for each in asked(NOTES, tokenizer, seed).questions.quiz] for seed in seeds]
     assert quiz[0] == quiz[1] != quiz[2]
     assert len({document for document, _ in quiz[0]}) >= min(len(quiz[0]), len(NOTES)) - 2
 
