@@ -46,7 +46,26 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
 MAX_LINES = 43_146
-MAX_LINES_OF_ROOM = {}
+MAX_LINES_OF_ROOM = {
+    "files at the root": 1_333,
+    "adapters": 3_009,
+    "basics": 398,
+    "basics.pages": 331,
+    "cli": 2_468,
+    "export": 2_002,
+    "machine": 645,
+    "memory": 1_383,
+    "models": 3_789,
+    "models.gguf": 1_174,
+    "questions": 4_021,
+    "research": 3_331,
+    "run": 3_295,
+    "sparse": 1_479,
+    "sparse.patches": 2_166,
+    "sparse.rows": 759,
+    "texts": 9_002,
+    "training": 2_561,
+}
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 50
 
