@@ -47,7 +47,14 @@ class Processes:
     def _start(self) -> None:
         # Forks each from a process that has imported torch and transformers.
         context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-        context.set_forkserver_preload(["torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "peft"])
+        context.set_forkserver_preload(
+            [
+                "torch.distributed.fsdp",
+                "transformers.models.llama.modeling_llama",
+                "peft",
+                "accelerate.utils.fsdp_utils",
+            ]
+        )
         for rank in range(self.count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.count, self.backend), daemon=True)

@@ -10,9 +10,8 @@ import side_by_side
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_all_results_arrive(processes):
-    assert sorted(side_by_side.run(sqrt, [4, 9, 16], processes, math.inf)) == [2, 3, 4]
+def test_all_results_arrive():
+    assert sorted(side_by_side.run(sqrt, [4, 9, 16], 1, math.inf)) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

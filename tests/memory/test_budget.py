@@ -154,8 +154,9 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
         assert smaller.chosen == larger.smaller
         assert smaller.larger == larger.chosen
         assert smaller.chosen.peak < larger.chosen.peak
-        # A budget of exactly the peak is enough.
-        assert plan_3b(shape_3b, smaller.chosen.peak).chosen == smaller.chosen
+    # A budget of exactly the peak is enough.
+    for plan in plans[1::5]:
+        assert plan_3b(shape_3b, plan.chosen.peak).chosen == plan.chosen
 
 
 @pytest.mark.slow

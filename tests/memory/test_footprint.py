@@ -232,8 +232,9 @@ def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_block
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunked_blocks", [False, True])
-@pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
+@pytest.mark.parametrize(
+    ("family", "chunked_blocks"), [("llama", False), ("llama", True), ("olmo2", False), ("phi3", True)]
+)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     family, chunked_blocks, tmp_path, chunk_rows, monkeypatch

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from builders import make_llama, make_tokenizer
-from command import python, run
+from command import python, run, start
 from safetensors.torch import load_file, save_file
 from stored_adapter import RECORD, FakeAdaptation
 from transformers import AutoModelForCausalLM, GPT2Config
@@ -128,7 +127,7 @@ def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
     ).save_pretrained(gpt2)
     make_tokenizer().save_pretrained(gpt2)
     draw, loaded = random.Random(0), 0
-    for number in range(100):
+    for number in range(60):
         folder = shutil.copytree(draw.choice([model_folder, gpt2]), tmp_path / str(number))
         file = draw.choice(["config.json", "model.safetensors", *(path.name for path in sorted(folder.iterdir()))])
         how = damage(folder / file, draw)
@@ -137,7 +136,7 @@ def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
         with one_sentence(SebpEdgeError, number, file, how):
             load_base(folder).tokenizer("the ferry")
             loaded += 1
-    assert 0 < loaded < 60
+    assert 0 < loaded < 36
 
 
 @pytest.mark.slow
@@ -270,37 +269,31 @@ def test_a_pipe_in_a_models_folder_is_refused_without_waiting(model_folder, tmp_
 
 
 @pytest.mark.slow
-def test_an_unreadable_adapter_is_reported_and_the_others_are_listed(tmp_path):
-    """Runs in a process without root's permission to read every file."""
+def test_an_unreadable_adapter_is_reported_and_the_others_are_listed():
+    """Runs in processes without root's permission to read every file."""
     store = AdapterStore()
     for name in ("closed", "open"):
         store.adapter(name).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
-    code = """
-import ctypes, os, sys
-if os.geteuid() == 0:
-    libc = ctypes.CDLL(None)
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: they go with the next program
-        if libc.prctl(24, capability, 0, 0, 0):
-            sys.exit(77)
-os.chmod(sys.argv[1], 0)
-os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], *sys.argv[3:]])
-"""
-    command = "from sebp_edge.cli import main; main()"
     closed = store.folder / "closed"
+    closed.chmod(0)
+    # The third version of capset; no capability is effective, permitted or inheritable.
+    code = """
+import ctypes
+assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
+from sebp_edge.cli import main
+main()
+"""
     results = []
     for arguments in (["adapters", "list"], ["adapters", "show", "closed"], ["generate", "x", "--name", "closed"]):
-        results.append(
-            subprocess.run(
-                [sys.executable, "-c", code, closed, command, *arguments], capture_output=True, text=True, timeout=60
-            )
-        )
+        with start([code, *arguments]) as one:
+            output, errors = one.communicate(timeout=60)
+            results.append((one.returncode, output, errors))
     closed.chmod(0o700)
-    if results[0].returncode == 77:
-        pytest.skip("root reads everything here")
-    assert results[0].returncode == 0
-    assert "open" in results[0].stdout
-    assert "note: Cannot read the adapter in" in results[0].stderr
-    for result in results[1:]:
-        assert result.returncode == 1
-        assert "Permission denied" in result.stderr
-        assert "Traceback" not in result.stderr
+    (returned, output, errors), *others = results
+    assert returned == 0
+    assert "open" in output
+    assert "note: Cannot read the adapter in" in errors
+    for returned, _, errors in others:
+        assert returned == 1
+        assert "Permission denied" in errors
+        assert "Traceback" not in errors

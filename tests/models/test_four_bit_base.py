@@ -34,15 +34,16 @@ IN_4_BITS = RECIPE.replace(load_in_4bit=True)
 BLOCKS = {"hidden_size": 64, "intermediate_size": 192}
 # Keys and values of half the tile size of CPUs with bf16 instructions.
 NARROW = BLOCKS | {"num_key_value_heads": 1}
+BOTH_SIZES = pytest.mark.parametrize("sizes", [BLOCKS, NARROW], ids=["blocks", "narrow"])
 
 
 def load(folder, recipe=IN_4_BITS):
     return load_base_model(resolve(folder), recipe, CPU)
 
 
-@pytest.fixture(params=[BLOCKS, NARROW], ids=["blocks", "narrow"])
-def sizes(request):
-    return request.param
+@pytest.fixture
+def sizes():
+    return BLOCKS
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def folder(sizes, tokenizer, tmp_path):
     return folder
 
 
+@BOTH_SIZES
 def test_linear_layers_are_in_4_bits_and_all_else_is_unchanged(folder):
     base, plain = load(folder), load(folder, RECIPE)
     assert base.in_4bit and not plain.in_4bit
@@ -98,6 +100,7 @@ def gradients(adaptation, level, batch):
     return loss.detach(), found
 
 
+@BOTH_SIZES
 @pytest.mark.parametrize("level", [None, Sparsified, Hoisted], ids=["peft", "drop-in", "hoisted"])
 def test_training_equals_that_of_the_dequantised_model_even_after_generation(folder, sizes, level):
     base, batch = load(folder), padded_batch()
@@ -154,6 +157,7 @@ def test_an_adaptation_that_fails_after_a_change_of_precision_leaves_the_adapter
     assert texts[0] == texts[1] != texts[2]
 
 
+@BOTH_SIZES
 def test_detach_restores_the_4_bit_base_model_bitwise(folder):
     base = load(folder)
     before = {name: value.clone() for name, value in base.model.state_dict().items()}

@@ -189,11 +189,15 @@ def sharded(files):
 
 
 @pytest.mark.slow
-def test_a_cached_model_loads_without_network_access(small_hub, tmp_path):
+def test_loading_requests_nothing_of_a_cached_model_and_only_the_config_of_one_that_is_too_big(small_hub, tmp_path):
     put_into_cache(tmp_path, "org/model", small_hub.files)
-    (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
-    assert line.startswith("loaded org/model")
-    assert small_hub.requests == []
+    small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
+    loaded, refused = run(LOAD, "org/model", "org/big", home=tmp_path, HF_ENDPOINT=small_hub.address)
+    assert loaded.startswith("loaded org/model")
+    assert refused.startswith("MachineError 'org/big' has 3.21 billion parameters and needs at least 13.5 GB to adapt")
+    assert "2.0 GB free" in refused
+    assert all("org/big/" in path and path.endswith("/config.json") for path in small_hub.requests)
+    assert small_hub.requests
 
 
 def test_an_incomplete_cache_is_not_used(small_hub, tmp_path):
@@ -273,12 +277,3 @@ def test_a_missing_network_is_reported_in_one_sentence(tmp_path):
     assert found["error"] == "ModelOfflineError"
     assert found["seconds"] < 5
     assert "the Hub cannot be reached; check the network" in found["message"]
-
-
-@pytest.mark.slow
-def test_a_model_that_is_too_big_is_refused_after_downloading_only_its_config(small_hub, tmp_path):
-    small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
-    (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
-    assert line.startswith("MachineError 'org/model' has 3.21 billion parameters and needs at least 13.5 GB to adapt")
-    assert "2.0 GB free" in line
-    assert {path.split("/")[-1] for path in small_hub.requests} == {"config.json"}

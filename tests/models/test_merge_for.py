@@ -20,9 +20,15 @@ from sebp_edge.sparse.sparsify import Sparsified
 QUANTISATIONS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 RECIPE = Recipe.load("notes").replace(r=4)
 IDS = torch.arange(7, 71)[None]
+# Each family, and each quantisation.
+WIDE = pytest.mark.parametrize(
+    ("wide", "quant"),
+    [*(("llama", quant) for quant in QUANTISATIONS), ("llama-3.1", "q4_1"), ("gemma2", "q5_0"), ("phi3", "q5_1")],
+    indirect=["wide"],
+)
 
 
-@pytest.fixture(params=["llama", "llama-3.1", "gemma2", "phi3"])
+@pytest.fixture
 def wide(request, tmp_path):
     """A small random model whose matrices are made of whole blocks."""
     return load_base_model(resolve(make_source(tmp_path / "model", request.param)), RECIPE, torch.device("cpu"))
@@ -82,7 +88,7 @@ def exported(base, adapter, quant):
     return {name: written(weight, kind_of(name, weight.shape, quant, weights)) for name, weight in weights.items()}
 
 
-@pytest.mark.parametrize("quant", QUANTISATIONS)
+@WIDE
 def test_the_forward_pass_is_that_of_the_exported_weights(wide, quant):
     """Up to rounding: W + (Q - M) + s BA is summed in fp32 where the file has Q."""
     adapter = make_adapter(wide, quant)
@@ -170,7 +176,7 @@ def assert_same(found, expected):
         assert (one - other).norm() <= 2e-5 * other.norm() + 1e-7
 
 
-@pytest.mark.parametrize("quant", QUANTISATIONS)
+@WIDE
 def test_gradients_pass_straight_through(wide, quant):
     """Padded or hoisted, in PEFT's layers or fused: all are the definition's."""
     adapter, (input_ids, plan) = make_adapter(wide, quant), batch()

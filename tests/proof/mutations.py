@@ -86,8 +86,8 @@ MUTATIONS = [
         ("a refit that is worse", "if loss is None or loss < judged_loss:", "if loss is None or loss > 0:",
          "tests/training", "judged_state"),
         # Memory.
-        ("a budget without the process", "return cls(**parts, context=context, reserve",
-         "return cls(**parts, context=0, reserve",
+        ("a budget without the process", "return Footprint(**parts, context=context, reserve",
+         "return Footprint(**parts, context=0, reserve",
          "tests/memory", "the_peak_of_a_process_on_the_cpu or the_process_alone_exceeds"),
         ("a plan above its budget", "if choice.peak <= budget.size:", "if choice.footprint.minimum <= budget.size:",
          "tests/memory", "a_3b_model_and_a_text"),
