@@ -5,8 +5,7 @@ runs eagerly, after a notice. In all other cases everything runs eagerly. Result
 """
 
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -79,8 +78,7 @@ class Learner:
             if device.type == "cuda" and self.is_hoisted:
                 self.begin_graphs()
                 # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
-                with self._capturing():
-                    self._update.capture(GraphPool(device, on_event))
+                self._captured(lambda: self._update.capture(GraphPool(device, on_event)))
         except BaseException:
             self.remove()
             raise
@@ -113,9 +111,10 @@ class Learner:
     def losses_of(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host."""
         if self.graphs is not None:
-            tokens = pack(micro_batch.examples)
-            with self._capturing():
-                return self.graphs.losses(tokens), tokens.sequences
+            tokens, graphs = pack(micro_batch.examples), self.graphs
+            losses = self._captured(lambda: graphs.losses(tokens))
+            if losses is not None:
+                return losses, tokens.sequences
         losses, sequences = self.row_losses(micro_batch.examples)
         self._guard.check()
         return losses.cpu(), sequences
@@ -133,9 +132,11 @@ class Learner:
             loss_tokens: the divisor of the sum of losses.
         """
         if self.graphs is not None:
-            with self._capturing():
-                self.graphs.accumulate(pack(micro_batch.examples), loss_tokens)
-                return
+            graphs = self.graphs
+            self._captured(lambda: graphs.accumulate(pack(micro_batch.examples), loss_tokens))
+        # Graphs may have been dropped just now, if the capture failed.
+        if self.graphs is not None:
+            return
         losses, _ = self.row_losses(micro_batch.examples)
         self._guard.check()
         loss = losses.sum() / loss_tokens
@@ -158,10 +159,10 @@ class Learner:
         try:
             with self._update.dry_run():
                 if self.graphs is not None:
-                    with self._capturing():
-                        self.graphs.capture(pack(micro_batch.examples))
-                        return
-                self.accumulate(micro_batch, loss_tokens=1)
+                    graphs = self.graphs
+                    self._captured(lambda: graphs.capture(pack(micro_batch.examples)))
+                if self.graphs is None:
+                    self.accumulate(micro_batch, loss_tokens=1)
         finally:
             self._loss.zero_()
 
@@ -183,15 +184,18 @@ class Learner:
         """Restores the model's original code."""
         self.row_losses.__exit__()
 
-    @contextmanager
-    def _capturing(self) -> Iterator[None]:
-        """Context that ends early if something cannot be captured; drops the graphs and sends a notice then."""
+    def _captured(self, function: Callable):
+        """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None.
+
+        Not a context, in which the failed pass would outlive its end.
+        """
         try:
-            yield
+            return function()
         except CannotCapture as error:
             self.drop_graphs()
             _clear_frames(error)
             self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
+            return None
 
 
 def _clear_frames(error: BaseException | None) -> None:
