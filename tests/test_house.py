@@ -45,7 +45,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_146
+MAX_LINES = 43_150
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_333,
     "adapters": 3_009,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_166,
     "sparse.rows": 759,
     "texts": 9_002,
-    "training": 2_561,
+    "training": 2_565,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 50

@@ -101,21 +101,22 @@ def test_after_an_error_the_cap_is_restored_and_all_memory_is_released(make):
 
 
 def test_exceeding_a_cap_runs_out_of_memory_and_the_cap_is_undone():
+    # Sizes that fit into no hole that other tests have left in torch's segments.
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     with process.capped(CUDA) as cap:
-        cap(before + 64 * 2**20)
-        kept = torch.empty(32 * 2**20, dtype=torch.uint8, device=CUDA)
+        cap(before + 2**29)
+        kept = torch.empty(2**28, dtype=torch.uint8, device=CUDA)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(64 * 2**20, dtype=torch.uint8, device=CUDA)
-        cap(before + 128 * 2**20)
-        more = torch.empty(64 * 2**20, dtype=torch.uint8, device=CUDA)
+            torch.empty(2**29, dtype=torch.uint8, device=CUDA)
+        cap(before + 2**30)
+        more = torch.empty(2**29, dtype=torch.uint8, device=CUDA)
         # A cap below the current use frees nothing.
         cap(0)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(64 * 2**20, dtype=torch.uint8, device=CUDA)
+            torch.empty(2**29, dtype=torch.uint8, device=CUDA)
         assert more.numel() > kept.numel()
-    assert torch.empty(256 * 2**20, dtype=torch.uint8, device=CUDA).numel() == 256 * 2**20
+    assert torch.empty(2**31, dtype=torch.uint8, device=CUDA).numel() == 2**31
 
 
 def test_the_memory_outside_torchs_allocator_is_measured():
