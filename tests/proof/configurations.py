@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from materials import chats, facts, questions, sentences, write_notes, write_recipe, write_records
+from recorder import ANYWAY
 
 import sebp_edge
 from sebp_edge import Personalizer, Recipe
@@ -51,14 +52,14 @@ ADAPTATIONS = {
     "questions_about_notes": (["--keep-samples"], {"texts": facts(), "model": "wide", **KNOW}),
     "few_documents_in_folds": ([], {"texts": sentences(9, words=50), **IN_FOLDS}),
     "no_refit": (["--seed", "3"], {"refit": False}),
-    "early_stopping": (["--keep-anyway"], {"learning_rate": 0.5, "epochs": 8}),
+    "early_stopping": ([ANYWAY], {"learning_rate": 0.5, "epochs": 8}),
     "many_micro_batches": ([], {"texts": sentences(80, words=120, seed=5), **LONG}),
     "model_in_bfloat16": ([], {"model": "bfloat16"}),
     "qwen3": ([], {"model": "qwen3"}),
     "gemma3": ([], {"model": "gemma3", "context_length": 37}),
     "padded_batches": ([], {"texts": NOTES[:12], "model": "padded", "epochs": 1, "context_length": 48}),
     "four_bits": (["--4bit"], {"model": "wide"}),
-    "n_of_m": (["--keep-anyway"], {"epochs": 4, "table": TWO_OF_FOUR, **ALL_WEIGHTS}),
+    "n_of_m": ([ANYWAY], {"epochs": 4, "table": TWO_OF_FOUR, **ALL_WEIGHTS}),
 }
 for name, (options, keywords) in ADAPTATIONS.items():
     CONFIGURATIONS[name] = partial(_adapt, options, keywords)
@@ -92,7 +93,7 @@ def learning_on(recorder):
     changed = NOTES[4].replace("ferry", "train").replace("bread", "cake")
     write_notes(recorder.folder / "notes", [*NOTES[:4], changed, *NOTES[5:], *sentences(4, seed=7)])
     (recorder.folder / "notes" / "note-01.md").unlink()
-    adapt_again(recorder, "--keep-anyway")
+    adapt_again(recorder, ANYWAY)
     adapt_again(recorder)  # with nothing new
 
 
@@ -121,9 +122,9 @@ def forget(recorder):
 
 @configuration
 def versions(recorder):
-    adapt_notes(recorder, "--keep-anyway")
-    adapt_again(recorder, "--fresh", "--seed", "1", "--keep-anyway")
-    adapt_again(recorder, "--fresh", "--seed", "2", "--keep-anyway")
+    adapt_notes(recorder, ANYWAY)
+    adapt_again(recorder, "--fresh", "--seed", "1", ANYWAY)
+    adapt_again(recorder, "--fresh", "--seed", "2", ANYWAY)
     for arguments in (
         ("list",),
         ("show", "default"),

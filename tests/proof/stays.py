@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from recorder import anyway
 from same_bits import link_package
 
 NAME = "name-in-question"
@@ -170,10 +171,10 @@ def walk_through(work: Path, layers: dict[str, int], *, with_stays: bool) -> Non
     recipe = Recipe.load("notes").replace(**QUICK)
     app = Personalizer(model, recipe=recipe, device="cpu", store=work / "store", on_event=end_at_first_step)
     walks[1].is_over = True
-    app.adapt(notes, name=NAME, keep_anyway=True)
+    app.adapt(notes, name=NAME, **{anyway(): True})
     write_notes(notes, [f"{text} {WORD} and so on." for text in sentences(32)])
     with Watch(package, walks):
-        app.adapt(notes, name=NAME, keep_anyway=True)
+        app.adapt(notes, name=NAME, **{anyway(): True})
     in_generate = Walk(
         "an adapter given to generate", lambda value: isinstance(value, str | Path) and NAME in str(value)
     )
