@@ -384,8 +384,7 @@ class Personalizer:
             return call.load_adapter(adapter, version)
 
     def _make_call(self, signal: StopSignal) -> Call:
-        held = (self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use)
-        return Call(*held, signal, self.on_event)
+        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, self.on_event)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:

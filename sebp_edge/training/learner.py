@@ -187,7 +187,7 @@ class Learner:
     def _captured(self, function: Callable):
         """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None.
 
-        Not a context, in which the failed pass would outlive its end.
+        A function, since in a context manager the autograd graph of the failed pass stayed alive.
         """
         try:
             return function()
