@@ -79,6 +79,18 @@ def test_a_day_of_a_chat_or_the_chat_can_be_forgotten_by_name(make, tmp_path):
     assert len(receipt.documents) == 12
 
 
+def test_a_chat_that_was_moved_and_renamed_is_forgotten_by_its_content_whoever_the_owner_is(make, tmp_path):
+    for number, sentence in enumerate(make_sentences(12, words=30)):
+        (tmp_path / f"texts/{number}.md").parent.mkdir(exist_ok=True)
+        (tmp_path / f"texts/{number}.md").write_text(sentence)
+    (tmp_path / "texts/_chat.txt").write_text(chat(10))
+    personalizer = make(me="Anna")
+    personalizer.adapt(tmp_path / "texts", activate_anyway=True)
+    moved = (tmp_path / "texts/_chat.txt").rename(tmp_path / "renamed.txt")
+    receipt = make(store=personalizer.store).forget(moved, activate_anyway=True)
+    assert len(receipt.documents) == 10
+
+
 def test_in_a_pipe_an_adaptation_to_chats_is_refused_and_nobody_is_named(adapt_export):
     for command in (adapt_export, ["inspect", *adapt_export[1:]]):
         refused = run(*command)
