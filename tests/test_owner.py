@@ -1,6 +1,7 @@
 """Whose words in chats are learnt is said, asked on a terminal, or refused in a pipe; others are named nowhere else."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ import pytest
 from builders import make_sentences
 from command import COMMAND, assert_one_sentence, records, run
 
+from sebp_edge.cli.last_screen import show_result
 from sebp_edge.errors import OwnerUnknown
 
 FOUND = "a WhatsApp chat with 2 people, 144 messages"
@@ -38,15 +40,19 @@ def adapt_export(adapt, export):
     return ["adapt", str(export), *adapt[2:]]
 
 
-def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export):
+def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export, capsys):
     personalizer = make(me="Anna")
     result = personalizer.adapt(export, activate_anyway=True)
     assert result.documents == 24
-    assert result.expectation.startswith("It writes as Anna does in chats, but do not rely on it")
+    assert result.expectation.startswith("It writes as you do in chats, but do not rely on it")
     assert result.samples
     assert {sample.beginning for sample in result.samples} == {""}
     for path in personalizer.store.folder.rglob("*"):
-        assert not path.is_file() or b"Bob" not in path.read_bytes(), path
+        assert not path.is_file() or not re.search(rb"Bob|Anna", path.read_bytes()), path
+    assert not re.search("Bob|Anna", f"{result!r} {result.to_dict()} {result.summary}")
+    show_result(result)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
 
 
 def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
@@ -107,7 +113,10 @@ def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_scree
     assert "people: 2\n  Bob, WhatsApp: 72 messages\n  Anna (you), WhatsApp: 72 messages\n" in said.stdout
     found = records(run(*command, "--json").stdout)[-1]
     assert (found["exports"], found["own_words"], found["others_words"]) == ([FOUND], 864, 576)
-    assert "Bob" not in str({name: value for name, value in found.items() if name != "rendered"})
+    assert "Bob" not in str(found)
+    pieces = [piece for example in found["rendered"] for piece in example["pieces"]]
+    assert {piece["text"] for piece in pieces if not piece["trained"]} == {"[what others wrote]"}
+    assert any(piece["trained"] for piece in pieces)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@
                                           [--record [FILE]]
 
 FOLDER has the files of `TEXTS`: a public chat and a public mailing list, as they are exported. The owner is one who
-wrote much. Of the last --days days of the chat, and of twice as many mails, the last fifth is held out; the adaptation
+wrote much. Of the last --days days of the chat, and of four times as many mails, the last fifth is held out; the adaptation
 splits the others itself. Losses are in nats per character of what the owner wrote then, since a model's chat template
 and plain text have other tokens; the tokens that end replies count too. The seed sets the splits, the shuffling and the
 initial weights. "Plain text" takes the chat template away from the model.
@@ -130,7 +130,7 @@ def measure(job: Job) -> dict:
         "verdict": result.verdict,
         "general_rise": result.general_loss_after / result.general_loss_before - 1,
         "copied_tokens": max((copy.run for copy in result.copies), default=0),
-        "steps": sum(isinstance(event, StepDone) and event.phase == "train" for event in events),
+        "steps": sum(isinstance(event, StepDone) for event in events),
         "seconds": round(result.seconds, 1),
     }
 
@@ -139,7 +139,7 @@ def read(job: Job) -> tuple[Reading, list[Document]]:
     """What is adapted to, and the documents of the last days."""
     [path] = job.folder.glob(f"{job.texts}.*")
     reading = read_texts(path, me=TEXTS[job.texts])
-    documents = sorted(reading.documents, key=day)[-job.days if path.suffix == ".txt" else -2 * job.days :]
+    documents = sorted(reading.documents, key=day)[-job.days if path.suffix == ".txt" else -4 * job.days :]
     first = len(documents) * 4 // 5
     # No day is on both sides.
     while day(documents[first]) == day(documents[first - 1]):
