@@ -106,6 +106,17 @@ def test_in_a_pipe_an_adaptation_to_chats_is_refused_and_nobody_is_named(adapt_e
         assert "Bob" not in refused.stderr
 
 
+def test_in_a_pipe_a_folder_that_is_not_notes_is_learnt_only_if_that_is_said(adapt, notes_folder):
+    for number in range(24):
+        (notes_folder / f"{number}.py").write_text("x")
+    (notes_folder / "setup.py").write_text("x")
+    for more in ((), ("--json",)):
+        refused = run(*adapt, *more)
+        assert refused.exit_code == 2
+        assert "is a folder of code, not of notes; give the folder of your notes, or pass --yes" in refused.stderr
+    assert run(*adapt, "--yes").exit_code == 0
+
+
 def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_screen_only(adapt_export):
     command = ["inspect", *adapt_export[1:], "--me", "anna"]
     said = run(*command)

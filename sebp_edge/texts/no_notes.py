@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from sebp_edge.basics.files import downloads_folder
+from sebp_edge.basics.units import plural
 from sebp_edge.texts.exports import MAIL
 from sebp_edge.texts.formats import FORMATS
 from sebp_edge.texts.vaults import vault_around
@@ -39,7 +40,7 @@ def reason_against_notes(folder: Path) -> str | None:
     if others > texts and is_code:
         return "a folder of code"
     if others > MAX_OTHERS_PER_TEXT * texts > 0:
-        return f"a folder with {texts:,} texts among {len(found):,} files"
+        return f"a folder with {plural(texts, 'text')} among {len(found):,} files"
     return None
 
 
