@@ -148,7 +148,8 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
         found = f"{printable(str(folder.path))!r} is {what}, not of notes"
         if as_json or not (sys.stdin.isatty() and err.is_terminal):
             raise OptionError(f"{found}; give the folder of your notes, or pass --yes to learn what can be read there.")
-        if not typer.confirm(f"{found}. Learn what can be read there?", err=True):
+        err.print(f"{found}.", style="yellow", markup=False)
+        if not typer.confirm("Learn what can be read there?", err=True):
             raise typer.Exit(1)
 
 
