@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,7 +11,9 @@ from contextlib import suppress
 import pytest
 from builders import make_sentences
 from command import COMMAND, assert_one_sentence, records, run
+from failing_memory import RECIPE
 
+from sebp_edge import Personalizer
 from sebp_edge.cli.last_screen import show_result
 from sebp_edge.errors import OwnerUnknown
 
@@ -53,6 +56,18 @@ def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_word
     show_result(result)
     shown = " ".join(capsys.readouterr().out.split())
     assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
+
+
+@pytest.mark.slow
+def test_without_a_chat_template_chats_are_learnt_shown_and_answered_too(model_folder, export, tmp_path):
+    plain = shutil.copytree(model_folder, tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    personalizer = Personalizer(plain, recipe=RECIPE, device="cpu", store=tmp_path / "store", me="Anna")
+    result = personalizer.adapt(export, activate_anyway=True)
+    assert {sample.beginning for sample in result.samples} == {""}
+    assert personalizer.generate("Are you coming?", temperature=0) == personalizer.generate(
+        [{"role": "user", "content": "Are you coming?"}], temperature=0
+    )
 
 
 def test_a_later_export_of_the_chat_adds_its_new_days(make, export):

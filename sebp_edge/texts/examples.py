@@ -205,9 +205,7 @@ def tokenise_plain(
     begin = 0
     for first, end in [*spans, (len(text), len(text))]:
         piece = text[begin:end]
-        parts = tokenise(
-            piece, [(first - begin, end - begin)], tokenizer, split_special_tokens=True, advance=advance
-        )
+        parts = tokenise(piece, [(first - begin, end - begin)], tokenizer, split_special_tokens=True, advance=advance)
         for part in _with_end(parts, piece, tokenizer.eos_token_id) if first < end else parts:
             yield Tokenised(text, part.ids, array("q", (start + begin for start in part.starts)), part.loss_mask)
         begin = end

@@ -309,7 +309,10 @@ def test_slacks_ids_are_people_and_a_thread_is_a_chat_of_its_own(tmp_path):
     assert unread(tmp_path) == {"messages of bots": 1, "system lines": 1, "attachments": 3}
 
     channel, thread = (document.content for document in read_texts(tmp_path, me="Anna A").documents)
-    assert [message["content"] for message in channel.messages] == ["", "@Bob see this in #garden & say @here\nNext\nour plan"]
+    assert [message["content"] for message in channel.messages] == [
+        "",
+        "@Bob see this in #garden & say @here\nNext\nour plan",
+    ]
     assert [message["content"] for message in thread.messages] == ["Who?", "Me."]
 
 
