@@ -5,10 +5,10 @@
                                           [--record [FILE]]
 
 FOLDER has the files of `TEXTS`: a public chat and a public mailing list, as they are exported. The owner is one who
-wrote much. Of the last --days days of the chat, and of four times as many mails, the last fifth is held out; the adaptation
-splits the others itself. Losses are in nats per character of what the owner wrote then, since a model's chat template
-and plain text have other tokens; the tokens that end replies count too. The seed sets the splits, the shuffling and the
-initial weights. "Plain text" takes the chat template away from the model.
+wrote much. Of the last --days days of the chat, and of four times as many mails, the last fifth is held out; the
+adaptation splits the others itself. Losses are in nats per character of what the owner wrote then, since a model's chat
+template and plain text have other tokens; the tokens that end replies count too. The seed sets the splits, the
+shuffling and the initial weights. "Plain text" takes the chat template away from the model.
 
 Before any training, the held-out examples are checked: they teach the owner's words and nobody else's, on later days
 than all others, and a plain forward of the first one gives the loss that is computed here.
