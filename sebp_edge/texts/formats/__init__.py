@@ -8,7 +8,7 @@ notes                    Markdown: front_matter and joplin find what is not text
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
 org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
-docx                     Word files: docx_text their text, docx_styles their headings and lists, docx_xml their XML
+docx                     Word files: docx_text their text, docx_styles their headings and lists
 pdf                      PDF files, with a library that is an extra
 records                  .json, .jsonl, .csv and .tsv
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from sebp_edge.texts.documents import Content, NotRead, Unreadable, texts_of
-from sebp_edge.texts.formats.docx import COMPRESSIONS, MAX_XML
+from sebp_edge.texts.formats.xml_parts import COMPRESSIONS, MAX_XML
 from sebp_edge.texts.formats.encodings import decode, decode_html
 
 # The share of the words that a reader must have read.
