@@ -13,7 +13,9 @@ from sebp_edge.texts.formats.xml_parts import Deadline
 
 # Groups within each other. Their number is a limit of memory.
 MAX_DEPTH = 1000
-_TOKEN = re.compile(rb"\\([a-zA-Z]{1,32})(-?\d{1,9})? ?|\\'([0-9a-fA-F]{2})|\\(.)|([{}])|[\r\n\0]+|([^\\{}\r\n\0]+)", re.S)
+_TOKEN = re.compile(
+    rb"\\([a-zA-Z]{1,32})(-?\d{1,9})? ?|\\'([0-9a-fA-F]{2})|\\(.)|([{}])|[\r\n\0]+|([^\\{}\r\n\0]+)", re.S
+)
 # Groups without text of the page; all others that programs may ignore are marked, but for these.
 _LEFT_OUT = {
     *("fonttbl", "colortbl", "stylesheet", "info", "header", "headerl", "headerr", "headerf", "footer", "footerl"),
@@ -23,7 +25,16 @@ _LEFT_OUT = {
 _COUNTED = {"pict": "pictures", "object": "inserted files", "annotation": "comments"}
 _NOT_IGNORED = {"shpinst", "annotation"}
 _CHARACTERS = {
-    **{"tab": "\t", "line": "\n", "lbr": "\n", "emdash": "—", "endash": "–", "lquote": "‘", "rquote": "’", "bullet": "•"},
+    **{
+        "tab": "\t",
+        "line": "\n",
+        "lbr": "\n",
+        "emdash": "—",
+        "endash": "–",
+        "lquote": "‘",
+        "rquote": "’",
+        "bullet": "•",
+    },
     **{"ldblquote": "“", "rdblquote": "”", "emspace": " ", "enspace": " ", "qmspace": " ", "softline": "\n"},
 }
 _SIGNS = {b"~": " ", b"_": "-", b"{": "{", b"}": "}", b"\\": "\\"}
