@@ -21,7 +21,9 @@ def enex(*notes: str) -> str:
 
 def note(body: str, title: str = "Soup", more: str = "", content: str = "<content>") -> str:
     page = f'<?xml version="1.0"?><!DOCTYPE en-note SYSTEM "enml2.dtd"><en-note>{body}</en-note>'
-    return f"<note><title>{title}</title>{content}<![CDATA[{page}]]></content><created>20240101T0</created>{more}</note>"
+    return (
+        f"<note><title>{title}</title>{content}<![CDATA[{page}]]></content><created>20240101T0</created>{more}</note>"
+    )
 
 
 RESOURCE = '<resource><data encoding="base64">\nQUJD\n</data><mime>image/png</mime><title>unread</title></resource>'
@@ -165,7 +167,9 @@ def test_links_and_huge_files_in_joplins_archive_are_not_read(tmp_path):
 
 def test_notions_pages_are_read_without_properties_and_ids(folder):
     page = (
-        "# Pot\n\nCreated: January 1, 2022\nStatus: Done\nWho: Anna, Bob\n\nIt holds [Soup](Pot%20a/Soup%20" + ID + ".md)."
+        "# Pot\n\nCreated: January 1, 2022\nStatus: Done\nWho: Anna, Bob\n\nIt holds [Soup](Pot%20a/Soup%20"
+        + ID
+        + ".md)."
         "\n\n![Untitled](Pot%20(new)%20" + ID + "/Untitled.png)\n\nNote: hot.\n\n[A page](https://a.org)"
     )
     write_file(folder, f"Pot {ID}.md", page)
@@ -194,7 +198,7 @@ def test_apple_notes_that_were_exported_as_pages_are_read(tmp_path):
         "<div><h1>Soup</h1></div>\n<div>Lentils<br></div>\n<div><br></div>\n"
         '<ul class="Apple-dash-list">\n<li>Salt</li>\n<ul class="Apple-dash-list">\n<li>5 g</li>\n</ul>\n</ul>\n'
         '<div><b><span style="font-size: 18px">Then</span></b></div>\n<div><img src="data:image/png;base64,QUJD"/></div>'
-        '<div><object><table><tbody><tr><td><div>a</div></td><td><div>b</div></td></tr></tbody></table></object></div>'
+        "<div><object><table><tbody><tr><td><div>a</div></td><td><div>b</div></td></tr></tbody></table></object></div>"
     )
     [text] = contents(write_file(tmp_path, "Soup.html", page))
     assert text == "Soup\n\nLentils\n\n- Salt\n  - 5 g\n\nThen\n\na | b"

@@ -149,8 +149,8 @@ def _rich_text(path: Path) -> str:
             aside.append(aside[-1])
         elif piece == "}":
             aside.pop()
-            if not aside:
-                break
+            if len(aside) < 2:
+                break  # The file's only group ends.
         else:
             aside[-1] |= bool(_RTF_ASIDE.match(piece))
             kept.append("" if aside[-1] else piece)
