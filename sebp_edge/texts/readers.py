@@ -111,9 +111,9 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> R
         unread: Counter[str] = Counter()
         try:
             for content in source.load():
+                progress.advance(0)
                 if isinstance(content, Chat | Names):
                     unread.update(content.left_out if isinstance(content, Chat) else {})
-                    progress.advance(0)
                     if isinstance(content, Chat) and not content.messages:
                         continue
                     reading.chats.add(source.name, content)

@@ -12,7 +12,8 @@ from sebp_edge.texts.readers import read_all
 CONTAINER = '<container><rootfiles><rootfile full-path="OEBPS/a.opf"/></rootfiles></container>'
 XHTML = "application/xhtml+xml"
 ITEMS = (
-    f'<item id="two" href="ch%202.xhtml#top" media-type="{XHTML}"/><item id="one" href="ch1.xhtml" media-type="{XHTML}"/>'
+    f'<item id="two" href="ch%202.xhtml#top" media-type="{XHTML}"/>'
+    f'<item id="one" href="ch1.xhtml" media-type="{XHTML}"/>'
     f'<item id="nav" href="nav.xhtml" media-type="{XHTML}" properties="nav"/>'
     f'<item id="toc" href="toc.xhtml" media-type="{XHTML}"/><item id="svg" href="a.svg" media-type="image/svg+xml"/>'
     '<item id="css" href="a.css" media-type="text/css"/>'

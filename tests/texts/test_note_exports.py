@@ -42,7 +42,8 @@ def test_evernotes_boxes_lists_and_code_are_kept(tmp_path):
         '<div><en-todo checked="true"/>Salt</div><div><en-todo/>Oil</div>'
         '<ul style="--en-todo:true;"><li style="--en-checked:true;"><div>Pot</div></li>'
         '<li style="--en-checked:false;"><div>Lid</div></li></ul>'
-        '<div style="-en-codeblock:true;"><div>a = 1</div><div>b</div></div><table><tr><td>x</td><td>y</td></tr></table>'
+        '<div style="-en-codeblock:true;"><div>a = 1</div><div>b</div></div>'
+        "<table><tr><td>x</td><td>y</td></tr></table>"
     )
     path = write_file(tmp_path, "a.enex", enex(note(body)))
     assert contents(path) == ["Soup\n\n[x] Salt\n[ ] Oil\n\n- [x] Pot\n- [ ] Lid\n\na = 1\nb\n\nx | y"]
@@ -197,7 +198,8 @@ def test_apple_notes_that_were_exported_as_pages_are_read(tmp_path):
     page = (
         "<div><h1>Soup</h1></div>\n<div>Lentils<br></div>\n<div><br></div>\n"
         '<ul class="Apple-dash-list">\n<li>Salt</li>\n<ul class="Apple-dash-list">\n<li>5 g</li>\n</ul>\n</ul>\n'
-        '<div><b><span style="font-size: 18px">Then</span></b></div>\n<div><img src="data:image/png;base64,QUJD"/></div>'
+        '<div><b><span style="font-size: 18px">Then</span></b></div>\n'
+        '<div><img src="data:image/png;base64,QUJD"/></div>'
         "<div><object><table><tbody><tr><td><div>a</div></td><td><div>b</div></td></tr></tbody></table></object></div>"
     )
     [text] = contents(write_file(tmp_path, "Soup.html", page))

@@ -87,7 +87,7 @@ def test_deleted_and_hidden_text_and_comments_are_not_learnt(tmp_path):
         '<text:p>Seen<text:change text:change-id="a"/> <text:change-start/>inserted<text:change-end/>'
         "<office:annotation><dc:creator>Bob</dc:creator><text:p>secret</text:p></office:annotation></text:p>"
         '<text:section text:display="none"><text:p>secret</text:p></text:section>'
-        '<text:p><text:span text:style-name="T1">secret</text:span>and<text:span text:style-name="T2">secret</text:span>'
+        '<text:p><text:span text:style-name="T1">secret</text:span>and<text:span text:style-name="T2">x</text:span>'
         ' on<text:hidden-text text:is-hidden="true" text:string-value="secret">secret</text:hidden-text></text:p>'
         "<text:table-of-content><text:index-body><text:p>secret</text:p></text:index-body></text:table-of-content>"
     )
@@ -102,7 +102,8 @@ def test_deleted_and_hidden_text_and_comments_are_not_learnt(tmp_path):
 
 
 def test_styles_of_the_page_do_not_hide_text_and_common_ones_do(tmp_path):
-    style = '<style:style style:name="{}" style:family="paragraph"><style:text-properties text:display="none"/></style:style>'
+    properties = '<style:text-properties text:display="none"/>'
+    style = f'<style:style style:name="{{}}" style:family="paragraph">{properties}</style:style>'
     styles = (
         f"<office:document-styles {NAMES}><office:styles>{style.format('Hidden')}</office:styles>"
         f"<office:automatic-styles>{style.format('P1')}</office:automatic-styles>"
