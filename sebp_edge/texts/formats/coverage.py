@@ -88,7 +88,7 @@ _WORD_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml", re.IGNO
 _WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b")
 
 
-def _parts(path: Path, names: re.Pattern) -> list[str]:
+def _parts(path: Path, names: re.Pattern) -> list[bytes]:
     """Returns the parts of an archive whose names match."""
     with path.open("rb") as file, ZipFile(file) as archive:
         found = [info for info in archive.infolist() if names.fullmatch(info.filename)]
@@ -96,11 +96,11 @@ def _parts(path: Path, names: re.Pattern) -> list[str]:
             info.compress_type not in COMPRESSIONS for info in found
         ):
             return []  # Its reader did not read all of these.
-        return [archive.read(info).decode("utf-8", errors="replace") for info in found]
+        return [archive.read(info) for info in found]
 
 
 def _word_text(path: Path) -> str:
-    xml = " ".join(_parts(path, _WORD_PART))
+    xml = " ".join(part.decode("utf-8", errors="replace") for part in _parts(path, _WORD_PART))
     # The copies of text boxes for older programs, and of what was moved.
     for name in ("Fallback", "moveFrom"):
         xml = _without(xml, rf"<(?:\w+:)?{name}[\s>]", rf"</(?:\w+:)?{name}>")
@@ -112,7 +112,10 @@ _IN_LINE_XML = re.compile(r"</?text:(?:span|a|bookmark\S*|change\S*|soft-page-br
 
 
 def _open_document_text(path: Path) -> str:
-    xml = decode(path) if path.suffix.lower() == ".fodt" else " ".join(_parts(path, _OPEN_DOCUMENT_PART))
+    is_flat = path.suffix.lower() == ".fodt"
+    data = path.read_bytes() if is_flat else b" ".join(_parts(path, _OPEN_DOCUMENT_PART))
+    # A byte is a character while tags are cut out, which saves memory.
+    xml = data.decode("latin-1")
     xml = _without(_without(xml, r"\A", r"<office:text\b[^<>]*>"), r"<office:binary-data>", r"</office:binary-data>")
     for name in (
         "text:tracked-changes",
@@ -123,14 +126,15 @@ def _open_document_text(path: Path) -> str:
         "svg:desc",
     ):
         xml = _without(xml, rf"<{name}(?=[\s>])", rf"</{name}>")
-    return html.unescape(_TAG.sub(" ", _IN_LINE_XML.sub("", xml)))
+    xml = _TAG.sub(" ", _IN_LINE_XML.sub("", xml))
+    return html.unescape(xml.encode("latin-1").decode("utf-8", errors="replace"))
 
 
 _CHAPTER = re.compile(r"(?!.*(?:nav|toc)[^/]*\Z).*\.x?html?", re.IGNORECASE)
 
 
 def _book_text(path: Path) -> str:
-    return "\n".join(map(_page_text, _parts(path, _CHAPTER)))
+    return "\n".join(_page_text(part.decode("utf-8", errors="replace")) for part in _parts(path, _CHAPTER))
 
 
 # How groups of a Rich Text file begin that are no text.

@@ -25,6 +25,8 @@ _BEGIN = re.compile(
 _ATTRIBUTES = re.compile(r"""(?:[\s/=]+|[\w:.$-]+|"[^"]*"|'[^']*')+""")
 _BRACE_OR_BLANK_LINE = re.compile(r"\{|\n[ \t]*(?=\n)")
 _STRING = re.compile(r"""\{\s*(["'`])([^"'`{}\\]*)\1\s*\}""")
+_KINDS = ("tags of components", "expressions", "imports and exports")
+_KIND_OF = dict(zip(("tag", "expression", "import", "export"), (*_KINDS, _KINDS[2]), strict=True))
 # What was left out leaves this mark, which no text has; a line of them only is left out, too.
 _MARK, _MARKED_LINE = "\0", re.compile(r"^[ \t]*\0[ \t\0]*(?:\n|\Z)", re.MULTILINE)
 
@@ -38,11 +40,22 @@ def read_mdx(path: Path) -> list[str | NotRead]:
     text = unix_newlines(decode(path))
     text = text[len(front_matter(text)) :]
     parts = find_parts(text, MDX)
-    comments: list[Edit] = [(begin, end, "") for begin, end in parts.comments]
-    text, code = edit(text, comments, parts.code)
-    shown = masked(text, code)
+    code, num_comments = parts.code, len(parts.comments)
+    if parts.comments:
+        text, code = edit(text, [(begin, end, "") for begin, end in parts.comments], code)
+    edits, counts = _find_components(text, masked(text, code) if code else text)
+    text = edit(text, edits, [])[0]
+    text = _MARKED_LINE.sub("", text)
+    text = text.replace(_MARK, "")
+    reasons = [f"{kind}: {counts[kind]:,}" for kind in _KINDS if counts[kind]]
+    seen = Seen("", num_comments + counts["comments"], parts.is_cut)
+    return [text, *map(NotRead, reasons), *comments_not_read(seen)]
+
+
+def _find_components(text: str, shown: str) -> tuple[list[Edit], Counter[str]]:
+    """Finds what is no Markdown in a text, of which code is not shown; counts it by its kind."""
     closed_at, edits, counts = _closed_braces(shown), [], Counter()
-    at, num_comments = 0, len(comments)
+    at = 0
     while found := _BEGIN.search(shown, at):
         kind, begin, at = found.lastgroup, found.start(), found.end()
         if kind == "export":
@@ -53,18 +66,15 @@ def read_mdx(path: Path) -> list[str | NotRead]:
         elif kind == "expression":
             at = closed_at.get(begin, at)
             kind = kind if at > begin + 1 else None
-        if kind:
-            string = _STRING.fullmatch(text, begin, at)
-            edits.append((begin, at, string[2] if string else _MARK))
-            is_comment = text.startswith("{/*", begin)
-            num_comments += is_comment
-            counts[kind] += not (string or is_comment)
-    text = _MARKED_LINE.sub("", edit(text, edits, [])[0]).replace(_MARK, "")
-    kinds = {"tag": "tags of components", "expression": "expressions"}
-    reasons = [f"{kinds[kind]}: {counts[kind]:,}" for kind in kinds if counts[kind]]
-    if number := counts["import"] + counts["export"]:
-        reasons.append(f"imports and exports: {number:,}")
-    return [text, *map(NotRead, reasons), *comments_not_read(Seen("", num_comments, parts.is_cut))]
+        if kind is None:
+            continue
+        string = _STRING.fullmatch(text, begin, at)
+        edits.append((begin, at, string[2] if string else _MARK))
+        if text.startswith("{/*", begin):
+            counts["comments"] += 1
+        elif not string:
+            counts[_KIND_OF[kind]] += 1
+    return edits, counts
 
 
 def _closed_braces(text: str) -> dict[int, int]:
