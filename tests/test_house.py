@@ -140,9 +140,8 @@ OTHER_ERRORS = {
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
-    "sebp_edge/texts/exports/joplin.py": "ValueError",
-    "sebp_edge/texts/formats/xml_parts.py": "ValueError",
-    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
+    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable ValueError "
+    "_Exceeded "
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/research/bench/correctness.py": "ValueError",
