@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sebp_edge.basics.files import downloads_folder
 from sebp_edge.basics.units import plural
-from sebp_edge.texts.exports import MAIL
+from sebp_edge.texts.exports import BY_ENDING
 from sebp_edge.texts.formats import FORMATS
 from sebp_edge.texts.vaults import vault_around
 
@@ -16,7 +16,7 @@ MAX_FILES = 10_000
 MAX_OTHERS_PER_TEXT = 4
 # Records may be notes or data, so they say nothing.
 _RECORDS = {".json", ".jsonl", ".csv", ".tsv"}
-_TEXTS = FORMATS.keys() - _RECORDS | MAIL.keys()
+_TEXTS = FORMATS.keys() - _RECORDS | BY_ENDING.keys()
 _CODE = {".git", "pyproject.toml", "setup.py", "package.json", "cargo.toml", "go.mod", "cmakelists.txt", "makefile"}
 
 
