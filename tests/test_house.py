@@ -45,29 +45,29 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_308
+MAX_LINES = 44_466
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_333,
-    "adapters": 3_009,
-    "basics": 398,
+    "files at the root": 1_332,
+    "adapters": 3_023,
+    "basics": 403,
     "basics.pages": 331,
-    "cli": 2_468,
-    "export": 2_002,
+    "cli": 2_511,
+    "export": 2_003,
     "machine": 645,
     "memory": 1_383,
     "models": 3_789,
     "models.gguf": 1_174,
     "questions": 4_021,
     "research": 3_331,
-    "run": 3_295,
+    "run": 3_300,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_161,
+    "texts": 10_251,
     "training": 2_565,
 }
 MAX_ENTRIES_AT_ROOT = 20
-MAX_IMPORTS_WITHIN_FUNCTIONS = 50
+MAX_IMPORTS_WITHIN_FUNCTIONS = 51
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {

@@ -205,7 +205,8 @@ class Adapting:
         if self.assessment is None:
             raise self.outcome
         seconds = time.perf_counter() - self._began
-        return AdaptResult(saved, report, self.judged, words, self._call.reference, place.store, overtaken_by, seconds)
+        authors, reference = self.preparation.reading.authors, self._call.reference
+        return AdaptResult(saved, report, self.judged, words, reference, place.store, overtaken_by, seconds, authors)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.

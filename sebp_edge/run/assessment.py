@@ -13,7 +13,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event, Sink
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.run.copying import longest_copies
-from sebp_edge.run.expectations import expectation, writer_of
+from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.general_loss import GeneralLoss, general_loss
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import continue_each, find_beginnings
@@ -115,7 +115,7 @@ class Assessor:
                 self._num_parameters,
                 is_chat=run.dataset.is_chat,
                 has_quiz=result.quiz is not None,
-                writer=writer_of(document.content for document in self._documents),
+                of_people=mostly_of_people(document.content for document in self._documents),
             ),
             general_loss=general_loss(base, adaptation, self._on_event, run.options),
             copies=tuple(self._copies()),

@@ -12,7 +12,7 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
 from sebp_edge.run.call import Call
-from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do, writer_of
+from sebp_edge.run.expectations import expectation, fitting_recipe, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
@@ -153,7 +153,7 @@ class Inspection:
             fits = recipe.name  # which suits notes as well
         used = [documents[number].content for number in contents]
         learnt = expectation(
-            reference, read_shape(reference).parameters, is_chat=dataset.is_chat, writer=writer_of(used)
+            reference, read_shape(reference).parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
         )
         return cls(
             model=reference.public_name,

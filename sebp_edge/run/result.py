@@ -12,6 +12,7 @@ from sebp_edge.basics.units import percent, plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.saving import describe_activation, has_commands
+from sebp_edge.texts.chats import Author
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
@@ -127,6 +128,7 @@ class AdaptResult(_Facts):
             decides, and the losses are those of its answers.
         answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
             leave them out.
+        authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state; they
             contain the user's text, so `repr` leaves them out.
@@ -157,6 +159,7 @@ class AdaptResult(_Facts):
     store: AdapterStore
     overtaken_by: int | None
     seconds: float
+    authors: tuple[Author, ...] = ()
     answers = _read("words.answers")
 
     def __repr__(self) -> str:

@@ -114,7 +114,7 @@ def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPr
     if not beginning:
         return None
     try:
-        prompt = encode_prompt(beginning, base.tokenizer, chat=False)
+        prompt = encode_prompt(beginning, base.tokenizer, chat=not isinstance(beginning, str))
     except TextsError:
         return None
     limit = getattr(base.model.config, "max_position_embeddings", None)

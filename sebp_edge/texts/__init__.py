@@ -5,6 +5,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 documents, records               what a document holds; a record -> the content of a document
 patterns, vaults, folders        which files of a folder are read
 not_theirs, foreign              what its owner did not write; other programs' files, which are not read
+no_notes                         folders that nobody would call notes
 edits, pictures                  replaced spans of a text; texts without the data of pictures
 chats                            chats and mails -> whose words they are, and the owner's documents
 formats, exports, readers        files, strings, folders and records -> texts and chats -> documents

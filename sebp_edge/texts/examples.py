@@ -6,7 +6,7 @@ dropped.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -166,12 +166,12 @@ def _tokenised(
     """Yields the tokens of each text of a document, a part at a time, and the text's boilerplate."""
     content = as_chat(document.content, chat_template=chat_template)
     if isinstance(content, Conversation) and is_of_people(content.messages) and not tokenizer.chat_template:
-        text, spans = render_plain(content.messages)
+        # Nothing after the owner's last turn has loss.
+        text, spans = render_plain(content.messages[: content.turns[-1] + 1])
         common = [
             each for span in spans for each in _spans_in_answer(text[slice(*span)].strip(), text, span, common_lines)
         ]
-        parts = tokenise(text, spans, tokenizer, split_special_tokens=True, advance=progress.advance)
-        yield _with_end(parts, text, tokenizer.eos_token_id), Spans(common)
+        yield tokenise_plain(text, spans, tokenizer, progress.advance), Spans(common)
         return
     if isinstance(content, Conversation):
         answers = (content.messages[turn]["content"].strip() for turn in content.turns)
@@ -193,6 +193,22 @@ def _tokenised(
     else:
         common = common_spans(text, common_lines)
     yield _with_end(parts, text, tokenizer.eos_token_id), Spans(common)
+
+
+def tokenise_plain(
+    text: str, spans: list[Span], tokenizer, advance: Callable[[int], None] = lambda amount: None
+) -> Iterator[Tokenised]:
+    """Yields the tokens of a conversation that `render_plain` rendered, and the token that ends a text after each span.
+
+    So a reply ends as a text does, wherever in the conversation it stands.
+    """
+    begin = 0
+    for first, end in [*spans, (len(text), len(text))]:
+        piece = text[begin:end]
+        parts = tokenise(piece, [(first - begin, end - begin)], tokenizer, split_special_tokens=True, advance=advance)
+        for part in _with_end(parts, piece, tokenizer.eos_token_id) if first < end else parts:
+            yield Tokenised(text, part.ids, array("q", (start + begin for start in part.starts)), part.loss_mask)
+        begin = end
 
 
 def _with_end(parts: Iterator[Tokenised], text: str, eos: int | None) -> Iterator[Tokenised]:
