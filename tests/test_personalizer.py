@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import shlex
+import shutil
 import threading
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -16,7 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from sebp_edge import Adapter, AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import (
     BaseModelMismatch,
@@ -285,17 +286,17 @@ def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_
     personalizer = make()
     before = logits(personalizer, personalizer.in_use.load(silent).model)
 
-    def full_disk(*arguments, **options):
-        raise StorageError("No space left on device.")
+    def sink(event):
+        if isinstance(event, StepDone) and event.step == 2:
+            shutil.rmtree(personalizer.store.folder)
+            personalizer.store.folder.write_text("a file where the folder should be")
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Adapter, "save", full_disk)
-    personalizer.on_event = interrupt_at(2)
-    with pytest.raises(
-        StorageError, match=r"^Interrupted\. No space left on device\. Instead, the adapter is saved in '"
-    ):
+    personalizer.on_event = sink
+    with pytest.raises(StorageError, match=r"^Interrupted\. Cannot save to '.*Instead, the adapter is saved in '"):
         personalizer.adapt(notes_folder)
     (folder,) = tmp_path.glob("sebp-edge-default-*")
-    assert make().load_adapter(folder).heldout_loss_after is None
+    assert make(store=tmp_path / "other").load_adapter(folder).heldout_loss_after is None
     assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 

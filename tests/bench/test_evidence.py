@@ -224,8 +224,9 @@ def test_no_results_yet_are_no_error(project):
     assert evidence.report(project / "results.json") == "No results yet: results.json is not there."
 
 
-def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
-    monkeypatch.setattr(evidence, "TESTS", ("ops",))
+def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project):
+    for source in evidence.TESTS:
+        (project / source).mkdir(parents=True)
     (project / "more.py").touch()
     files = {"bench.py": {"gpu": 1}, "more.py": {"gpu": 1}, "x": {}}
     marked, more, other = (SimpleNamespace(nodeid=f"{file}::test", keywords=files[file]) for file in files)

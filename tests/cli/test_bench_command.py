@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import make_llama
-from rich.console import Console
+from terminals import draw_on_terminal
 from typer.testing import CliRunner
 
 from sebp_edge.cli import bench as command
@@ -69,13 +69,10 @@ def test_json_csv_and_plot_have_the_same_times(bench, notes_folder, tmp_path):
     assert (tmp_path / "b.svg").read_text().startswith("<svg")
 
 
-def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
-    narrow = Console(width=40, force_terminal=True, color_system=None, highlight=False)
-    for module in (console, command):
-        monkeypatch.setattr(module, "out", narrow)
-    with narrow.capture() as captured:
-        bench()
-    lines = captured.get().splitlines()
+def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
+    drawn = draw_on_terminal(monkeypatch, console, command, width=40)
+    bench()
+    lines = drawn.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert all(any(name in line for line in lines) for name in NAMES)
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import COMMAND, RECIPE, process, records, run
+from command import CODE, COMMAND, IS_COLD, RECIPE, process, records, run, start
 
 from sebp_edge.adapters.store import AdapterStore
 
@@ -178,16 +178,13 @@ def test_an_interruption_while_the_command_starts_is_one_sentence(number, after,
 
 @pytest.mark.slow
 def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
-    resource = pytest.importorskip("resource")
+    pytest.importorskip("resource")
     recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
     limit, left = 2**26, 20_000
-
-    def limit_file_size():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
+    limit_file_size = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
     with (tmp_path / "log").open("ab") as log:
         log.truncate(limit - left)
-        with process(*adapt, "--json", stdout=log, preexec_fn=limit_file_size, cold=True) as one:
+        with start([f"{limit_file_size}; {CODE}", *adapt, "--json"], cold=IS_COLD, stdout=log) as one:
             assert one.wait(timeout=60) == 130
             assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
     assert (tmp_path / "log").stat().st_size == limit
