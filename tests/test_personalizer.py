@@ -150,25 +150,6 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
     assert make().store.adapter("default").active() == 1
 
 
-@pytest.mark.parametrize("activate_anyway", [False, True])
-@pytest.mark.parametrize("count", [1, 5])
-def test_fewer_than_six_documents_are_learnt_but_not_judged(make, count, activate_anyway):
-    events, texts = [], make_sentences(5, words=60)
-    texts = texts[:count] if count > 1 else ["\n\n".join(texts)]
-    personalizer = make(on_event=events.append)
-    result = personalizer.adapt(texts, activate_anyway=activate_anyway)
-    assert (result.passed, result.active, result.verdict) == (False, activate_anyway, "not judged")
-    assert (result.heldout_loss_before, result.gain, result.samples) == (None, None, ())
-    assert (result.documents, result.trained_on_all) == (count, True)
-    (notice,) = (event.message for event in events if isinstance(event, Notice))
-    assert notice.startswith("The gate needs at least 6 documents that are not copies of each other")
-    assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
-    assert result.summary.startswith("Not judged: version 1 of 'default' is ")
-    assert "Judging takes at least 6 documents that are not copies of each other" in result.summary
-    assert personalizer.store.adapter("default").active() == (1 if activate_anyway else None)
-    personalizer.load_adapter("default", 1)
-
-
 def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
     # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
     machine.multiplies(1e5)
@@ -649,14 +630,3 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
         assert found == places.get(hidden, set())
         assert hidden not in emitted
         assert hidden not in logged
-
-
-@pytest.mark.slow
-def test_remembered_documents_cannot_be_recognised_without_the_salt(make, notes_folder, store_of_notes):
-    """The hashes of another store, of the same documents, are others; with one seed the weights are the same bits."""
-    paths = [make().adapt(notes_folder).adapter_path, store_of_notes.adapter("default").open().path]
-    histories = [read_history(path).documents for path in paths]
-    assert len(histories[0]) == len(histories[1]) == 24
-    assert not {document.key for document in histories[0]} & {document.key for document in histories[1]}
-    # The draw does not depend on it: the two adapters are the same.
-    assert bytes_of(paths[0]) == bytes_of(paths[1])
