@@ -407,6 +407,7 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_alone():
     for path in sorted((ROOT / "sebp_edge").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
