@@ -1,7 +1,7 @@
 """Finds the passages of documents that a question is about: full-text search in memory.
 
-The ranking is BM25, as SQLite's FTS5 computes it. A passage's score is the sum over the question's words; a part of what
-other passages of its document score is added, since a note says what it is about in one place, and the rest in others.
+The ranking is BM25, as SQLite's FTS5 computes it. A passage's score is the sum over the question's words, and a part of
+what its whole document scores, since a note says in one place what it is about, and the rest in others.
 """
 
 import math

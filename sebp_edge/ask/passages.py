@@ -40,7 +40,7 @@ class Passage:
 
 
 class _Block(NamedTuple):
-    """A heading, an item, a row, a paragraph or code, from one character of the text to another; `level` of headings."""
+    """A heading, an item, a row, a paragraph or code, from one character of the text to another."""
 
     begin: int
     end: int
