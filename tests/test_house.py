@@ -97,7 +97,7 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult Adapter AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer ExportResult Folder Inspection LearningRateRange
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """

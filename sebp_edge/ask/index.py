@@ -24,10 +24,14 @@ SHARE_OF_DOCUMENT = 0.5
 MIN_PREFIX = 5
 # How much a word counts that says little.
 SMALL = 0.2
+# A question with fewer words that say something is searched with the one before it.
+FEW_WORDS = 3
 # The most words of a question that are searched: its rarest.
 MAX_TERMS = 60
 
 _QUERY = f"SELECT rowid, -bm25(passages, {', '.join(map(str, WEIGHTS))}) FROM passages WHERE passages MATCH ?"
+# How many passages without a word are added to those of the documents, so that words are rare in few passages too.
+OTHER_PASSAGES = 100
 # Marks stems of English words, so that no other word is equal to one.
 _STEM = "="
 
@@ -37,12 +41,12 @@ class Hit:
     """A passage that was found.
 
     Attributes:
-        score: higher is better; comparable within a search.
+        strength: as much as this many words that only this passage has; higher is better.
         coverage: the share of the question's words in its document, rare words counting more, from 0 to 1.
     """
 
     passage: Passage
-    score: float
+    strength: float
     coverage: float
 
 
@@ -134,9 +138,16 @@ class Index:
         for number, stem in self._database.execute("SELECT doc, term FROM stems"):
             self._stems[new[number]] = _STEM + stem
 
-    def search(self, question: str, limit: int = 5) -> list[Hit]:
-        """Returns the best passages for a question, best first; none if none has one of its words."""
-        return self._ranked(list(dict.fromkeys(terms(question))), limit)
+    def search(self, question: str, limit: int = 5, *, before: str = "") -> list[Hit]:
+        """Returns the best passages for a question, best first; none if none has one of its words.
+
+        Args:
+            before: the question before it, which a short one such as "and when?" goes on from.
+        """
+        words = dict.fromkeys(terms(question))
+        if sum(not is_small(word) for word in words) < FEW_WORDS:
+            words |= dict.fromkeys(terms(before))
+        return self._ranked(list(words), limit)
 
     def _ranked(self, words: list[str], limit: int) -> list[Hit]:
         found = sorted(((is_small(word), self._scores(word)) for word in words), key=lambda each: len(each[1]))
@@ -146,7 +157,7 @@ class Index:
         covered: defaultdict[str, float] = defaultdict(float)
         for number, (small, rows) in enumerate(found[:MAX_TERMS]):
             weight = SMALL if small else 1.0
-            rarity = weight * math.log(1 + (len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5))
+            rarity = weight * self._rarity(len(rows))
             total += rarity
             for row, score in rows.items():
                 score *= weight
@@ -164,7 +175,11 @@ class Index:
             reverse=True,
         )[:limit]
         return [
-            Hit(passage := self._passages[-row], score, covered[passage.document] / total if total else 0.0)
+            Hit(
+                passage := self._passages[-row],
+                score / self._rarity(0),
+                covered[passage.document] / total if total else 0.0,
+            )
             for score, row in ranked
         ]
 
@@ -182,8 +197,12 @@ class Index:
             rarity = max(1e-6, math.log((len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5)))  # as in SQLite
             for row, score in rows:
                 found[row] = max(found.get(row, 0.0), score / rarity)
-        rarity = math.log(1 + (len(self._passages) - len(found) + 0.5) / (len(found) + 0.5))
+        rarity = self._rarity(len(found))
         return {row: rarity * score for row, score in found.items()}
+
+    def _rarity(self, found: int) -> float:
+        """Returns how much a word counts that so many passages have: BM25's inverse document frequency."""
+        return math.log(1 + (len(self._passages) + OTHER_PASSAGES - found + 0.5) / (found + 0.5))
 
 
 def _title(document: Document) -> str:

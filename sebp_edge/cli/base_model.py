@@ -1,8 +1,26 @@
-"""Finds the base model of a saved adapter."""
+"""Chooses the adapter and the base model of a command, and finds the base model of a saved adapter."""
 
+from pathlib import Path
+
+from sebp_edge.cli.console import err
 from sebp_edge.errors import ModelError, ModelOfflineError
-from sebp_edge.models.catalog import resolve
+from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
+
+
+def choose_model(store, adapter: str | Path | None, version: int | None, model: str | None):
+    """Returns the adapter, by default 'default' if it is active, the base model's name, and the adapter's record.
+
+    Args:
+        adapter: the name or folder that was asked for, if any.
+        model: the base model that was asked for, if any.
+    """
+    if adapter is None and model is None and store.adapter("default").active() is not None:
+        adapter = "default"
+    if adapter is None and model is None:
+        err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
+    record = store.find(adapter, version).record if adapter else None
+    return adapter, model or (find_base_model(store, record) if record else DEFAULT_MODEL), record
 
 
 def find_base_model(store, record) -> str:
