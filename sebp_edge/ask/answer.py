@@ -11,8 +11,8 @@ from sebp_edge.ask.values import values
 NOT_FOUND = "Not in your notes."
 
 # Below both, nothing was found (see `Hit`). Calibrated so that at most 10 % of the questions that the development
-# people's notes answer are refused, with 5 to 500 notes.
-MIN_STRENGTH, MIN_COVERAGE = 2.25, 0.6
+# people's 60 notes answer are refused.
+MIN_STRENGTH, MIN_COVERAGE = 2.4, 0.6
 # The least share of a reply's words, those of the question aside, that the passages must have.
 MIN_SUPPORT = 0.6
 

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.base_model import choose_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, printable, quick_imports
+from sebp_edge.cli.base_model import open_model
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, printable
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
 from sebp_edge.errors import Interrupted, OptionError
-from sebp_edge.recipe import Recipe
 
 
 def ask(
@@ -33,16 +32,7 @@ def ask(
     with one_sentence_errors(as_json=as_json):
         question, paths = _question_and_paths(arguments)
         texts = select(paths, include, exclude)
-        with quick_imports():
-            from sebp_edge.adapters.store import AdapterStore
-            from sebp_edge.personalizer import Personalizer
-
-        store = AdapterStore()
-        adapter, base, record = choose_model(store, name, None, model)
-        recipe = Recipe.load("notes").replace(
-            load_in_4bit=record is not None and record.recipe.get("load_in_4bit", False)
-        )
-        personalizer = Personalizer(base, recipe=recipe, store=store, device=device)
+        personalizer, adapter = open_model(name, None, model, device)
         before: list[tuple[str, str]] = []
         for asked in _typed() if question is None else [question]:
             answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)
