@@ -15,6 +15,8 @@ NOT_FOUND = "Not in your notes."
 MIN_STRENGTH, MIN_COVERAGE = 2.4, 0.6
 # The least share of a reply's words, those of the question aside, that the passages must have.
 MIN_SUPPORT = 0.6
+# A value that is there may have so many words around it that are not, such as "number".
+FEW_WORDS = 2
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=\W*[^\W_a-z])|(?<=[。！？])|\n+")
 
@@ -63,7 +65,9 @@ def stands_in(reply: str, question: str, text: str) -> bool:
     own = {word for word in terms(given.rest) if not is_small(word)} - set(terms(question))
     found = own & set(terms(text))
     has_value = bool(given.dates or given.times - asked.times or given.numbers - asked.numbers)
-    return (has_value or bool(found)) and len(found) >= MIN_SUPPORT * len(own)
+    if has_value and len(own) <= FEW_WORDS:
+        return True
+    return bool(found) and len(found) >= MIN_SUPPORT * len(own)
 
 
 def best_sentence(question: str, text: str) -> str:
