@@ -46,11 +46,11 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_110
+MAX_LINES = 44120
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_381,
     "adapters": 3_009,
-    "ask": 657,
+    "ask": 667,
     "basics": 398,
     "basics.pages": 331,
     "cli": 2_601,

@@ -71,7 +71,17 @@ def stands_in(reply: str, question: str, text: str) -> bool:
 
 
 def best_sentence(question: str, text: str) -> str:
-    """Returns the sentence of a passage that has most of the question's words, the first one of equals."""
-    wanted = {word for word in terms(question) if not is_small(word)}
+    """Returns the sentence of a passage that has most of the question's words, the first one of equals; no heading."""
+    wanted = {_beginning(word) for word in terms(question) if not is_small(word)}
     sentences = [part.strip() for part in _SENTENCE_END.split(text) if part and part.strip()]
-    return max(sentences, key=lambda sentence: len(wanted.intersection(terms(sentence))), default=text)
+    sentences = [sentence for sentence in sentences if not sentence.startswith("#")] or sentences
+    return max(
+        sentences,
+        key=lambda sentence: len(wanted.intersection(_beginning(word) for word in terms(sentence))),
+        default=text,
+    )
+
+
+def _beginning(word: str) -> str:
+    """Returns what the forms of a word mostly have in common."""
+    return word[: max(4, len(word) - 2)]

@@ -168,6 +168,7 @@ def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
     assert answer.quoted and answer.text == "The cabin is number 12." and answer.sources == passages
     assert not checked("12", "Which cabin?", passages).quoted
     assert best_sentence("cabin", "One line") == "One line"
+    assert best_sentence("Which cabins?", "# Cabins\n\nWood.\n\nThe cabin is red.") == "The cabin is red."
 
 
 def test_a_python_without_fts5_gets_a_sentence(monkeypatch):
