@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_120
+MAX_LINES = 45_279
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_381,
     "adapters": 3_009,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 9_041,
+    "texts": 10_200,
     "training": 2_565,
 }
 MAX_ENTRIES_AT_ROOT = 21
@@ -142,7 +142,8 @@ OTHER_ERRORS = {
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
-    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
+    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable ValueError "
+    "_Exceeded "
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/research/bench/correctness.py": "ValueError",
