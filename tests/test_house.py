@@ -32,6 +32,7 @@ LAYERS = [
     ["sparse"],
     ["sparse.patches"],
     ["questions"],
+    ["ask"],
     ["texts"],
     ["sparse.rows"],
     ["models"],
@@ -45,13 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_466
+MAX_LINES = 45_437
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_332,
+    "files at the root": 1_381,
     "adapters": 3_023,
+    "ask": 667,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_511,
+    "cli": 2_644,
     "export": 2_003,
     "machine": 645,
     "memory": 1_383,
@@ -59,14 +61,14 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 4_021,
     "research": 3_331,
-    "run": 3_300,
+    "run": 3_383,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_251,
+    "texts": 10_290,
     "training": 2_565,
 }
-MAX_ENTRIES_AT_ROOT = 20
+MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 51
 
 # Heavy libraries stay where a reader expects them.
@@ -95,7 +97,7 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult Adapter AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer ExportResult Folder Inspection LearningRateRange
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
