@@ -32,6 +32,7 @@ LAYERS = [
     ["sparse"],
     ["sparse.patches"],
     ["questions"],
+    ["ask"],
     ["texts"],
     ["sparse.rows"],
     ["models"],
@@ -45,10 +46,11 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_150
+MAX_LINES = 43_750
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_333,
     "adapters": 3_009,
+    "ask": 600,
     "basics": 398,
     "basics.pages": 331,
     "cli": 2_468,
