@@ -21,12 +21,10 @@ import argparse
 import json
 import random
 import re
-import sqlite3
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +36,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import side_by_side
 from quality import know_people, quizzes
 from sebp_edge import Recipe
+from sebp_edge.ask.index import Index
+from sebp_edge.ask.passages import Passage, passages_of
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.generation import end_ids_of
@@ -57,62 +57,32 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.prompts import encode_prompt
 
 ABSENT = "Not in your notes."
-INSTRUCTION = f"Answer from these notes in a few words. If they do not say it, answer: {ABSENT}"
+INSTRUCTION = f"Answer from these notes in a few words. If they do not say it, answer: {ABSENT}\n\n"
 GENERAL, CHAT = (Path(__file__).with_name(f"general_{name}.txt") for name in ("questions", "chat"))
 CONTEXT = 1536
 MAX_NEW_TOKENS = 24
 CHAT_TOKENS = 48
-BATCH = 64
-# Passages above this many words are cut between paragraphs.
-PASSAGE_WORDS = 120
+BATCH = 96
+# Examples of a step that are computed at once.
+MICRO_BATCH = 8
 
 
 # ------------------------------------------------------------------------------------------------------------- search
 
 
-@dataclass(frozen=True)
-class Passage:
-    document: str
-    title: str
-    text: str
-
-    @property
-    def shown(self) -> str:
-        return f"# {self.title}\n{self.text}"
-
-
-def passages_of(name: str, text: str) -> list[Passage]:
-    title = " ".join(re.findall(r"\w+", name.removesuffix(".md")))
-    packed: list[list[str]] = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        if packed and sum(len(each.split()) for each in [*packed[-1], block]) <= PASSAGE_WORDS:
-            packed[-1].append(block)
-        else:
-            packed.append([block])
-    return [Passage(name, title, "\n\n".join(blocks)) for blocks in packed]
-
-
 class Search:
-    """Full-text search of passages, the best first."""
+    """The product's search, also without one of the documents."""
 
     def __init__(self, notes: dict[str, str]):
-        self.passages = [passage for name, text in notes.items() for passage in passages_of(name, text)]
-        self._table = sqlite3.connect(":memory:", check_same_thread=False)
-        self._table.execute("create virtual table passages using fts5(title, text, tokenize='porter unicode61')")
-        self._table.executemany(
-            "insert into passages (title, text) values (?, ?)", [(each.title, each.text) for each in self.passages]
-        )
+        self._documents = [Document(name, text, name) for name, text in notes.items()]
+        self._index = Index(self._documents)
 
     def find(self, question: str, number: int, without: str = "") -> list[Passage]:
-        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", question.lower()))
-        rows = self._table.execute(
-            "select rowid from passages where passages match ? order by bm25(passages, 2.0, 1.0)", (words,)
-        ) if words else []
-        found = [self.passages[rowid - 1] for (rowid,) in rows]
+        found = [hit.passage for hit in self._index.search(question, number + 8)]
         return [each for each in found if each.document != without][:number]
 
-    def of(self, document: str) -> list[Passage]:
-        return [each for each in self.passages if each.document == document]
+    def of(self, name: str) -> list[Passage]:
+        return [passage for each in self._documents if each.source == name for passage in passages_of(each)]
 
 
 # ----------------------------------------------------------------------------------------------------------- examples
@@ -128,7 +98,7 @@ class Source:
 
 
 def prompt(passages: Sequence[Passage], question: str) -> str:
-    return "\n\n".join([INSTRUCTION, *(each.shown for each in passages), f"Question: {question}"])
+    return "\n\n".join([*(f"{each.place}\n{each.text}" for each in passages), question])
 
 
 def by_rules(text: str, name: str, facts_of: Sequence[Callable]) -> list[Question]:
@@ -185,7 +155,9 @@ def _conversation(source: Source, sources: list[Source], search: Search, draw: r
         pairs = []
         for question in asked:
             wording = draw.choice(question.wordings) if pairs else first
-            inside = any(quizzes.stands_in(question.answer, each.text) for each in shown if each.document == source.name)
+            inside = any(
+                quizzes.stands_in(question.answer, each.text) for each in shown if each.document == source.name
+            )
             pairs.append((wording, question.answer if inside else ABSENT))
         if kind < 0.30:  # the note is found, but does not say it
             shown, is_cut = without_answer(shown, source.name, asked[0].answer)
@@ -194,10 +166,12 @@ def _conversation(source: Source, sources: list[Source], search: Search, draw: r
         elif kind < 0.5:  # another question is about something else
             other = draw.choice(sources)
             if other.name not in {each.document for each in shown}:
-                pairs.insert(draw.randrange(len(pairs) + 1), (draw.choice(draw.choice(other.questions).wordings), ABSENT))
+                pairs.insert(
+                    draw.randrange(len(pairs) + 1), (draw.choice(draw.choice(other.questions).wordings), ABSENT)
+                )
     draw.shuffle(shown)
     (question, answer), *others = pairs
-    return [(prompt(shown, question), answer), *((f"Question: {question}", answer) for question, answer in others)]
+    return [(prompt(shown, question), answer), *others]
 
 
 def without_answer(passages: list[Passage], document: str, answer: str) -> tuple[list[Passage], bool]:
@@ -210,7 +184,7 @@ def without_answer(passages: list[Passage], document: str, answer: str) -> tuple
             text = "".join(part for part in parts if not quizzes.stands_in(answer, part)).strip()
             if not text or quizzes.stands_in(answer, text):
                 return passages, False
-            each, is_cut = Passage(each.document, each.title, text), True
+            each, is_cut = replace(each, text=text), True
         kept.append(each)
     return kept, is_cut
 
@@ -227,12 +201,14 @@ class Arm:
         own: on which kinds of question about the owner's notes: cues, structures, texts' sentences.
         keeps: what the base model teaches: general text, chat.
         is_voice: on the notes as text only.
+        instructs: whether an instruction stands before the passages.
     """
 
     practice: bool = False
     own: str = ""
     keeps: tuple[str, ...] = ("text", "chat")
     is_voice: bool = False
+    instructs: bool = False
     examples: int = 300
     learning_rate: float = 5e-4
     r: int = 16
@@ -247,6 +223,8 @@ ARMS = {
     "both cst": Arm(practice=True, own="cst"),
     "both cs": Arm(practice=True, own="cs"),
     "voice": Arm(is_voice=True, keeps=()),
+    "base instructed": Arm(instructs=True),
+    "practice instructed": Arm(practice=True, instructs=True),
     "own c": Arm(own="c"),
     "own s": Arm(own="s"),
     "practice none": Arm(practice=True, keeps=()),
@@ -264,10 +242,16 @@ STEP_EXAMPLES = 16
 
 def encoded(conversations: list[list[tuple[str, str]]], tokenizer) -> list[Example]:
     documents = [
-        Document("", Conversation(tuple(
-            {"role": role, "content": text}
-            for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)
-        )))
+        Document(
+            "",
+            Conversation(
+                tuple(
+                    {"role": role, "content": text}
+                    for turn in turns
+                    for role, text in zip(("user", "assistant"), turn, strict=True)
+                )
+            ),
+        )
         for turns in conversations
     ]
     examples, _ = encode(documents, tokenizer, CONTEXT, chat_template=True)
@@ -296,7 +280,7 @@ def logits_of(base, ids, labels, mask) -> torch.Tensor:
 
 def train(base, arm: Arm, notes: dict[str, str], kept: dict[str, list[Example]], seed: int) -> LoraAdapter:
     """A trained adapter."""
-    recipe = Recipe.load("notes").replace(r=arm.r, lora_alpha=2.0 * arm.r, learning_rate=arm.learning_rate)
+    recipe = Recipe.load("notes").replace(r=arm.r, lora_alpha=2 * arm.r, learning_rate=arm.learning_rate)
     adapter = LoraAdapter.fresh(base, recipe, seed)
     epochs = list(epochs_of(arm, notes, base.tokenizer, seed))
     parameters = [each for each in adapter.model.parameters() if each.requires_grad]
@@ -307,10 +291,12 @@ def train(base, arm: Arm, notes: dict[str, str], kept: dict[str, list[Example]],
         share = min((number + 1) / max(1, len(steps) // 10), 1) * (1 - number / len(steps))
         for group in optimizer.param_groups:
             group["lr"] = arm.learning_rate * share
-        ids, labels, mask = batch_of(examples, base.device)
-        with autocast(base.device):
-            loss = F.cross_entropy(logits_of(base, ids, labels, mask), labels[labels != -100])
-        loss.backward()
+        num_tokens = sum(each.num_loss_tokens for each in examples)
+        for begin in range(0, len(examples), MICRO_BATCH):
+            ids, labels, mask = batch_of(examples[begin : begin + MICRO_BATCH], base.device)
+            with autocast(base.device):
+                logits = logits_of(base, ids, labels, mask)
+            (F.cross_entropy(logits, labels[labels != -100], reduction="sum") / num_tokens).backward()
         for name in arm.keeps:
             general = batch_of(draw.sample(kept[name], min(4, len(kept[name]))), base.device)
             with torch.no_grad(), adapter.disabled(), autocast(base.device):
@@ -343,6 +329,8 @@ def epochs_of(arm: Arm, notes: dict[str, str], tokenizer, seed: int) -> Iterator
             continue
         kinds = [practice_sources()] * arm.practice + [own] * bool(own)
         made = [turns for each in kinds for turns in drawn_examples(each, arm.examples // len(kinds), draw)]
+        if arm.instructs:
+            made = [[(INSTRUCTION + question, answer), *others] for (question, answer), *others in made]
         yield encoded(made, tokenizer)
 
 
@@ -373,8 +361,14 @@ def reply_to(base, prompts: list[str], max_new_tokens: int = MAX_NEW_TOKENS) -> 
         ids = torch.tensor([[ends[0]] * (longest - len(row)) + row for row in rows], device=base.device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=base.device)
         made = model.generate(
-            ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends,
-            pad_token_id=ends[0], return_dict_in_generate=True, output_logits=True,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=ends[0],
+            return_dict_in_generate=True,
+            output_logits=True,
         )
         begins = made.logits[0].float().softmax(dim=1)[:, first].tolist()
         for number, row, share in zip(numbers, made.sequences[:, longest:].tolist(), begins, strict=True):
@@ -402,7 +396,7 @@ def is_absent(reply: str) -> bool:
     return reply.lower().startswith("not in your notes")
 
 
-def figures(base, person: int, people: list[int], number: int) -> dict:
+def figures(base, person: int, people: list[int], number: int, *, instructs: bool) -> dict:
     """All figures of the adapter that is in use, about one person's notes."""
     case, search = Case.of(person, number), Search(Case.of(person, number).notes)
     found5 = [search.find(each.question, 5) for each in case.quiz]
@@ -422,7 +416,12 @@ def figures(base, person: int, people: list[int], number: int) -> dict:
         "foreign": [prompt(elsewhere.find(each.question, 3), each.question) for each in other.quiz],
         "general": [question for question, _ in general],
     }
-    replies, shares = reply_to(base, [each for group in groups.values() for each in group])
+    asked = [
+        INSTRUCTION * (instructs and name not in ("closed", "general")) + each
+        for name, group in groups.items()
+        for each in group
+    ]
+    replies, shares = reply_to(base, asked)
     of, share_of, begin = {}, {}, 0
     for name, group in groups.items():
         of[name], share_of[name] = replies[begin : begin + len(group)], shares[begin : begin + len(group)]
@@ -521,12 +520,11 @@ def measure(job: Job) -> list[dict]:
         adapter.model.merge_adapter()
     rows = []
     for person in job.people:
-        made = figures(base, person, list(job.all_people), job.number)
+        made = figures(base, person, list(job.all_people), job.number, instructs=arm.instructs)
         rows.append({"arm": job.arm, "seed": job.seed, "person": person} | made)
     if adapter is not None:
         adapter.model.unmerge_adapter()
         adapter.detach()
-        loaded.cache_clear()  # unmerging rounds
     return rows
 
 
@@ -547,20 +545,28 @@ def main() -> None:
         rows = map(json.loads, options.out.read_text().splitlines())
         done = {(row["arm"], row["seed"], row["person"]) for row in rows}
     jobs, people = [], tuple(options.people)
-    for name in options.arms:
-        of_person = ARMS[name].own or ARMS[name].is_voice
-        for seed in options.seeds if name != "base" else [0]:
-            for group in [(person,) for person in people] if of_person or name == "base" else [people]:
+    for seed in options.seeds:
+        for name in options.arms:
+            arm = ARMS[name]
+            is_base = name.startswith("base")
+            if is_base and seed != options.seeds[0]:
+                continue
+            of_person = arm.own or arm.is_voice or is_base
+            for group in [(person,) for person in people] if of_person else [people]:
                 if not all((name, seed, person) in done for person in group):
-                    jobs.append(Job(
-                        options.model, name, seed, group, people, options.number, options.device, options.examples
-                    ))
+                    jobs.append(
+                        Job(options.model, name, seed, group, people, options.number, options.device, options.examples)
+                    )
     for rows in side_by_side.run(measure, jobs, options.processes, options.minutes):
         with options.out.open("a") as file:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
                 shares = {name: share(row[name]) for name in row if isinstance(row[name], str) and name != "arm"}
-                print(f"{row['arm']:>16} {row['seed']} {row['person']}", *(f"{n} {s:.0%}" for n, s in shares.items()), flush=True)
+                print(
+                    f"{row['arm']:>16} {row['seed']} {row['person']}",
+                    *(f"{n} {s:.0%}" for n, s in shares.items()),
+                    flush=True,
+                )
 
 
 def share(bits: str) -> float:
