@@ -62,9 +62,9 @@ GENERAL, CHAT = (Path(__file__).with_name(f"general_{name}.txt") for name in ("q
 CONTEXT = 1536
 MAX_NEW_TOKENS = 24
 CHAT_TOKENS = 48
-BATCH = 96
+BATCH = 32
 # Examples of a step that are computed at once.
-MICRO_BATCH = 8
+MICRO_BATCH = 4
 
 
 # ------------------------------------------------------------------------------------------------------------- search
@@ -130,21 +130,21 @@ def practice_sources() -> list[Source]:
     return [Source(each.name, each.text, (*each.questions, *each.in_keywords())) for each in practice_notes()]
 
 
-def drawn_examples(sources: list[Source], number: int, draw: random.Random) -> list[list[tuple[str, str]]]:
+def drawn_examples(sources: list[Source], number: int, draw: random.Random, absent: bool = True) -> list[list[tuple[str, str]]]:
     """Conversations about passages as the search finds them: several questions, some of them without an answer."""
     search = Search({each.name: each.text for each in sources})
     order: list[Source] = []
     while len(order) < number:
         order += draw.sample(sources, len(sources))
-    return [turns for source in order[:number] if (turns := _conversation(source, sources, search, draw))]
+    return [turns for source in order[:number] if (turns := _conversation(source, sources, search, draw, absent))]
 
 
-def _conversation(source: Source, sources: list[Source], search: Search, draw: random.Random) -> list[tuple[str, str]]:
+def _conversation(source: Source, sources: list[Source], search: Search, draw: random.Random, absent: bool = True) -> list[tuple[str, str]]:
     asked = draw.sample(source.questions, min(len(source.questions), draw.choice((1, 2, 3))))
     first = draw.choice(asked[0].wordings)
     number = draw.choice((1, 2, 3, 3, 4, 5))
     found = search.find(first, number)
-    kind = draw.random()
+    kind = draw.random() if absent else 1.0
     if kind < 0.15:  # the note is not found
         shown = [each for each in search.find(first, number + 3, without=source.name)][:number]
         pairs = [(first, ABSENT)]
@@ -169,6 +169,10 @@ def _conversation(source: Source, sources: list[Source], search: Search, draw: r
                 pairs.insert(
                     draw.randrange(len(pairs) + 1), (draw.choice(draw.choice(other.questions).wordings), ABSENT)
                 )
+    if not absent:
+        pairs = [pair for pair in pairs if pair[1] != ABSENT]
+        if not pairs:
+            return []
     draw.shuffle(shown)
     (question, answer), *others = pairs
     return [(prompt(shown, question), answer), *others]
@@ -209,6 +213,7 @@ class Arm:
     keeps: tuple[str, ...] = ("text", "chat")
     is_voice: bool = False
     instructs: bool = False
+    absent: bool = True
     examples: int = 300
     learning_rate: float = 5e-4
     r: int = 16
@@ -217,25 +222,17 @@ class Arm:
 
 ARMS = {
     "base": Arm(),
-    "practice": Arm(practice=True),
-    "own cst": Arm(own="cst"),
-    "own cs": Arm(own="cs"),
-    "both cst": Arm(practice=True, own="cst"),
-    "both cs": Arm(practice=True, own="cs"),
     "voice": Arm(is_voice=True, keeps=()),
-    "base instructed": Arm(instructs=True),
-    "practice instructed": Arm(practice=True, instructs=True),
-    "own c": Arm(own="c"),
-    "own s": Arm(own="s"),
-    "practice none": Arm(practice=True, keeps=()),
-    "practice text": Arm(practice=True, keeps=("text",)),
-    "practice chat": Arm(practice=True, keeps=("chat",)),
-    "practice 150": Arm(practice=True, examples=150),
-    "practice 600": Arm(practice=True, examples=600),
-    "practice lr1e-3": Arm(practice=True, learning_rate=1e-3),
-    "practice lr2e-4": Arm(practice=True, learning_rate=2e-4),
-    "practice r8": Arm(practice=True, r=8),
-    "practice r32": Arm(practice=True, r=32),
+    "practice": Arm(practice=True),
+    "practice A0": Arm(practice=True, absent=False),
+    "practice A0 1200": Arm(practice=True, absent=False),
+    "practice A0 1200 lr1e-3": Arm(practice=True, absent=False, examples=1200, learning_rate=1e-3),
+    "practice A0 1200 r64": Arm(practice=True, absent=False, examples=1200, r=64),
+    "practice A0 1200 none": Arm(practice=True, absent=False, examples=1200, keeps=()),
+    "own cst A0": Arm(own="cst", absent=False),
+    "own cs A0": Arm(own="cs", absent=False),
+    "both cst A0": Arm(practice=True, own="cst", absent=False),
+    "both cs A0": Arm(practice=True, own="cs", absent=False),
 }
 STEP_EXAMPLES = 16
 
@@ -328,7 +325,7 @@ def epochs_of(arm: Arm, notes: dict[str, str], tokenizer, seed: int) -> Iterator
             yield encode([Document("", text) for text in notes.values()], tokenizer, CONTEXT)[0]
             continue
         kinds = [practice_sources()] * arm.practice + [own] * bool(own)
-        made = [turns for each in kinds for turns in drawn_examples(each, arm.examples // len(kinds), draw)]
+        made = [turns for each in kinds for turns in drawn_examples(each, arm.examples // len(kinds), draw, arm.absent)]
         if arm.instructs:
             made = [[(INSTRUCTION + question, answer), *others] for (question, answer), *others in made]
         yield encoded(made, tokenizer)
@@ -519,6 +516,7 @@ def measure(job: Job) -> list[dict]:
         adapter = train(base, arm, Case.of(job.people[0], job.number).notes, kept, job.seed)
         adapter.model.merge_adapter()
     rows = []
+    torch.cuda.empty_cache()
     for person in job.people:
         made = figures(base, person, list(job.all_people), job.number, instructs=arm.instructs)
         rows.append({"arm": job.arm, "seed": job.seed, "person": person} | made)
