@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_750
+MAX_LINES = 45_279
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_333,
+    "files at the root": 1_381,
     "adapters": 3_009,
-    "ask": 600,
+    "ask": 667,
     "basics": 398,
     "basics.pages": 331,
-    "cli": 2_468,
+    "cli": 2_601,
     "export": 2_002,
     "machine": 645,
     "memory": 1_383,
@@ -61,14 +61,14 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 4_021,
     "research": 3_331,
-    "run": 3_295,
+    "run": 3_378,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 9_002,
+    "texts": 10_200,
     "training": 2_565,
 }
-MAX_ENTRIES_AT_ROOT = 20
+MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 50
 
 # Heavy libraries stay where a reader expects them.
@@ -97,7 +97,7 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult Adapter AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer ExportResult Folder Inspection LearningRateRange
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
@@ -142,7 +142,8 @@ OTHER_ERRORS = {
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
-    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded "
+    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable ValueError "
+    "_Exceeded "
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/research/bench/correctness.py": "ValueError",

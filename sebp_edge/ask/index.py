@@ -7,14 +7,14 @@ what its whole document scores, since a note says in one place what it is about,
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from sebp_edge.ask.passages import Passage, passages_of
 from sebp_edge.ask.terms import is_english, is_small, terms
 from sebp_edge.errors import MachineError
-from sebp_edge.texts.documents import Document
+from sebp_edge.texts.documents import Document, as_json
 
 # How much a word counts that stands in the document's name, a heading, or the text.
 WEIGHTS = (2.0, 1.5, 1.0)
@@ -24,12 +24,18 @@ SHARE_OF_DOCUMENT = 0.5
 MIN_PREFIX = 5
 # How much a word counts that says little.
 SMALL = 0.2
+# A question with fewer words that say something is searched with the one before it.
+FEW_WORDS = 3
 # The most words of a question that are searched: its rarest.
 MAX_TERMS = 60
 
 _QUERY = f"SELECT rowid, -bm25(passages, {', '.join(map(str, WEIGHTS))}) FROM passages WHERE passages MATCH ?"
+# How many passages without a word are added to those of the documents, so that words are rare in few passages too.
+OTHER_PASSAGES = 100
 # Marks stems of English words, so that no other word is equal to one.
 _STEM = "="
+
+Key = tuple[str, str]  # of a document: its source and content
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +43,12 @@ class Hit:
     """A passage that was found.
 
     Attributes:
-        score: higher is better; comparable within a search.
+        strength: as much as this many words that only this passage has; higher is better.
         coverage: the share of the question's words in its document, rare words counting more, from 0 to 1.
     """
 
     passage: Passage
-    score: float
+    strength: float
     coverage: float
 
 
@@ -69,7 +75,7 @@ class Index:
                 "Linux distribution."
             ) from error
         self._stems: dict[str, str] = {}
-        self._documents: dict[Document, list[int]] = {}
+        self._documents: dict[Key, list[int]] = {}
         self._passages: dict[int, Passage] = {}
         self._next = 1
         self.update(documents)
@@ -79,43 +85,41 @@ class Index:
 
     def update(self, documents: Iterable[Document]) -> None:
         """Makes these documents the ones that are searched; only those that it does not have take time."""
-        wanted = dict.fromkeys(documents)
-        gone = [document for document in self._documents if document not in wanted]
-        new = [document for document in wanted if document not in self._documents]
+        wanted = {_key(document): document for document in documents}
+        gone = [key for key in self._documents if key not in wanted]
+        new = {key: document for key, document in wanted.items() if key not in self._documents}
         self._database.execute("BEGIN")
-        for document in gone:
-            for row in self._documents.pop(document):
+        for key in gone:
+            for row in self._documents.pop(key):
                 self._database.execute("DELETE FROM passages WHERE rowid = ?", (row,))
                 del self._passages[row]
         self._add(new)
         self._database.execute("COMMIT")
 
-    def _add(self, documents: Sequence[Document]) -> None:
-        passages = [(document, passages_of(document)) for document in documents]
-        words = [
-            (document, passage, [terms(part) for part in (_title(document), " ".join(passage.headings), passage.text)])
-            for document, found in passages
-            for passage in found
-        ]
-        texts: defaultdict[Document, list[str]] = defaultdict(list)
-        for document, _, columns in words:
-            texts[document] += columns[2]
-        english = {document: is_english(found) for document, found in texts.items()}
-        known = [each for each in english.values() if each is not None]
+    def _add(self, documents: dict[Key, Document]) -> None:
+        cut: list[tuple[Key, Passage, list[list[str]]]] = []
+        texts: dict[Key, list[str]] = {}
+        for key, document in documents.items():
+            texts[key] = []
+            for passage in passages_of(document):
+                columns = [terms(part) for part in (_title(document), " ".join(passage.headings), passage.text)]
+                cut.append((key, passage, columns))
+                texts[key] += columns[2]
+        found = {key: is_english(words) for key, words in texts.items()}
+        known = [each for each in found.values() if each is not None]
         # What is too short to tell is in the language of most of the others.
         mostly = sum(known) > len(known) / 2
-        english = {document: mostly if each is None else each for document, each in english.items()}
-        self._learn_stems({word for document, found in texts.items() if english[document] for word in found})
+        english = {key: mostly if each is None else each for key, each in found.items()}
+        self._learn_stems({word for key, words in texts.items() if english[key] for word in words})
         rows = []
-        for document, passage, columns in words:
-            self._documents.setdefault(document, []).append(self._next)
+        self._documents |= {key: [] for key in documents}
+        for key, passage, columns in cut:
+            self._documents[key].append(self._next)
             self._passages[self._next] = passage
-            if english[document]:
+            if english[key]:
                 columns = [[self._stem(word) for word in column] for column in columns]
             rows.append((self._next, *(" ".join(column) for column in columns)))
             self._next += 1
-        for document in documents:
-            self._documents.setdefault(document, [])
         self._database.executemany("INSERT INTO passages(rowid, name, headings, text) VALUES (?, ?, ?, ?)", rows)
 
     def _stem(self, word: str) -> str:
@@ -134,19 +138,29 @@ class Index:
         for number, stem in self._database.execute("SELECT doc, term FROM stems"):
             self._stems[new[number]] = _STEM + stem
 
-    def search(self, question: str, limit: int = 5) -> list[Hit]:
-        """Returns the best passages for a question, best first; none if none has one of its words."""
-        return self._ranked(list(dict.fromkeys(terms(question))), limit)
+    def search(self, question: str, limit: int = 5, *, before: str = "") -> list[Hit]:
+        """Returns the best passages for a question, best first; none if none has a word that says something.
+
+        Args:
+            before: the question before it, which a short one such as "and when?" goes on from.
+        """
+        words = dict.fromkeys(terms(question))
+        if sum(not is_small(word) for word in words) < FEW_WORDS:
+            words |= dict.fromkeys(terms(before))
+        return self._ranked(list(words), limit)
 
     def _ranked(self, words: list[str], limit: int) -> list[Hit]:
-        found = sorted(((is_small(word), self._scores(word)) for word in words), key=lambda each: len(each[1]))
+        found = sorted(
+            ((is_small(word), self._scores(word)) for word in words), key=lambda each: (not each[1], len(each[1]))
+        )
         total = 0.0
         scores: defaultdict[int, float] = defaultdict(float)
         of_documents: dict[str, dict[int, float]] = defaultdict(dict)
         covered: defaultdict[str, float] = defaultdict(float)
+        telling = {row for small, rows in found if not small for row in rows}
         for number, (small, rows) in enumerate(found[:MAX_TERMS]):
             weight = SMALL if small else 1.0
-            rarity = weight * math.log(1 + (len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5))
+            rarity = weight * self._rarity(len(rows))
             total += rarity
             for row, score in rows.items():
                 score *= weight
@@ -160,11 +174,16 @@ class Index:
             (
                 (score + SHARE_OF_DOCUMENT * (whole[self._passages[row].document]), -row)
                 for row, score in scores.items()
+                if row in telling
             ),
             reverse=True,
         )[:limit]
         return [
-            Hit(passage := self._passages[-row], score, covered[passage.document] / total if total else 0.0)
+            Hit(
+                passage := self._passages[-row],
+                score / self._rarity(0),
+                covered[passage.document] / total if total else 0.0,
+            )
             for score, row in ranked
         ]
 
@@ -182,9 +201,17 @@ class Index:
             rarity = max(1e-6, math.log((len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5)))  # as in SQLite
             for row, score in rows:
                 found[row] = max(found.get(row, 0.0), score / rarity)
-        rarity = math.log(1 + (len(self._passages) - len(found) + 0.5) / (len(found) + 0.5))
+        rarity = self._rarity(len(found))
         return {row: rarity * score for row, score in found.items()}
+
+    def _rarity(self, found: int) -> float:
+        """Returns how much a word counts that so many passages have: BM25's inverse document frequency."""
+        return math.log(1 + (len(self._passages) + OTHER_PASSAGES - found + 0.5) / (found + 0.5))
+
+
+def _key(document: Document) -> Key:
+    return document.source, document.content if isinstance(document.content, str) else as_json(document.content)
 
 
 def _title(document: Document) -> str:
-    return PurePath(document.name or "").with_suffix("").as_posix()
+    return str(PurePath(document.name).parent / PurePath(document.name).stem) if document.name else ""

@@ -45,11 +45,12 @@ class Date(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The dates of a text, its times as minutes of the day, and its other numbers as digits."""
+    """The dates of a text, its times as minutes of the day, its other numbers as digits, and the words besides."""
 
     dates: list[Date]
     times: set[int]
     numbers: set[str]
+    rest: str
 
 
 def plain_numbers(text: str) -> str:
@@ -74,7 +75,9 @@ def values(text: str) -> Values:
 
     rest = _TIME.sub(take, rest)
     numbers = {number.replace(",", ".") for number in _NUMBER.findall(rest)}
-    return Values(dates, times, {re.sub(r"\.00$", "", number).lstrip("0") or "0" for number in numbers})
+    return Values(
+        dates, times, {re.sub(r"\.00$", "", number).lstrip("0") or "0" for number in numbers}, _NUMBER.sub(" ", rest)
+    )
 
 
 def _dates(text: str) -> tuple[list[Date], str]:
