@@ -46,22 +46,22 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_279
+MAX_LINES = 44_834
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_381,
-    "adapters": 3_009,
+    "files at the root": 1_379,
+    "adapters": 2_994,
     "ask": 667,
     "basics": 398,
     "basics.pages": 331,
-    "cli": 2_601,
+    "cli": 2_600,
     "export": 2_002,
     "machine": 645,
     "memory": 1_383,
     "models": 3_789,
     "models.gguf": 1_174,
-    "questions": 4_021,
+    "questions": 3_649,
     "research": 3_331,
-    "run": 3_378,
+    "run": 3_323,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
