@@ -188,8 +188,6 @@ class Personalizer:
         if texts is not None:
             texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            self.store.delete_questions()  # so that those about the other documents are written without these
-
             receipt = forget(
                 self.store.adapter(name),
                 documents,

@@ -46,22 +46,22 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_437
+MAX_LINES = 44_992
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_381,
-    "adapters": 3_023,
+    "files at the root": 1_379,
+    "adapters": 3_008,
     "ask": 667,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_644,
+    "cli": 2_643,
     "export": 2_003,
     "machine": 645,
     "memory": 1_383,
     "models": 3_789,
     "models.gguf": 1_174,
-    "questions": 4_021,
+    "questions": 3_649,
     "research": 3_331,
-    "run": 3_383,
+    "run": 3_328,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,

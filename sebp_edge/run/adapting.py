@@ -14,20 +14,17 @@ from sebp_edge.errors import (
     Interrupted,
     MachineError,
     NonFiniteLoss,
-    TextsError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Notice
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
-from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import PlannedTraining, Preparation
-from sebp_edge.run.replies import interview
 from sebp_edge.run.reporting import collect_words, make_report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, make_record
@@ -122,10 +119,9 @@ class Adapting:
         return self.save()
 
     def plan(self) -> None:
-        """Lets the model write questions, if the recipe asks for that, and plans the training within the budget."""
+        """Plans the training within the budget."""
         if (unused := devices.unused_gpus(self._call.device)) is not None:
             self._call.notify(Notice(unused))
-        self._interview()
         self.planned = self.preparation.plan_within_budget()
 
     def begin(self, guard: MemoryGuard) -> bool:
@@ -232,23 +228,6 @@ class Adapting:
             raise self._out_of_memory_error() from error
 
     # -------------------------------------------------------------------------------------------------------- private
-
-    def _interview(self) -> None:
-        """Lets the model itself write questions, if the recipe asks for these."""
-        call, preparation = self._call, self.preparation
-        recipe = preparation.recipe
-        if recipe.questions != "rules and model":
-            return
-        if call.budget is not None:  # a training that does not fit is refused before anything is loaded
-            with suppress(TextsError):  # the rules alone may make too few questions
-                recipe = preparation.plan().plan.chosen.recipe
-        with call.make_guard():
-            base, store = call.load(recipe.with_defaults()), self._place.store
-            cache = InterviewCache(store.questions_folder, store.salt(), base.fingerprint)
-            with call.base_model_alone("while it writes questions"), call.in_use.generating(with_adapter=False):
-                preparation.interviewed = interview(
-                    base, preparation.reading, recipe.context_length, cache, call.progress
-                )
 
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
         """Activates the new version; unless another one became active meanwhile, which is returned and stays."""

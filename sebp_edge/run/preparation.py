@@ -1,6 +1,5 @@
 """Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
@@ -16,8 +15,6 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import add_questions
-from sebp_edge.questions.interview import Interviewed
-from sebp_edge.questions.interviews import summary, to_train
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.start import Beginning, Start
@@ -63,7 +60,6 @@ class Preparation:
     Attributes:
         reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
-        interviewed: what the model itself wrote about the documents, by their numbers.
     """
 
     def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
@@ -72,7 +68,6 @@ class Preparation:
         self._active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False
-        self.interviewed: Mapping[int, Interviewed] = {}
 
     def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
         """Lets the training begin at the active version, if it can.
@@ -191,8 +186,8 @@ class Preparation:
     def _ask(self, prepared: Prepared, tokenizer) -> Prepared:
         if not (self.recipe.questions and prepared.dataset.examples):
             return prepared
-        call, others = self._call, to_train(self.interviewed, self._call.seed)
-        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress, others)
+        call = self._call
+        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress)
         return replace(prepared, dataset=data)
 
     def _refuse_unlearnable(self, dataset: Dataset, tokenizer) -> None:
@@ -213,8 +208,6 @@ class Preparation:
             notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
         if dataset.questions is not None:
             notify(Notice(dataset.questions.summary))
-            if self.interviewed:
-                notify(Notice(summary(self.interviewed, self._call.seed)))
 
     def _target_and_budget(self) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""
