@@ -33,7 +33,7 @@ MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
 FILL_TOKENS = 4096
 # Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
 MAX_FILLED_UP = 64
-# Caches have a multiple of this many columns, so that the next prompt finds room in what is kept.
+# Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
 COLUMNS = 128
 
 
@@ -174,16 +174,23 @@ class Decoder:
         return make_batches(groups, columns, self._max_rows, max_cells)
 
     def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
-        known = common_length(self._kept, rows[0].prompt)
+        known = common_length(self._kept, rows[0].prompt) if len(rows) == 1 else 0
         self._take_cache(len(rows), batch.columns, known)
         self._kept = []
-        self._fill_prompts(batch, rows, known)
-        while rows:
-            self._add_next(rows, self._step(rows))
+        if len(rows) == 1:
+            logits = self._fill(0, [rows[0].prompt[known:]], [known])
+        else:
+            self._fill_prompts(batch, rows)
+            logits = self._step(rows)
+        while True:
+            self._add_next(rows, logits)
             kept = [at for at, row in enumerate(rows) if row.left]
             if 2 * len(kept) <= len(rows):
                 rows = [rows[at] for at in kept]
                 self._cache.keep(kept)
+            if not rows:
+                return
+            logits = self._step(rows)
 
     def _add_next(self, rows: list[_Row], logits: Tensor) -> list[int | None]:
         """Adds the next token to each row that has not ended; returns them, None for rows that have."""
@@ -209,7 +216,9 @@ class Decoder:
 
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
         """Allocates the cache, unless the last one serves; captured graphs live with it."""
-        cache, columns = self._cache, -(-columns // COLUMNS) * COLUMNS
+        cache = self._cache
+        if rows == 1:
+            columns = -(-columns // COLUMNS) * COLUMNS
         if cache is None or cache.columns < columns or cache.rows < rows or cache.columns > 2 * columns:
             last = cache if known else None
             self._cache = self._captured = cache = None
@@ -219,21 +228,15 @@ class Decoder:
         if self._captures and self._captured is None:
             self._captured = CapturedSteps(self._model.device, self._cache, self._forward_step)
 
-    def _fill_prompts(self, batch: PrefixBatch, rows: list[_Row], known: int) -> None:
-        """Computes keys and values of all prompts, except those of their last tokens.
-
-        Args:
-            known: how many tokens of the first row have theirs in the cache.
-        """
+    def _fill_prompts(self, batch: PrefixBatch, rows: list[_Row]) -> None:
+        """Computes keys and values of all prompts, except those of their last tokens."""
         begin, rest = 0, []
         for group in batch.groups:
-            end, done = begin + len(group.numbers), 0 if begin else known
-            if done < group.prefix:
-                self._fill(begin, [rows[begin].prompt[done : group.prefix]], [done])
+            end = begin + len(group.numbers)
             if group.prefix:
+                self._fill(begin, [rows[begin].prompt[: group.prefix]], [0])
                 self._cache.share(begin, slice(begin + 1, end), group.prefix)
-            starts = [max(done, group.prefix), *[group.prefix] * (end - begin - 1)]
-            rest += [(row.prompt[start:-1], start) for row, start in zip(rows[begin:end], starts, strict=True)]
+            rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
             begin = end
         for at, (tokens, start) in enumerate(rest):
             if len(tokens) > MAX_FILLED_UP:
@@ -242,8 +245,8 @@ class Decoder:
         if any(tokens for tokens, start in short):
             self._fill(0, [tokens for tokens, start in short], [start for tokens, start in short])
 
-    def _fill(self, first: int, tokens: list[list[int]], starts: list[int]) -> None:
-        """Computes keys and values of rows' next tokens, in one or more passes.
+    def _fill(self, first: int, tokens: list[list[int]], starts: list[int]) -> Tensor:
+        """Computes keys and values of rows' next tokens, in one or more passes; returns the logits of the last column.
 
         Args:
             first: the first of the rows.
@@ -263,8 +266,9 @@ class Decoder:
             ids, positions, columns = (each.to(self._model.device) for each in (ids, positions, columns))
             if len(parts) == 1:
                 columns = slice(width - longest, width)
-            self._forward(rows, ids, positions, columns, width)
+            logits = self._forward(rows, ids, positions, columns, width)
             self._check()
+        return logits
 
     def _step(self, rows: list[_Row]) -> Tensor:
         """Returns the logits after each row's last token, [rows, vocabulary]."""
