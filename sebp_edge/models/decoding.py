@@ -155,14 +155,14 @@ class Decoder:
         for batch in self._batches(rows) if rows else []:
             self._decode(batch, [rows[number] for number in batch.numbers])
         if len(rows) == 1 and self._cache.rows * self._cache.columns * bytes_per_token(self._model) <= self._max_kept_bytes:
-            self._kept, self._state = rows[0].tokens[:-1], ModelState(self._model)
+            self._kept, self._state = rows[0].tokens, ModelState(self._model)
         else:
             self._forget()
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
-        # Tokens whose keys and values are in the cache's first row since the last call, and the model that computed them.
+        # The text of the last call, whose last token was not computed, and the model then.
         self._kept: list[int] = []
         self._state: ModelState | None = None
 
