@@ -37,7 +37,7 @@ from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.models.sampling import Sampling
 
 SOURCES = ("sebp_edge/models", __file__)
-SHORT, LONG, REST, NEW = 32, 400, 50, 64
+SHORT, LONG, REST, NEW = 32, 400, 50, 32
 
 # Takes a prompt and a number of new tokens; returns these, and when each was there, in seconds since the call began.
 Write = Callable[[list[int], int], tuple[list[int], list[float]]]
