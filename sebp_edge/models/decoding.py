@@ -148,13 +148,18 @@ class Decoder:
     def _decode_all(self, rows: list[_Row]) -> None:
         if self.one_by_one is not None:
             for row in rows:
-                decode_alone(self._model, row.prompt, row.left, lambda logits, row=row: self._add_next([row], logits)[0])
+                decode_alone(
+                    self._model, row.prompt, row.left, lambda logits, row=row: self._add_next([row], logits)[0]
+                )
             return
         if self._state is not None and self._state != ModelState(self._model):
             self._forget()
         for batch in self._batches(rows) if rows else []:
             self._decode(batch, [rows[number] for number in batch.numbers])
-        if len(rows) == 1 and self._cache.rows * self._cache.columns * bytes_per_token(self._model) <= self._max_kept_bytes:
+        if (
+            len(rows) == 1
+            and self._cache.rows * self._cache.columns * bytes_per_token(self._model) <= self._max_kept_bytes
+        ):
             self._kept, self._state = rows[0].tokens, ModelState(self._model)
         else:
             self._forget()
@@ -197,7 +202,9 @@ class Decoder:
         self._check()
         highest, likeliest = logits.max(dim=1)  # NaN, if there is one
         found = torch.where(highest.isfinite(), likeliest, -1).tolist()
-        return [self._add(row, token, logits[at : at + 1]) for at, (row, token) in enumerate(zip(rows, found, strict=True))]
+        return [
+            self._add(row, token, logits[at : at + 1]) for at, (row, token) in enumerate(zip(rows, found, strict=True))
+        ]
 
     def _add(self, row: _Row, likeliest: int, logits_1V: Tensor) -> int | None:
         if not row.left:

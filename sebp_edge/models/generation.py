@@ -37,7 +37,9 @@ def generate_text(
     text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda text: None))
     decoder = decoder or Decoder(model)
     try:
-        decoder.decode([input_ids], end_ids, sampling, on_token=lambda number, token: text_stream.add(token), check=check)
+        decoder.decode(
+            [input_ids], end_ids, sampling, on_token=lambda number, token: text_stream.add(token), check=check
+        )
     except KeyboardInterrupt as stop:
         text_stream.end()
         raise Interrupted("Interrupted; the text is incomplete.", text=text_stream.text) from stop

@@ -15,8 +15,8 @@ from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.encoders import is_encoder, load_encoder
-from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.recipe import Recipe
 
 

@@ -16,7 +16,7 @@ from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.captured_step import size_holding
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.decoding import Decoder, end_ids_of
-from sebp_edge.models.generation import answer_all, generate_text
+from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks
 from sebp_edge.models.sampling import NonFiniteLogits, Sampling

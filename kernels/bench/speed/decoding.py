@@ -26,7 +26,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from models import known_config
-
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import MergedWeights
@@ -133,9 +132,7 @@ def with_transformers(model, prompt: list[int], new: int) -> tuple[list[int], li
     ids, clock = torch.tensor([prompt], device=model.device), _Clock()
     model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=new, pad_token_id=0)
     begin = time.perf_counter()
-    found = model.generate(
-        ids, attention_mask=torch.ones_like(ids), stopping_criteria=StoppingCriteriaList([clock])
-    )
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), stopping_criteria=StoppingCriteriaList([clock]))
     return found[0, len(prompt) :].tolist(), [at - begin for at in clock.times]
 
 
