@@ -144,8 +144,7 @@ OTHER_ERRORS = {
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/research/bench/correctness.py": "ValueError",
-    "sebp_edge/models/answering.py": "NonFiniteLogits",
-    "sebp_edge/models/generation.py": "NonFiniteLogits",
+    "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "StopRequested",
     "sebp_edge/training/recovery.py": "MemoryError",

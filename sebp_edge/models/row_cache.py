@@ -158,7 +158,7 @@ def needs_no_mask(model: PreTrainedModel, width: int) -> bool:
     return config._attn_implementation == "sdpa" and (window is None or width < window)
 
 
-def no_masks(model: PreTrainedModel) -> None | dict[str, None]:
+def no_masks(model: PreTrainedModel) -> dict[str, None] | None:
     """Returns None as transformers' models take it: once for each kind of layer if there are several."""
     kinds = _layer_types(model.config.get_text_config())
     return None if len(kinds) == 1 else dict.fromkeys(kinds)
