@@ -45,7 +45,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_501
+MAX_LINES = 44_505
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_333,
     "adapters": 3_009,
@@ -55,7 +55,7 @@ MAX_LINES_OF_ROOM = {
     "export": 2_002,
     "machine": 645,
     "memory": 1_383,
-    "models": 3_970,
+    "models": 3_974,
     "models.gguf": 1_174,
     "questions": 4_021,
     "research": 3_331,

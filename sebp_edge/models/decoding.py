@@ -148,9 +148,12 @@ class Decoder:
     def _decode_all(self, rows: list[_Row]) -> None:
         if self.one_by_one is not None:
             for row in rows:
-                decode_alone(
-                    self._model, row.prompt, row.left, lambda logits, row=row: self._add_next([row], logits)[0]
-                )
+
+                def add_next(logits: Tensor, row: _Row = row) -> int | None:
+                    self._check()
+                    return self._add_next([row], logits)[0]
+
+                decode_alone(self._model, row.prompt, row.left, add_next)
             return
         if self._state is not None and self._state != ModelState(self._model):
             self._forget()
@@ -187,6 +190,7 @@ class Decoder:
         else:
             self._fill_prompts(batch, rows)
             logits = self._step(rows)
+            self._check()
         while True:
             self._add_next(rows, logits)
             kept = [at for at, row in enumerate(rows) if row.left]
@@ -196,10 +200,10 @@ class Decoder:
             if not rows:
                 return
             logits = self._step(rows)
+            self._check()
 
     def _add_next(self, rows: list[_Row], logits: Tensor) -> list[int | None]:
         """Adds the next token to each row that has not ended; returns them, None for rows that have."""
-        self._check()
         highest, likeliest = logits.max(dim=1)  # NaN, if there is one
         found = torch.where(highest.isfinite(), likeliest, -1).tolist()
         return [
