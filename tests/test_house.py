@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_992
+MAX_LINES = 45_194
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_379,
     "adapters": 3_008,
@@ -57,11 +57,11 @@ MAX_LINES_OF_ROOM = {
     "export": 2_003,
     "machine": 645,
     "memory": 1_383,
-    "models": 3_789,
+    "models": 3_974,
     "models.gguf": 1_174,
     "questions": 3_649,
     "research": 3_331,
-    "run": 3_328,
+    "run": 3_345,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
@@ -147,8 +147,7 @@ OTHER_ERRORS = {
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/research/bench/correctness.py": "ValueError",
-    "sebp_edge/models/answering.py": "NonFiniteLogits",
-    "sebp_edge/models/generation.py": "NonFiniteLogits",
+    "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "StopRequested",
     "sebp_edge/training/recovery.py": "MemoryError",

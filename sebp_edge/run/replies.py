@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sebp_edge.models.answering import answer_all
+from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.questions.asking import end_ids
 from sebp_edge.questions.examples import REPLY_TOKENS
