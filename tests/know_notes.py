@@ -79,7 +79,7 @@ def notices(personalizer):
 
 
 def trained_examples(training):
-    (split,) = training.dataset.splits()
+    (split,) = training.task.dataset.splits()
     return split.train
 
 

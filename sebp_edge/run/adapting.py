@@ -36,7 +36,7 @@ from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.run import TrainingRun
+from sebp_edge.training.run import Task, TrainingRun
 
 
 class Adapting:
@@ -147,10 +147,8 @@ class Adapting:
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
-        starts = self.beginning.folders
-        self.training = TrainingRun(
-            base, dataset, schedules, recipe, call.seed, call.notify, options, guard, starts, attach=attach
-        )
+        task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
+        self.training = TrainingRun(base, task, guard, call.notify, attach)
         if self._place.out is None:
             self.texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
         return True
@@ -165,8 +163,10 @@ class Adapting:
         active = self._assessor.examine_active(place.adapter) if self._compares else None
         if active is not None:
             self._was_active = active.version
-        dataset = training.dataset
-        judged = training.train(Gate(training.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+        dataset = training.task.dataset
+        judged = training.train(
+            Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active)
+        )
         self.judged = self._assessor.ask_quiz(judged)
 
     def assess(self) -> None:

@@ -39,7 +39,7 @@ def make_report(run: TrainingRun, assessment: Assessment | None, texts: VersionT
         cost=_cost(run),
         copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
         expectation=assessment.expectation if assessment else "",
-        concerns=run.dataset.concerns,
+        concerns=run.task.dataset.concerns,
         learnt_on=_learnt_on(texts),
     )
 
@@ -49,7 +49,7 @@ def collect_words(run: TrainingRun, assessment: Assessment | None) -> KeptSample
     quiz = run.result.quiz if run.result else None
     return KeptSamples(
         samples=assessment.samples if assessment else (),
-        left_out=tuple(run.dataset.left_out),
+        left_out=tuple(run.task.dataset.left_out),
         copies=tuple(copy.document for copy in assessment.copies) if assessment else (),
         answers=tuple(quiz.answered) if quiz else (),
     )
@@ -75,7 +75,7 @@ def _tested(run: TrainingRun, result: GateResult) -> Tested:
             over_base_at_least=result.gain.lower,
             over_active=over_active.gain if over_active else None,
             over_active_at_least=over_active.lower if over_active else None,
-            margin=run.recipe.margin,
+            margin=run.task.recipe.margin,
             tolerance=TOLERANCE,
             not_comparable=active.reason if active else "",
         ),
@@ -88,7 +88,7 @@ def _tested(run: TrainingRun, result: GateResult) -> Tested:
 
 def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
     rest = losses.rest
-    lowest, highest = interval(rest, run.dataset.draw.cluster_of) or (None, None)
+    lowest, highest = interval(rest, run.task.dataset.draw.cluster_of) or (None, None)
     return TestLoss(rest.mean, lowest, highest, len(rest.tokens), sum(rest.tokens.values()))
 
 
@@ -110,7 +110,7 @@ def _parts(values: list, size: int) -> list[list]:
 
 
 def _texts(run: TrainingRun) -> Texts:
-    data = run.dataset
+    data = run.task.dataset
     roles = Counter(document.role for document in data.draw.history.known)
     reasons = Counter(item.kind for item in data.left_out)
     return Texts(
@@ -123,7 +123,7 @@ def _texts(run: TrainingRun) -> Texts:
 
 
 def _rows(run: TrainingRun) -> RowCounts:
-    data = run.dataset
+    data = run.task.dataset
     return RowCounts(
         context_length=data.context_length,
         padded=len(data.examples) * data.context_length,

@@ -66,11 +66,11 @@ class NewVersion:
             history = history.all_trained_on()
         judged = run.judged_states if run.result and run.result.is_refit else []
         tokens = Counter()
-        for example in run.dataset.examples:
+        for example in run.task.dataset.examples:
             tokens[example.document] += len(example.input_ids)
         entries = {
-            fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
-            for number, fingerprint in run.dataset.fingerprints.items()
+            fingerprint.key: Entry(number + 1, tokens[number], run.task.dataset.names.get(number))
+            for number, fingerprint in run.task.dataset.draw.fingerprints.items()
         }
         entries = texts.entries | entries
         return cls(run.adaptation, judged, history, entries, texts.known, report, samples, texts.where)
@@ -181,20 +181,20 @@ def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
 
 def make_record(run: TrainingRun, general: GeneralLoss | None, texts: VersionTexts) -> AdapterRecord:
     """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
-    base, data, result = run.base, run.dataset, run.result
+    base, data, result = run.base, run.task.dataset, run.result
     gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
     return AdapterRecord(
         base_model=base.reference.public_name,
         model=base.reference.name,
         fingerprint=base.fingerprint,
-        recipe=asdict(run.recipe),
+        recipe=asdict(run.task.recipe),
         documents=data.num_documents,
         examples=len(data.examples),
         tokens=data.num_tokens,
         heldout_loss_before=gain.before if gain else None,
         heldout_loss_after=gain.after if gain else None,
         verdict=str(result.verdict) if result else None,
-        explanation=result.explain(run.recipe.margin, data.concerns) if result else None,
+        explanation=result.explain(run.task.recipe.margin, data.concerns) if result else None,
         compared_with=result.active.version if result and result.active else None,
         compared_loss_before=over_active.before if over_active else None,
         compared_loss_after=over_active.after if over_active else None,
@@ -202,7 +202,7 @@ def make_record(run: TrainingRun, general: GeneralLoss | None, texts: VersionTex
         trained_on_all=result.is_refit if result else False,
         general_loss_before=general.base if general else None,
         general_loss_after=general.adapted if general else None,
-        seed=run.seed,
+        seed=run.task.seed,
         chat=data.is_chat,
         learnt_on_from=texts.learnt_on_from,
         quiz=asdict(result.quiz.figures) if result and result.quiz else None,

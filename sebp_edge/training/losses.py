@@ -65,9 +65,7 @@ class RowLosses:
     def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:
         """Returns the losses of a micro-batch's loss rows in nats, fp32 [C], and the example of each, int64 [C]."""
         if self.hoisted is not None:
-            tokens = self.pack(examples)
-            if self.shares_prefixes:
-                tokens = share_prefixes(tokens)
+            tokens = self._shared(self.pack(examples))
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences
         batch = self._collator(self._look_up(examples))
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
@@ -76,16 +74,16 @@ class RowLosses:
     def row_logits(self, examples: list[Outline]) -> Iterable[Tensor]:
         """Returns the logits of a micro-batch's loss rows, some rows at a time: fp32 [c, V]."""
         if self.hoisted is not None:
-            tokens = self.pack(examples)
-            if self.shares_prefixes:
-                tokens = share_prefixes(tokens)
-            return self.hoisted.row_logits(tokens.to(self._device))
+            return self.hoisted.row_logits(self._shared(self.pack(examples)).to(self._device))
         batch = self._collator(self._look_up(examples))
         return [self._padded.row_logits(batch.input_ids.to(self._device), batch.plan.to(self._device))]
 
     def pack(self, examples: list[Outline]) -> ActiveTokens:
         """Packs the active tokens of a micro-batch on the host."""
         return pack(self._look_up(examples))
+
+    def _shared(self, tokens: ActiveTokens) -> ActiveTokens:
+        return share_prefixes(tokens) if self.shares_prefixes else tokens
 
     def _look_up(self, examples: list[Outline]) -> list[Example]:
         return [self.examples[example.number] for example in examples]

@@ -162,4 +162,4 @@ def test_records_are_trained_on_beside_the_questions(make, runs):
     for pair in pairs:
         expected = f"<|bos|><|user|>\n{pair['prompt']}<|end|>\n<|assistant|>\n{pair['completion']}<|end|>"
         assert sum(text.removesuffix("<|eos|>").strip() == expected for text in texts) == 1
-    assert {question.document for question in training.dataset.questions.quiz} < set(range(12))
+    assert {question.document for question in training.task.dataset.questions.quiz} < set(range(12))
