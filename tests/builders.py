@@ -204,16 +204,22 @@ def gpu_sync_forbidden():
 def train(trainer, examples, validation):
     """Runs a whole training: prepares the learner for the schedule, then takes its steps."""
     recipe, learner = trainer.recipe, trainer.learner
-    batches = shuffled_batches(outlined(learner, examples), recipe.batch_tokens, recipe.epochs, seed=0)
-    schedule = Schedule(batches, outlined(learner, validation))
+    batches = shuffled_batches(examples, recipe.batch_tokens, recipe.epochs, seed=0)
+    schedule = schedule_of(learner, batches, validation)
     trainer.learner.prepare(schedule)
     return trainer.train(schedule)
 
 
 def outlined(learner, examples):
     """The outlines of some of the learner's examples."""
-    numbers = {id(example): number for number, example in enumerate(learner.row_losses.examples)}
-    return [example.outline(numbers[id(example)]) for example in examples]
+    known = learner.row_losses.examples
+    return [example.outline(known.index(example)) for example in examples]
+
+
+def schedule_of(learner, epochs, validation=(), test=(), **options):
+    """A schedule of some of the learner's examples."""
+    batches = [[outlined(learner, batch) for batch in epoch] for epoch in epochs]
+    return Schedule(batches, *(outlined(learner, part) for part in (validation, test)), **options)
 
 
 def make_step(learner, examples):
