@@ -149,9 +149,12 @@ _BLANK_BEGINNING = re.compile(r"\A\s*\n")
 _NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(name: str) -> str:
-    """Replaces each character of a file's name that cannot be printed, or could control a terminal, with "?"."""
-    return _NOT_PRINTABLE.sub("?", name)
+def printable(text: str) -> str:
+    """Replaces each character that cannot be printed, or could control a terminal, with "?".
+
+    Names of files and what others wrote may have such characters.
+    """
+    return _NOT_PRINTABLE.sub("?", text)
 
 
 def clean_content(content: Content) -> Content:

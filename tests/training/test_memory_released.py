@@ -81,9 +81,9 @@ def made(monkeypatch):
 
     initialize_run = TrainingRun.__init__
 
-    def initialized_run(run, base, dataset, *arguments, **options):
-        references.extend(map(weakref.ref, [run, dataset, *dataset.examples]))
-        initialize_run(run, base, dataset, *arguments, **options)
+    def initialized_run(run, base, task, *arguments, **options):
+        references.extend(map(weakref.ref, [run, task.dataset, *task.dataset.examples]))
+        initialize_run(run, base, task, *arguments, **options)
 
     initialize_sparsified = Sparsified.__init__
 
