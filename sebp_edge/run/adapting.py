@@ -28,9 +28,9 @@ from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import PlannedTraining, Preparation
 from sebp_edge.run.replies import interview
-from sebp_edge.run.reporting import collect_words, make_report
+from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, make_record
+from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.start import Beginning, latest_history
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
@@ -183,18 +183,17 @@ class Adapting:
         """
         training, place, in_use = self.training, self._place, self._call.in_use
         is_activated, overtaken_by = self.judged.passed or self._activate_anyway, None
-        report, words = make_report(training, self.assessment, self.texts), collect_words(training, self.assessment)
-        version = NewVersion.of(training, self.texts, report, words if self._keep_samples else None)
-        record = make_record(training, self.assessment.general_loss if self.assessment else None, self.texts)
+        report = Report.of(training, self.assessment, self.texts)
+        version = NewVersion.of(training, self.texts, report, keeps_words=self._keep_samples)
         try:
-            saved = place.save(version, record)
+            saved = place.save(version)
             if is_activated and place.out is None:
                 saved, overtaken_by = self._activate(saved)
         except BaseException:
             self._discard()
             raise
         if is_activated and overtaken_by is None:
-            in_use.use_adapter(_as_saved(training, saved), saved.path, record)
+            in_use.use_adapter(_as_saved(training, saved), saved.path, report.record)
         else:
             self._discard()
         self.outcome = Interrupted(
@@ -205,7 +204,7 @@ class Adapting:
         if self.assessment is None:
             raise self.outcome
         seconds = time.perf_counter() - self._began
-        return AdaptResult(saved, report, self.judged, words, self._call.reference, place.store, overtaken_by, seconds)
+        return AdaptResult(saved, report, self.judged, self._call.reference, place.store, overtaken_by, seconds)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.
@@ -271,10 +270,9 @@ class Adapting:
                 return error_type(f"{reason} No state better than the start was found, so nothing was saved.")
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
-            words = collect_words(training, None) if self._keep_samples else None
-            version = NewVersion.of(training, texts, make_report(training, None, texts), words)
-            in_store = replace(self._place, out=None)
-            saved = in_store.save(version, make_record(training, None, texts), prefix=reason)
+            report = Report.of(training, None, texts)
+            version = NewVersion.of(training, texts, report, keeps_words=self._keep_samples)
+            saved = replace(self._place, out=None).save(version, prefix=reason)
         finally:
             self._discard()
         self._announce(saved)
