@@ -7,14 +7,14 @@ from typing import Any
 
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import CopiedRun, Sample
+from sebp_edge.adapters.training_report import CopiedRun, Sample, Tested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.run.assessment import Copied
+from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.quiz import QuizFigures
 
@@ -57,7 +57,7 @@ class _Facts:
     gain: float | None = _read("judged.gain.gain")
     gain_at_least: float | None = _read("judged.gain.lower")
     margin: float = property(lambda self: self.report.record.recipe["margin"])
-    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.judged))
+    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.report.training.tested))
     compared_with: int | None = _read("report.record.compared_with")
     gain_over_active: float | None = _read("judged.gain_over_active.gain")
     gain_over_active_at_least: float | None = _read("judged.gain_over_active.lower")
@@ -173,12 +173,11 @@ class AdaptResult(_Facts):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
-        rise = self.general_loss_after / self.general_loss_before - 1
-        warnings = []
-        if not rise <= MAX_RISE:
+        general, warnings = GeneralLoss(self.general_loss_before, self.general_loss_after), []
+        if general.is_high:
             warnings.append(
-                f"The loss on general text rose by {percent(rise)}: the adapter is worse at other subjects; fewer "
-                "epochs or a lower learning rate cost less."
+                f"The loss on general text rose by {percent(general.rise)}: the adapter is worse at other subjects; "
+                "fewer epochs or a lower learning rate cost less."
             )
         if self.copies:
             longest, number = self.copies[0], len(self.copies)
@@ -259,12 +258,10 @@ def _named(document: str, copy: CopiedRun) -> Copied:
     return Copied(document, copy.run, copy.base_run)
 
 
-def _boilerplate(gate: GateResult) -> Boilerplate | None:
-    if gate.gain is None or not gate.before.boilerplate.nats:
+def _boilerplate(tested: Tested | None) -> Boilerplate | None:
+    if tested is None or tested.boilerplate_base is None:
         return None
-    before, after = gate.before.boilerplate, gate.after.boilerplate
-    share = sum(before.tokens.values()) / sum(gate.before.tokens.values())
-    return Boilerplate(share, before.mean, after.mean)
+    return Boilerplate(tested.boilerplate_share, tested.boilerplate_base, tested.boilerplate_adapted)
 
 
 def _command(result: AdaptResult) -> str:

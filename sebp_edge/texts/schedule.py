@@ -18,8 +18,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Outline
-from sebp_edge.texts.lessons import Lesson, Lessons
-from sebp_edge.texts.splits import Split
+from sebp_edge.texts.lessons import Lessons
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024
@@ -246,8 +245,11 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     )
     splits, examples, learns_on = dataset.splits(), dataset.outlines.trained, lessons is not None
     if lessons is not None:
-        splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
-        examples = _of_documents(examples, lessons.last.trained if lessons.last else ())
+        splits = [
+            replace(split, train=_of(split.train, own.trained), validation=_of(split.validation, own.validated))
+            for split, own in zip(splits, lessons.judged, strict=True)
+        ]
+        examples = _of(examples, lessons.last.trained if lessons.last else ())
     schedules = [Schedule(batches(split.train), split.validation, split.test, learns_on=learns_on) for split in splits]
     if len(splits) != 1 or recipe.refits:
         validation = list(chain.from_iterable(split.validation for split in splits))
@@ -256,13 +258,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     return schedules
 
 
-def _only(split: Split, lesson: Lesson) -> Split:
-    """Returns a split with the train and validation examples of a lesson, and all test examples."""
-    train, validation = _of_documents(split.train, lesson.trained), _of_documents(split.validation, lesson.validated)
-    return replace(split, train=train, validation=validation)
-
-
-def _of_documents(examples: Iterable[Outline], documents: Container[int]) -> list[Outline]:
+def _of(examples: Iterable[Outline], documents: Container[int]) -> list[Outline]:
     return [example for example in examples if example.document in documents]
 
 
