@@ -45,26 +45,26 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_308
+MAX_LINES = 44_390
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_333,
+    "files at the root": 1_329,
     "adapters": 3_009,
     "basics": 398,
     "basics.pages": 331,
     "cli": 2_468,
-    "export": 2_002,
+    "export": 2_001,
     "machine": 645,
-    "memory": 1_383,
+    "memory": 1_392,
     "models": 3_789,
     "models.gguf": 1_174,
     "questions": 4_021,
     "research": 3_331,
-    "run": 3_295,
+    "run": 3_298,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_161,
-    "training": 2_565,
+    "texts": 10_211,
+    "training": 2_589,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 50
