@@ -1,6 +1,5 @@
 """The main path: texts in, a saved adapter out."""
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.research.lr_range import LearningRateRange
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.asking import NUM_PASSAGES, Turn, ask
 from sebp_edge.run.call import Call
@@ -193,7 +191,7 @@ class Personalizer:
                 documents,
                 texts,
                 call.read,
-                functools.partial(train_again, call, place, interruptions, activate_anyway=activate_anyway),
+                lambda remaining: train_again(call, place, interruptions, remaining, activate_anyway=activate_anyway),
                 with_near_duplicates=near_duplicates,
                 is_exact=self.device.type == "cpu",
                 on_found=on_found,
@@ -265,7 +263,7 @@ class Personalizer:
         highest: float = lr_range.HIGHEST,
         steps: int = lr_range.STEPS,
         stop_when: threading.Event | None = None,
-    ) -> LearningRateRange:
+    ) -> lr_range.LearningRateRange:
         """Runs a learning-rate range test (Smith 2017) with the recipe's settings; changes and saves nothing.
 
         Trains on all of `texts` while the learning rate grows exponentially with every step, until the loss diverges.

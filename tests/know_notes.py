@@ -79,8 +79,7 @@ def notices(personalizer):
 
 
 def trained_examples(training):
-    (split,) = training.dataset.splits()
-    return split.train
+    return training.task.dataset.trained
 
 
 def decoded(examples, tokenizer):

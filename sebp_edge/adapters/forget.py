@@ -23,7 +23,7 @@ from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.where import Where
 from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
-from sebp_edge.texts.documents import Document, content_hash, own_text, printable
+from sebp_edge.texts.documents import Document, printable
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match, take_fingerprints
@@ -153,7 +153,7 @@ def find_forgetting(
     for document in documents:
         for salt, hash in _find(str(document), versions, base, folders, adapter.name, read):
             found[salt].add(hash)
-    numbered = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
+    numbered = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(numbered, base.salt)
     near = _relatives(versions, base.salt, fingerprints, found[base.salt])
     if with_near_duplicates:
@@ -259,7 +259,7 @@ def _find(
     paths = set(_names_of(wanted, folders))
     found = listed(is_exactly) or listed(lambda _, document: any(is_called(path, document) for path in paths))
     if not found and (path := expand_user(wanted)).is_file():
-        texts = [own_text(document.content) for document in _documents_of(path, read)]
+        texts = [document.own_text for document in _documents_of(path, read)]
         hashes = {
             version.salt: {one.key for one in take_fingerprints(dict(enumerate(texts)), version.salt).values()}
             for version in versions
@@ -367,7 +367,7 @@ def _still_needed(reading: Reading, kept: list[Document], read: Callable[[list],
 
 
 def _hashes(documents: Iterable[Document]) -> set[str]:
-    return {content_hash(document.content, b"") for document in documents}
+    return {document.hash(b"") for document in documents}
 
 
 def _remaining(

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sebp_edge.cli.console import discard_output, err, print_json, printable, quick_imports
+from sebp_edge.cli.console import discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.options import Request, parse_path, takes_request
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import resolve
+from sebp_edge.texts.documents import printable
 
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.base_model import open_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, printable
+from sebp_edge.cli.console import one_sentence_errors, out, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
 from sebp_edge.errors import Interrupted, OptionError
+from sebp_edge.texts.documents import printable
 
 
 def ask(

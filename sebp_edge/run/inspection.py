@@ -21,7 +21,7 @@ from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.documents import Content, Conversation, LeftOut, own_text
+from sebp_edge.texts.documents import Content, Conversation, LeftOut
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
 
@@ -143,7 +143,7 @@ class Inspection:
         documents, tokens = reading.documents, Counter()
         for example in dataset.examples:
             tokens[example.document] += len(example.input_ids)
-        contents = {number: own_text(documents[number].content) for number in tokens}
+        contents = {number: documents[number].own_text for number in tokens}
         rates = {number: tokens[number] / len(text) for number, text in contents.items() if text}
         kind = what_the_kind_can_do(
             [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)

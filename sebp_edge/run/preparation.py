@@ -21,7 +21,7 @@ from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
-from sebp_edge.texts.learnable import refuse_endless_answers, refuse_unlearnable
+from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
@@ -107,7 +107,7 @@ class Preparation:
         call = self._call
         shape = read_shape(call.reference)
         prepared = prepared or self.ask(self.read_dataset())
-        self._refuse_unlearnable(prepared.dataset, local_tokenizer(call.reference))
+        refuse_unlearnable(prepared.dataset, len(self.reading.documents), local_tokenizer(call.reference))
         schedules = self.schedule(prepared)
         if gpu is None:
             target, budget = self._target_and_budget()
@@ -151,7 +151,7 @@ class Preparation:
         else:
             prepared = self._ask(self._prepare(base.tokenizer, longest_sequence(base.model)), base.tokenizer)
         data = prepared.dataset
-        self._refuse_unlearnable(data, base.tokenizer)
+        refuse_unlearnable(data, len(self.reading.documents), base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.trained))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
@@ -181,7 +181,9 @@ class Preparation:
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
         dataset = make_dataset(self.reading, tokenizer, self.recipe, longest, self._drawing, self._call.progress)
         seed = self._call.seed
-        return Prepared(dataset, Beginning.of(self._active, self._start, dataset, self.recipe, seed, sync=self._sync))
+        return Prepared(
+            dataset, Beginning.of(self._active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
+        )
 
     def _ask(self, prepared: Prepared, tokenizer) -> Prepared:
         if not (self.recipe.questions and prepared.dataset.examples):
@@ -189,17 +191,6 @@ class Preparation:
         call = self._call
         data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress)
         return replace(prepared, dataset=data)
-
-    def _refuse_unlearnable(self, dataset: Dataset, tokenizer) -> None:
-        refuse_unlearnable(
-            dataset.examples,
-            self.reading.documents,
-            tokenizer,
-            chat_template=self.recipe.chat_template,
-            left_out=dataset.left_out,
-        )
-        if dataset.questions is not None:
-            refuse_endless_answers(dataset.questions.trained, tokenizer)
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""

@@ -86,8 +86,11 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me
         MachineError: the texts would take more than `memory`. Nothing was read before, if they are neither short nor in
             Word or PDF files.
     """
-    reading = texts if isinstance(texts, Reading) else read_all(texts, memory, progress)
-    _refuse_too_large(_counted(document.content for document in reading.documents), memory)
+    if isinstance(texts, Reading):
+        reading = texts
+        _refuse_too_large(_counted(document.content for document in reading.documents), memory)
+    else:
+        reading = read_all(texts, memory, progress)
     if reading.chats:
         reading = _with_documents_of_chats(reading, (me,) if isinstance(me, str) else tuple(me), progress)
     if not reading.documents:

@@ -19,7 +19,7 @@ def test_the_plan_counts_the_examples_of_questions(make, runs):
     result = personalizer.adapt(NOTES)
     assert result.passed and result.predicted_peak_bytes is not None
     (training,) = runs
-    assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.dataset.num_tokens
+    assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.task.dataset.num_tokens
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     # The same is asked in keywords, alone and after the note.
     assert any(text.startswith("<|bos|><|user|>\nWhere samovar stands?") for text in texts)
     assert any(NOTES[0] in text and "?" in text for text in texts)
-    chosen_by = decoded(training.dataset.questions.validation, tokenizer)
+    chosen_by = decoded(training.task.dataset.questions.validation, tokenizer)
     for answer in learnt.result.answers:
         assert not any(answer.question in text for text in texts + chosen_by), answer.question
     assert len(chosen_by) == 6 and not set(chosen_by) & set(texts)

@@ -7,7 +7,6 @@ from reading import refusal, write_file
 
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.conversations import render_plain
-from sebp_edge.texts.documents import content_hash
 from sebp_edge.texts.readers import read_all, read_texts
 
 ANNA = """\
@@ -26,7 +25,7 @@ def documents(texts, me="Anna") -> dict:
 
 
 def hashes(texts, me="Anna") -> set[str]:
-    return {content_hash(document.content, b"salt") for document in read_texts(texts, me=me).documents}
+    return {document.hash(b"salt") for document in read_texts(texts, me=me).documents}
 
 
 def test_the_owners_turns_are_learnt_and_the_others_are_context(tmp_path):
