@@ -101,9 +101,9 @@ class Personalizer:
 
     def adapt(
         self,
-        texts,
+        texts=None,
         *,
-        name: str = "default",
+        name: str | None = None,
         out: str | Path | None = None,
         activate_anyway: bool = False,
         fresh: bool = False,
@@ -125,7 +125,9 @@ class Personalizer:
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
-            name: the adapter's name in the store; each adaptation is a new version of it.
+                None for a recipe that trains on bundled notes.
+            name: the adapter's name in the store, by default "default", or "reader" with the recipe "ask"; each
+                adaptation is a new version of it.
             out: a new folder to save to instead of the store; there is no active version then.
             activate_anyway: whether to activate the adapter whatever the gate says.
             fresh: whether to start over, and learn all documents again.
@@ -139,7 +141,7 @@ class Personalizer:
             StorageError: at the end, it says where the adapter was saved instead.
         """
         devices.refuse_several_processes()
-        place = Place(self.store, name, None if out is None else expand_user(out))
+        place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         place.check_writable()
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
             adapting = Adapting(call, place, interruptions, activate_anyway=activate_anyway, keep_samples=keep_samples)
@@ -210,7 +212,7 @@ class Personalizer:
         """
         self._signal.set()
 
-    def plan(self, texts, *, gpu: str | int | None = None) -> Plan:
+    def plan(self, texts=None, *, gpu: str | int | None = None) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
         Loads no model. Without a budget, plans for the memory that is free now. Counts the tokens of a model that has
@@ -229,7 +231,7 @@ class Personalizer:
         with quiet_libraries():
             return Preparation(call, call.read(texts)).plan(gpu=size).plan
 
-    def inspect(self, texts, *, name: str = "default", stop_when: threading.Event | None = None) -> Inspection:
+    def inspect(self, texts=None, *, name: str | None = None, stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
 
         Loads no weights and changes nothing. Texts that `adapt` would refuse are inspected too (see `refusal`).
@@ -240,7 +242,7 @@ class Personalizer:
                 `adapt` learns on from its active version.
         """
         with self._exclusive_call(stop_when) as call:
-            return Inspection.of(call, texts, name)
+            return Inspection.of(call, texts, name or self.recipe.default_name)
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.

@@ -21,7 +21,7 @@ from sebp_edge.errors import OptionError, RecipeError, suggest
 
 Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
-Questions = Literal["rules"]
+Questions = Literal["practice"]
 RANK = 16
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
@@ -130,8 +130,8 @@ class Recipe:
         merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
             into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
             not loaded in 4 bits. None, the default: nothing is rounded.
-        questions: "rules" also trains on questions that rules make of the documents; the gate is then a quiz. None, the
-            default: no questions.
+        questions: "practice" trains on questions about bundled notes, below passages as `ask` shows them, instead of
+            on the user's texts; the gate is then a quiz. None, the default: trains on texts.
         general: tokens of general text for each token of the questions; the base model is their teacher, so that the
             adapter keeps what it could do (needs `questions`).
 
@@ -237,9 +237,14 @@ class Recipe:
     @property
     def refits(self) -> bool:
         """Whether an adapter that passed the gate is trained again, on all documents."""
-        if self.questions:  # it is trained on all documents already
+        if self.questions:  # other notes make little difference
             return False
         return self.method == "lora" if self.refit is None else self.refit
+
+    @property
+    def default_name(self) -> str:
+        """The name of an adapter that was given none."""
+        return "reader" if self.questions else "default"
 
     def updates_copy_of(self, layer: str) -> bool:
         """Whether the optimizer updates a copy of a linear layer's weight; `layer` is the end of the layer's name."""

@@ -23,7 +23,7 @@ def ask(
     include: Include = None,
     exclude: Exclude = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of an adapter; without --model, by default 'default' if it exists.")
+        str | None, typer.Option(help="Name of an adapter; without --model, by default 'reader' or 'default'.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     passages: Annotated[
@@ -36,7 +36,7 @@ def ask(
     with one_sentence_errors(as_json=as_json):
         question, paths = _question_and_paths(arguments)
         texts = select(paths, include, exclude)
-        personalizer, adapter = open_model(name, None, model, device)
+        personalizer, adapter = open_model(name, None, model, device, defaults=("reader", "default"))
         before: list[tuple[str, str]] = []
         for asked in _typed() if question is None else [question]:
             answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)

@@ -11,7 +11,7 @@ from typer.models import OptionInfo
 
 from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.owner import ask_for_owner
-from sebp_edge.errors import OwnerUnknown
+from sebp_edge.errors import OptionError, OwnerUnknown
 from sebp_edge.recipe import Recipe
 
 
@@ -35,7 +35,7 @@ def select(paths: list[Path], include: list[str] | None, exclude: list[str] | No
 
 
 Paths = Annotated[
-    list[Path], typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
+    list[Path] | None, typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
 ]
 Include = Annotated[
     list[str] | None,
@@ -65,14 +65,14 @@ class Request:
     """What the options of an adaptation ask for.
 
     Attributes:
-        texts: the paths, with the patterns of the files to read.
+        texts: the paths, with the patterns of the files to read; None if the recipe needs none.
         settings: arguments of `Personalizer`: model, recipe, device, seed and me.
         as_json: whether to print JSON.
     """
 
     def __init__(
         self,
-        paths: Paths,
+        paths: Paths = None,
         include: Include = None,
         exclude: Exclude = None,
         model: ModelName = "tiny",
@@ -86,7 +86,9 @@ class Request:
     ):
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed, "me": tuple(me or ())}
-        self.texts = select(paths, include, exclude)
+        if not (paths or chosen.questions):
+            raise OptionError("No PATH was given; give files or folders with your texts.")
+        self.texts = select(paths, include, exclude) if paths else None
         self.as_json = as_json
 
 

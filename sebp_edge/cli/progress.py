@@ -39,7 +39,6 @@ MAX_LEFT_OUT_LINES = 10
 MAX_OF_A_KIND = 3
 _STAGES = {
     "planning": "planning the memory",
-    "asking": "making questions",
 }
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2

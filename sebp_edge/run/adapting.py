@@ -136,7 +136,7 @@ class Adapting:
         self.beginning.refuse_other_base(base.fingerprint)
         if self.beginning.event is not None:
             call.notify(self.beginning.event)
-        if prepared.dataset.questions is not None:
+        if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
         dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)

@@ -12,7 +12,7 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import sizes_apart
-from sebp_edge.errors import MachineError, OptionError, StorageError
+from sebp_edge.errors import MachineError, OptionError, StorageError, TextsError
 from sebp_edge.events import Event, Notice, Sink
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
@@ -21,6 +21,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.questions.practice import practice_reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.texts.progress import Progress
@@ -73,7 +74,16 @@ class Call:
         return Progress(self.notify, self.signal.check)
 
     def read(self, texts) -> Reading:
-        """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
+        """Reads `texts`, or practice notes if the recipe trains on these.
+
+        On the CPU with a budget, refuses texts that would exceed it by themselves.
+        """
+        if self.recipe.questions:
+            if texts is not None:
+                self.notify(Notice(f"The recipe {self.recipe.name!r} trains on bundled notes; yours are not learnt."))
+            return practice_reading()
+        if texts is None:
+            raise TextsError("No texts were given; give files or folders with your texts.")
         limit = None
         if self.budget is not None and self.device.type != "cuda":
             limit = max(self.budget.size - memory_of(self.device).used, MIN_TEXT_BYTES)

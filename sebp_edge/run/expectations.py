@@ -10,15 +10,9 @@ from sebp_edge.texts.documents import Completion, Content, Conversation
 
 # Below these numbers of parameters.
 SMALL, MEDIUM = 500_000_000, 2_000_000_000
-# How many of 100 questions adapters of `know` answered right, from the worst to the best: people's own questions, and
-# those of the quiz (kernels/bench/results/know-quality-*.csv).
-BY_PEOPLE, IN_QUIZ = (7, 32), (23, 73)
-
 _WHAT_A_QUIZ_SHOWS = (
-    "The quiz asks in the words of the rules that made the questions of the training. Expect fewer right answers to "
-    f"questions in your own words: in tests of a small model, {BY_PEOPLE[0]} to {BY_PEOPLE[1]} of 100 where the quiz "
-    f"had {IN_QUIZ[0]} to {IN_QUIZ[1]}. Wrong answers sound as sure as right ones: where a fact must be exact, search "
-    "in the notes, or give the note with the question."
+    "It reads the passage that a search finds, and answers in its words. Wrong answers sound as sure as right ones, so "
+    "each names the passage that it was read in."
 )
 
 
@@ -29,7 +23,7 @@ def expectation(
 
     Args:
         is_chat: whether more than half of the documents are conversations.
-        has_quiz: whether questions about the documents were asked.
+        has_quiz: whether it was trained to answer questions about passages.
         of_people: whether most documents are chats of people, in which the owner's words were learnt.
     """
     if has_quiz:
@@ -44,14 +38,11 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
         has_template: whether the model has a chat template.
     """
     if recipe.questions:
-        return (
-            "It will answer some questions about these notes rightly, and others wrongly, which sounds as sure; a quiz "
-            "after the training counts both."
-        )
+        return _WHAT_A_QUIZ_SHOWS
     if not _mostly(contents, Completion | Conversation):
         return (
-            "It will continue texts in your voice. It will not answer questions about them; for that, use the recipe "
-            "'know' with an instruct model."
+            "It will continue texts in your voice. It will not answer questions about them; for that, use the command "
+            "`sebp-edge ask`."
         )
     if mostly_of_people(contents):
         return "It will answer messages as you do. It will not know what was not said in them."

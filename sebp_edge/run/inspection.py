@@ -79,7 +79,6 @@ class Inspection:
         split: the parts of the split.
         concerns: why the gate would judge nothing, a sentence each: there are too few documents, or a gain on these
             texts would be meaningless.
-        asked: what would be asked about the documents, in counts; empty if nothing.
         beginning: what `adapt` would learn on from, why it would learn all again, or that nothing is new; empty if no
             version is active.
         refusal: why `adapt` would refuse these texts; empty if it would not.
@@ -110,7 +109,6 @@ class Inspection:
     own_tokenizer: bool
     split: tuple[Part, ...]
     concerns: tuple[str, ...]
-    asked: str
     beginning: str
     refusal: str
     plan: Plan | None
@@ -135,7 +133,6 @@ class Inspection:
         beginning, is_unchanged = prepared.beginning, active is not None and active.is_unchanged(sync=False)
         try:
             if not (is_unchanged or beginning.has_nothing_new):
-                prepared = preparation.ask(prepared)
                 plan = preparation.plan(prepared).plan
         except (MachineError, ModelError, TextsError) as error:
             refusal = str(error)
@@ -149,8 +146,8 @@ class Inspection:
             [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
         )
         fits = fitting_recipe([documents[number].content for number in contents], list(tokens.values()))
-        if recipe.questions and fits not in ("chat", "instruct"):
-            fits = recipe.name  # which suits notes as well
+        if recipe.questions:
+            fits = recipe.name
         used = [documents[number].content for number in contents]
         learnt = expectation(
             reference, read_shape(reference).parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
@@ -173,7 +170,6 @@ class Inspection:
             own_tokenizer=has_own_tokenizer(reference),
             split=_parts(dataset, tokens),
             concerns=dataset.unjudged_because,
-            asked=dataset.questions.summary if dataset.questions else "",
             beginning=UnchangedResult.of(active).summary
             if is_unchanged
             else " ".join(filter(None, [active and active.warning, beginning.summary])),

@@ -107,7 +107,7 @@ class AdaptResult(_Facts):
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
         verdict: what the gate said: "better", "no gain", "worse than active", "not comparable", "not judged",
-            "refit failed" or "reads worse".
+            "refit failed" or "forgets".
         explanation: why the gate found the adapter better or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
@@ -127,10 +127,8 @@ class AdaptResult(_Facts):
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
-        quiz: what the quiz about the documents showed; None if the recipe asks no questions. If not None, the quiz
-            decides, and the losses are those of its answers.
-        answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
-            leave them out.
+        quiz: what a quiz showed; None if the recipe has none. If not None, the quiz decides.
+        answers: the quiz's questions about notes, and the adapter's answers; `repr` and `to_dict` leave them out.
         authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state; they
