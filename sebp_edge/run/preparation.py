@@ -16,10 +16,11 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import encode_practice
-from sebp_edge.questions.general_texts import general_examples
+from sebp_edge.questions.general_texts import chat_examples, chat_questions, general_examples
 from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
+from sebp_edge.run.replies import reply_to
 from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.texts.batches import Collator
@@ -34,6 +35,8 @@ from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.teacher import with_teacher
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
+# Room for the base model's replies to general questions.
+CHAT_TOKENS = 48
 SAVED_INACTIVE = (
     "The adapter will be saved, but not activated unless activate_anyway is set; `sebp-edge adapters activate` "
     "activates it afterwards."
@@ -158,11 +161,13 @@ class Preparation:
         return prepared
 
     def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
-        """Returns the dataset in which the base model, as it is now, is the teacher on general text."""
+        """Returns the dataset in which the base model, as it is now, is the teacher on general text and chat."""
         call, data = self._call, prepared.dataset
+        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.signal.check)
+        general = data.general + chat_examples(replies, base.tokenizer, data.context_length)
         collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
-            base.model, data.general, collator, base.device, call.notify, call.signal.check, options=options
+            base.model, general, collator, base.device, call.notify, call.signal.check, options=options
         )
         return replace(prepared, dataset=replace(data, general=general))
 

@@ -1,11 +1,11 @@
 """Asks a model the questions of a quiz."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.questions.asking import end_ids
+from sebp_edge.questions.asking import end_ids, prompt_for
 from sebp_edge.questions.quiz import REPLY_TOKENS
 from sebp_edge.texts.dataset import Quiz
 from sebp_edge.training.quiz import Replies
@@ -28,3 +28,10 @@ def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:
     )
     reply_to = dict(zip(prompts, replies, strict=True))
     return Replies(*(tuple(reply_to[prompt] for prompt in kind) for kind in kinds))
+
+
+def reply_to(base: BaseModel, questions: Sequence[str], max_new_tokens: int, check: Callable[[], None]) -> list[str]:
+    """Returns the model's likeliest replies to questions, without what it says after them."""
+    tokens, ends = [list(prompt_for(each, base.tokenizer).input_ids) for each in questions], end_ids(base.tokenizer)
+    replies = answer_all(base.model, base.tokenizer, tokens, ends, max_new_tokens, check)
+    return [reply.strip() for reply in replies]
