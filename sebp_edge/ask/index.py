@@ -83,10 +83,6 @@ class Index:
     def __len__(self) -> int:
         return len(self._passages)
 
-    def passages_of(self, document: Document) -> list[Passage]:
-        """Returns the passages of a document that is searched."""
-        return [self._passages[row] for row in self._documents[_key(document)]]
-
     def update(self, documents: Iterable[Document]) -> None:
         """Makes these documents the ones that are searched; only those that it does not have take time."""
         wanted = {_key(document): document for document in documents}

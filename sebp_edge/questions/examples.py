@@ -1,11 +1,10 @@
-"""Turns practice notes into examples: questions below passages that a search finds, as `ask` shows them."""
+"""Turns practice notes into examples: questions below the passage that answers them, as `ask` shows it."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from sebp_edge.ask.index import Index
-from sebp_edge.ask.passages import Passage
+from sebp_edge.ask.passages import Passage, passages_of
 from sebp_edge.ask.terms import is_small
 from sebp_edge.questions.answers import stands_in
 from sebp_edge.questions.asking import shown, with_answers
@@ -14,10 +13,7 @@ from sebp_edge.texts.documents import Document, LeftOut
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.progress import SILENT, Progress
 
-# How many passages stand before a question, and how many questions after them; one of each is drawn.
-NUM_PASSAGES = (1, 1, 2, 3)
-NUM_QUESTIONS = (1, 2, 3)
-# The share of first questions that are asked in keywords, as people search.
+# The share of questions that are asked in keywords, as people search.
 KEYWORDS = 0.25
 
 Turn = tuple[str, str]  # a question and its answer
@@ -35,59 +31,41 @@ def encode_practice(
 ) -> tuple[list[Example], list[LeftOut]]:
     """Encodes questions about practice notes; has the arguments and results of `texts.examples.encode`.
 
-    Each wording of a question is in one example. Examples longer than the context are left out: cut, they would lack
-    what is asked about. Without a chat template, each example has one question.
+    All questions about a passage are the turns of one conversation; each of their wordings is in one. Without a chat
+    template, each question is an example. Those longer than the context are left out: cut, they would lack what is
+    asked about.
 
     Args:
-        seed: draws what is asked together, and the passages.
+        seed: draws the order of the questions.
     """
-    index, draw, made = Index(documents), random.Random(seed), []
-    with_turns = bool(tokenizer.chat_template)
+    draw, numbers, conversations = random.Random(seed), [], []
+    has_turns = bool(tokenizer.chat_template)
     for number, document in enumerate(documents):
-        for passages, turns in _conversations(document, index, draw, with_turns=with_turns):
-            made.append((number, with_answers(turns, tokenizer, shown(passages))))
-    conversations = [Document("", content) for _, content in made]
-    options = {"chat_template": chat_template and with_turns, "progress": progress}
+        for passage, turns in _conversations(document, draw):
+            for some in [turns] if has_turns else [[turn] for turn in turns]:
+                numbers.append(number)
+                conversations.append(Document("", with_answers(some, tokenizer, shown([passage]))))
+    options = {"chat_template": chat_template and has_turns, "progress": progress}
     examples, _ = encode(conversations, tokenizer, context_length, **options)
     pieces: dict[int, list[Example]] = {}
     for example in examples:
         pieces.setdefault(example.document, []).append(example)
-    whole = [replace(found[0], document=made[at][0]) for at, found in pieces.items() if len(found) == 1]
+    whole = [replace(found[0], document=numbers[at]) for at, found in pieces.items() if len(found) == 1]
     used = {example.document for example in whole}
     unused = [each for number, each in enumerate(documents) if number not in used]
     return whole, [LeftOut(each.source, "longer than the context") for each in unused]
 
 
-def holding(answer: str, passages: Iterable[Passage]) -> list[Passage]:
-    """Returns the passages that an answer stands in."""
-    return [passage for passage in passages if stands_in(answer, passage.text)]
-
-
-def _conversations(
-    document: Document, index: Index, draw: random.Random, *, with_turns: bool
-) -> Iterator[tuple[list[Passage], list[Turn]]]:
-    """Yields passages, and questions about them with their answers, until each wording was asked."""
-    turns = [(wording, each.answer) for each in practice_questions()[document.content] for wording in each.wordings]
-    draw.shuffle(turns)
-    while turns:
-        number = draw.choice(NUM_QUESTIONS) if with_turns else 1
-        (asked, answer), *others = turns[:number]
-        turns = turns[number:]
-        if draw.random() < KEYWORDS:
-            asked = in_keywords(asked)
-        passages = _passages(document, index, asked, answer, draw)
-        own = [passage for passage in passages if passage.document == document.source]
-        yield passages, [(asked, answer), *(turn for turn in others if holding(turn[1], own))]
-
-
-def _passages(document: Document, index: Index, asked: str, answer: str, draw: random.Random) -> list[Passage]:
-    """Returns a few of the passages that the search finds, one with the answer among them, in a drawn order."""
-    number = draw.choice(NUM_PASSAGES)
-    found = [hit.passage for hit in index.search(asked, number)]
-    own = holding(answer, index.passages_of(document))
-    if not set(own).intersection(found):
-        found = [*found[: number - 1], own[0]]
-    return draw.sample(found, len(found))
+def _conversations(document: Document, draw: random.Random) -> Iterator[tuple[Passage, list[Turn]]]:
+    """Yields each passage of a note with the questions that it answers, once for each of their wordings."""
+    questions = practice_questions()[document.content]
+    for number in range(max(len(each.wordings) for each in questions)):
+        turns = [(each.wordings[number % len(each.wordings)], each.answer) for each in questions]
+        turns = [(in_keywords(asked) if draw.random() < KEYWORDS else asked, answer) for asked, answer in turns]
+        for passage in passages_of(document):
+            answered = [turn for turn in turns if stands_in(turn[1], passage.text)]
+            if answered:
+                yield passage, draw.sample(answered, len(answered))
 
 
 def in_keywords(question: str) -> str:

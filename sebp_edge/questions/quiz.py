@@ -5,8 +5,9 @@ from pathlib import Path
 
 from sebp_edge.ask.answer import NUM_PASSAGES, is_found
 from sebp_edge.ask.index import Index
+from sebp_edge.ask.passages import passages_of
+from sebp_edge.questions.answers import stands_in
 from sebp_edge.questions.asking import prompt_for, shown
-from sebp_edge.questions.examples import holding
 from sebp_edge.questions.practice import practice_questions
 from sebp_edge.texts.dataset import Quiz, QuizQuestion
 from sebp_edge.texts.documents import Document
@@ -32,7 +33,7 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
         refused += not is_found(hits)
         rightly_refused += not is_found(others.search(wording, NUM_PASSAGES))
         found = shown(hit.passage for hit in hits) or None
-        right = shown(holding(answers[0], index.passages_of(document))[:1])
+        right = shown([next(each for each in passages_of(document) if stands_in(answers[0], each.text))])
         prompts = [tuple(prompt_for(wording, tokenizer, each).input_ids) for each in (None, found, right)]
         if max(map(len, prompts)) + REPLY_TOKENS <= context_length:
             asked.append(QuizQuestion(wording, answers, *prompts))

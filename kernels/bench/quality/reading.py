@@ -8,6 +8,7 @@ questions each. A reader is trained with the recipe `ask` and never sees them; a
 the recipe `notes`. A row is an adapter asked about one person's notes; shares are of right replies.
 
 found      below the passage that the search finds
+keywords   the same, asked in keywords
 right      below the passage with an answer
 alone      without a passage
 answered   what `ask` says: the reply, the sentence that it quotes instead, or that it is not there
@@ -31,10 +32,12 @@ from quality.quizzes import Question
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found
 from sebp_edge.ask.index import Index
+from sebp_edge.ask.passages import passages_of
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.generation import answer_all
 from sebp_edge.questions import practice, quiz
 from sebp_edge.questions.asking import end_ids, prompt_for, shown
+from sebp_edge.questions.examples import in_keywords
 from sebp_edge.texts.documents import Document
 
 SOURCES = (
@@ -52,7 +55,7 @@ SOURCES = (
 )
 RECIPES = {"base": None, "voice": "notes", "reader": "ask"}
 NUM_NOTES = 60
-COLUMNS = ("found", "right", "alone", "answered", "refused", "unanswerable", "general")
+COLUMNS = ("found", "keywords", "right", "alone", "answered", "refused", "unanswerable", "general")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def measure(job: Job) -> list[dict]:
         )
         trained = {}
         if recipe is not None:
-            texts = None if job.arm != "voice" else [*of_person(job.people[0])[0].values()]
+            texts = [*of_person(job.people[0])[0].values()] if job.arm == "voice" else None
             result = personalizer.adapt(texts, activate_anyway=True)
             trained = {
                 "verdict": result.verdict,
@@ -147,9 +150,10 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
     documents = {name: Document(name, text, name) for name, text in notes.items()}
     index, questions = Index(documents.values()), [each.question for each in asked]
     hits = [index.search(question, NUM_PASSAGES) for question in questions]
-    found = replies.to(questions, [shown(hit.passage for hit in each) for each in hits])
+    passages = [shown(hit.passage for hit in each) for each in hits]
+    found = replies.to(questions, passages)
     answers = [answer_of(*each) for each in zip(questions, hits, found, strict=True)]
-    right = [shown(right_passages(index.passages_of(documents[each.document]), each)) for each in asked]
+    right = [shown(right_passages(passages_of(documents[each.document]), each)) for each in asked]
     foreign = [each.question for each in of_person(person + 1)[1] if each.document not in notes]
     general = list(quiz.general_questions())
     of_world = replies.to([question for question, _ in general], [None] * len(general))
@@ -160,6 +164,7 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
             for hit, each in zip(hits, asked, strict=True)
         ),
         "found": right_share(found, asked),
+        "keywords": right_share(replies.to([*map(in_keywords, questions)], passages), asked),
         "right": right_share(replies.to(questions, right), asked),
         "alone": right_share(replies.to(questions, [None] * len(asked)), asked),
         "answered": right_share(answers, asked),
