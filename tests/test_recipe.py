@@ -29,7 +29,7 @@ def test_every_bundled_recipe_loads(name):
 
 
 def test_the_names_begin_with_the_default():
-    assert Recipe.names() == ["notes", "chat", "full", "instruct", "know", "long"]
+    assert Recipe.names() == ["notes", "ask", "chat", "full", "instruct", "long"]
 
 
 def test_a_users_file_has_defaults_for_missing_keys(tmp_path):

@@ -1,20 +1,17 @@
 """Turns practice notes into examples: questions below the passage that answers them, as `ask` shows it."""
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 from sebp_edge.ask.passages import Passage, passages_of
-from sebp_edge.ask.terms import is_small
 from sebp_edge.questions.answers import stands_in
 from sebp_edge.questions.asking import shown, with_answers
 from sebp_edge.questions.practice import practice_questions
 from sebp_edge.texts.documents import Document, LeftOut
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.progress import SILENT, Progress
-
-# The share of questions that are asked in keywords, as people search.
-KEYWORDS = 0.25
 
 Turn = tuple[str, str]  # a question and its answer
 
@@ -46,11 +43,13 @@ def encode_practice(
                 numbers.append(number)
                 conversations.append(Document("", with_answers(some, tokenizer, shown([passage]))))
     options = {"chat_template": chat_template and has_turns, "progress": progress}
-    examples, _ = encode(conversations, tokenizer, context_length, **options)
-    pieces: dict[int, list[Example]] = {}
-    for example in examples:
-        pieces.setdefault(example.document, []).append(example)
-    whole = [replace(found[0], document=numbers[at]) for at, found in pieces.items() if len(found) == 1]
+    # None is cut here: a part of a conversation may lack the passage.
+    examples, _ = encode(conversations, tokenizer, sys.maxsize, **options)
+    whole = [
+        replace(example, document=numbers[example.document])
+        for example in examples
+        if example.num_tokens <= context_length
+    ]
     used = {example.document for example in whole}
     unused = [each for number, each in enumerate(documents) if number not in used]
     return whole, [LeftOut(each.source, "longer than the context") for each in unused]
@@ -61,14 +60,7 @@ def _conversations(document: Document, draw: random.Random) -> Iterator[tuple[Pa
     questions = practice_questions()[document.content]
     for number in range(max(len(each.wordings) for each in questions)):
         turns = [(each.wordings[number % len(each.wordings)], each.answer) for each in questions]
-        turns = [(in_keywords(asked) if draw.random() < KEYWORDS else asked, answer) for asked, answer in turns]
         for passage in passages_of(document):
             answered = [turn for turn in turns if stands_in(turn[1], passage.text)]
             if answered:
                 yield passage, draw.sample(answered, len(answered))
-
-
-def in_keywords(question: str) -> str:
-    """Returns a question without its small words and its question mark."""
-    words = [word for word in question.rstrip("?？").split() if not is_small(word.casefold())]
-    return " ".join(words) or question

@@ -33,11 +33,11 @@ from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
+from sebp_edge.ask.terms import is_small
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.generation import answer_all
 from sebp_edge.questions import practice, quiz
 from sebp_edge.questions.asking import end_ids, prompt_for, shown
-from sebp_edge.questions.examples import in_keywords
 from sebp_edge.texts.documents import Document
 
 SOURCES = (
@@ -174,6 +174,11 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
             quizzes.is_right(reply, answers) for reply, (_, answers) in zip(of_world, general, strict=True)
         ),
     }
+
+
+def in_keywords(question: str) -> str:
+    """A question without its small words and its question mark, as people search."""
+    return " ".join(word for word in question.rstrip("?").split() if not is_small(word.casefold()))
 
 
 def answer_of(question: str, hits, reply: str) -> str:

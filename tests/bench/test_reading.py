@@ -1,12 +1,12 @@
-"""The benchmark of what an adapted model knows about notes: its people, its questions, and what counts as right."""
+"""The benchmark of reading: its people, its questions, and what counts as right."""
 
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
-from know_notes import save_model
+from reader_notes import NO_EFFECT, make_quick, save_model, write_general
 
 import evidence
-from quality import know_people, know_quality, quizzes
-from quality.quizzes import Question, first_sentence, is_right, stands_in
+from quality import know_people, quizzes, reading
+from quality.quizzes import first_sentence, is_right, stands_in
 
 SEEDS = range(6)
 KINDS = tuple(know_people.KINDS.values())
@@ -171,42 +171,6 @@ def test_a_reply_is_cut_to_its_first_sentence():
     assert first_sentence("\n\n") == ""
 
 
-def test_the_questions_about_the_examples_are_answered_by_their_notes():
-    questions = quizzes.read(know_quality.EXAMPLE_QUESTIONS)
-    assert len(questions) == len({asked.question for asked in questions}) == 60
-    assert len({asked.document for asked in questions}) >= 40
-    for asked in questions:
-        text = (know_quality.EXAMPLES / asked.document).read_text(encoding="utf-8")
-        assert asked.question.endswith("?") and asked.answers
-        for answer in asked.answers:
-            assert stands_in(answer, text), asked
-            assert not stands_in(answer, asked.question), asked
-
-
-def test_the_note_is_above_the_question_or_left_out(tmp_path, monkeypatch):
-    (tmp_path / "cat.md").write_text("The cat is grey.\n", encoding="utf-8")
-    asked = []
-
-    def answer(personalizer, prompts):
-        asked.extend(prompts)
-        return ["It is grey." if "The cat" in prompt[0]["content"] else "Black." for prompt in prompts]
-
-    monkeypatch.setattr(know_quality, "ask_all", answer)
-    case = know_quality.Case("cat", tmp_path, (Question("cat.md", "Which colour is it?", ("grey",)),))
-    assert case.ask(None) == (0.0, 1.0)
-    assert asked == [
-        [{"role": "user", "content": "Which colour is it?"}],
-        [{"role": "user", "content": "The cat is grey.\n\nWhich colour is it?"}],
-    ]
-
-
-@pytest.mark.parametrize(("person", "name"), [(0, "coach 0"), (1, "curator 1"), (None, "examples")])
-def test_cases_have_their_notes(person, name):
-    with know_quality.Notes(person, 3).written() as case:
-        assert case.name == name
-        assert all((case.folder / asked.document).is_file() for asked in case.questions)
-
-
 @pytest.mark.parametrize("kinds_file", [know_people.TUNING, know_people.VARIED])
 def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_with(kinds_file):
     (_, tuning, words), (_, test, others) = map(know_people._written, (kinds_file, know_people.TEST))
@@ -221,14 +185,17 @@ def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_w
 
 
 def test_every_source_that_is_recorded_exists():
-    assert all((evidence.ROOT / source).exists() for source in know_quality.SOURCES)
+    assert all((evidence.ROOT / source).exists() for source in reading.SOURCES)
 
 
 @pytest.mark.slow
 def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
-    short = know_quality.Recipe.load("know").replace(epochs=1, patience=1, min_steps=1, general=0.0, batch_rows=4096)
-    monkeypatch.setattr(know_quality.Recipe, "load", lambda name: short)
+    make_quick(monkeypatch, write_general(tmp_path))
+    monkeypatch.setitem(reading.RECIPES, "reader", NO_EFFECT)
+    monkeypatch.setattr(reading, "NUM_NOTES", 3)
     model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
-    know_quality.main(["--people", "1", "--notes", "3", "--device", "cpu", "--model", str(model)])
-    head, row = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head[-1] == "verdict" and row[:3] == ["curator", "1", "0"]
+    reading.main(["--people", "1", "--arms", "base", "reader", "--device", "cpu", "--model", str(model)])
+    base, reader = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert base[:3] == ["base", "0", "1"] and reader[:3] == ["reader", "0", "1"]
+    # A random model's replies stand in no passage, so that a sentence of the passage is quoted.
+    assert (base[3:5], base[9:11]) == (["found", "0.0%"], reader[9:11])

@@ -1,10 +1,12 @@
-"""A model that learns the notes of know_notes.py, and what it made of them."""
+"""A model that learns to read the notes of reader_notes.py, and what it made of them."""
 
 import shutil
 
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
-from know_notes import GENERAL, NOTES, Learnt, make_quick, new_personalizer, save_model, watch_runs
+from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
+
+from sebp_edge.questions import practice
 
 
 @pytest.fixture(scope="session")
@@ -14,15 +16,14 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def general(tmp_path_factory):
-    """A few words of general text, since all of it takes longer to tokenise than these trainings."""
-    file = tmp_path_factory.mktemp("general") / "texts.txt"
-    file.write_text(GENERAL, encoding="utf-8")
-    return file
+    return write_general(tmp_path_factory.mktemp("general"))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, general):
     make_quick(monkeypatch, general)
+    yield
+    practice.practice_questions.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def learnt(tmp_path_factory, model, general):
         make_quick(patch, general)
         runs = watch_runs(patch)
         personalizer = new_personalizer(model, tmp_path_factory.mktemp("stores"))
-        return Learnt(personalizer.adapt(NOTES), personalizer.store, personalizer.events, runs[0])
+        return Learnt(personalizer.adapt(), personalizer.store, personalizer.events, runs[0])
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def runs(monkeypatch):
 
 @pytest.fixture
 def make(model, tmp_path, request):
-    """A function that makes a Personalizer; after=True: whose store has learnt the notes."""
+    """A function that makes a Personalizer; after=True: whose store has a reader."""
 
     def personalizer(store="store", *, after=False, model=model, **options):
         if after:
