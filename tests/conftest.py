@@ -32,7 +32,7 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
     import interpreter
 
-    interpreter.patch_once_per_launch()
+    interpreter.work_once()
 
 # Failed assertions in these modules show the compared values, as in a test file.
 pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
