@@ -35,8 +35,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("adapt", ["full", "lora"])
-@pytest.mark.parametrize("prompt", [0, 5])
+@pytest.mark.parametrize(("adapt", "prompt"), [("full", 0), ("lora", 5)])
 def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
     model = MODELS[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
@@ -46,7 +45,7 @@ def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("num_blocks", [1, 3, 4])
+@pytest.mark.parametrize("num_blocks", [1, 4])
 def test_all_blocks_except_the_last_can_be_checkpointed(num_blocks, offload):
     model = with_adapter(make_llama(num_hidden_layers=5))
     assert_equal(all_gradients(model, num_blocks, 5, offload=offload), all_gradients(model, 0, 5))
@@ -88,12 +87,6 @@ def test_an_offloaded_input_overwritten_by_another_forward_pass_is_refused():
         with pytest.raises(SparsityError, match="each backward pass before the next forward pass"):
             first.backward()
         second.backward()
-
-
-@pytest.mark.slow
-def test_gradients_of_our_kernels_are_those_of_kept_activations(kernels, fused_modules):
-    model = with_adapter(make_llama(num_hidden_layers=2))
-    assert_equal(all_gradients(model, 1, 5), all_gradients(model, 0, 5))
 
 
 def test_a_base_model_in_4_bits_has_the_gradients_of_kept_activations():

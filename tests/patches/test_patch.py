@@ -57,8 +57,11 @@ HANDLES = {
     "full, drop-in": sparsify,
 }
 LEVELS = ["hoisted", "drop-in", "encoder", "encoder, drop-in", "full, hoisted", "full, drop-in"]
+PARTS = ["attention", "norms and MLPs", "LoRA", "tied embedding", "chunked MLPs", "last layer", "checkpoints"]
 PAIRS = [
-    *itertools.product([name for name in HANDLES if not name.startswith(("encoder", "full"))], repeat=2),
+    *itertools.product(["hoisted", "drop-in"], repeat=2),
+    *(pair for level in ("hoisted", "drop-in") for part in PARTS for pair in ((level, part), (part, level))),
+    *itertools.combinations_with_replacement(PARTS, 2),
     *itertools.product(["encoder", "encoder, drop-in"], repeat=2),
     *itertools.product(["full, hoisted", "full, drop-in", "tied embedding"], repeat=2),
 ]
@@ -264,7 +267,7 @@ def test_a_wrapper_over_a_handle_works_without_the_handle_and_can_be_removed(kin
 
 
 @pytest.mark.parametrize("kind", LEVELS)
-@pytest.mark.parametrize("share", [0, 0.3, 0.7, 1])
+@pytest.mark.parametrize("share", [0, 0.6, 1])
 def test_a_model_is_restored_if_attaching_fails_midway(kind, share, monkeypatch):
     model, replaced, replace = model_for(kind), [], Patch._replace
     state = State(model)
@@ -307,7 +310,7 @@ def test_a_model_is_restored_if_stacking_weights_fails(kind, monkeypatch):
     state.check()
 
 
-PARTS = [
+ATTACHED = [
     ("hoisted", FusedAttention),
     ("hoisted", SmallOps),
     ("hoisted", FusedLora),
@@ -322,7 +325,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "part"), PARTS, ids=str)
+@pytest.mark.parametrize(("kind", "part"), ATTACHED, ids=str)
 def test_a_model_is_restored_if_a_part_runs_out_of_memory(kind, part, monkeypatch):
     model = model_for(kind)
     state, attach = State(model), part.attach
