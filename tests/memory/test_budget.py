@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.memory import choosing, target
+from sebp_edge.memory import choosing
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST
@@ -42,18 +42,17 @@ def shape_3b(tmp_path):
 
 
 @pytest.fixture
-def gpu_with_bf16(machine, monkeypatch):
+def gpu_with_bf16(machine):
     """Simulates an NVIDIA GPU with bf16 for plans, on any machine."""
     machine.computes_in(torch.bfloat16)
     machine.multiplies(700e12)
     machine.has_memory(64e9)
-    monkeypatch.setattr("sebp_edge.memory.target.has_triton", lambda: True)
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: False)
+    machine.has_libraries(triton=True, bitsandbytes=False)
 
 
 @pytest.fixture
-def has_bitsandbytes(gpu_with_bf16, monkeypatch):
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+def has_bitsandbytes(gpu_with_bf16, machine):
+    machine.has_libraries(triton=True, bitsandbytes=True)
 
 
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:

@@ -221,37 +221,27 @@ def test_check_ends_the_call_and_the_cache_is_freed(model):
     assert answerer._cache is None
 
 
-def test_the_cache_is_within_its_bytes(model, monkeypatch):
-    caches = []
+def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
+    caches, most = [], 20 * 58 * bytes_per_token(model)
 
     class Recorded(RowCache):
         def __init__(self, rows, columns):
             super().__init__(rows, columns)
-            caches.append((rows, columns, self))
-
-    monkeypatch.setattr(answering, "RowCache", Recorded)
-    most = 20 * 58 * bytes_per_token(model)
-    Answerer(model, ENDS, max_cache_bytes=most).answer(make_prompts() * 3, 14)
-    assert len(caches) > 1
-    for rows, columns, cache in caches:
-        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        assert rows * columns * bytes_per_token(model) <= most
-        assert held == rows * (columns + 1) * bytes_per_token(model)
-
-
-def test_the_cache_is_freed_at_once(model, monkeypatch):
-    caches = []
-
-    class Recorded(RowCache):
-        def __init__(self, rows, columns):
-            super().__init__(rows, columns)
+            self.num_columns, self.num_rows = columns, rows
             assert all(cache() is None for cache in caches)
             caches.append(weakref.ref(self))
+            assert rows * columns * bytes_per_token(model) <= most
 
+        def __del__(self):
+            held.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers))
+            expected.append(self.num_rows * (self.num_columns + 1) * bytes_per_token(model))
+
+    held, expected = [], []
     monkeypatch.setattr(answering, "RowCache", Recorded)
-    Answerer(model, ENDS, max_cache_bytes=20 * 58 * bytes_per_token(model)).answer(make_prompts() * 3, 14)
+    Answerer(model, ENDS, max_cache_bytes=most).answer(make_prompts() * 3, 14)
     assert len(caches) > 1
     assert all(cache() is None for cache in caches)
+    assert held == expected
 
 
 def test_a_window_of_one_kind_of_layers_is_masked_in_those_only():

@@ -22,7 +22,6 @@ from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.update_in_backward import UpdateInBackward
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
 LOW_MEMORY = MemoryOptions(max_rows=70, checkpoints=1, small_buffers=True)
@@ -123,8 +122,7 @@ def test_recomputing_a_block_neither_copies_adapters_nor_computes_its_last_produ
     assert found_copies == expected_copies
 
 
-def test_nothing_is_recomputed_without_gradients(monkeypatch):
-    monkeypatch.setattr("sebp_edge.sparse.patches.checkpoints.checkpoint", None)
+def test_losses_without_gradients_are_the_same():
     model, batch = make_llama(), padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
     with torch.no_grad(), Hoisted(model) as rows:
@@ -226,10 +224,7 @@ def test_moments_in_8_bits_learn_equally_well():
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
 
 
-def test_weights_updated_in_the_backward_pass_are_reread_before_their_update(monkeypatch):
-    monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
-    )
+def test_weights_updated_in_the_backward_pass_are_reread_before_their_update(updated_in_backward):
     recipe = RECIPE.replace(method="full")
 
     def whole():
