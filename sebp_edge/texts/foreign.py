@@ -7,11 +7,8 @@ from typing import Any
 
 # What a file is by its ending, and what to do; several endings are apart by blanks.
 _BY_ENDING = {
-    ".enex": ("an Evernote export", "import it into Joplin or Obsidian, and export it as Markdown"),
-    ".jex": ("a Joplin archive", "export the notes as Markdown"),
     ".textpack .bear2bk": ("a Bear archive", "export the notes as Markdown"),
     ".one .onepkg .onetoc2": ("a OneNote file", "export its pages as Word files (.docx)"),
-    ".mdx": ("Markdown with components (MDX)", "save it as .md"),
     ".qmd .rmd": ("Markdown with code (Quarto or R)", "save it as .md"),
     ".adoc .asciidoc": ("an AsciiDoc file", "convert it to Markdown"),
     ".tex": ("a LaTeX file", "convert it to Markdown, or save it as .txt"),
@@ -19,12 +16,10 @@ _BY_ENDING = {
     ".opml": ("an outline (OPML)", "export it as Markdown"),
     ".canvas": ("an Obsidian canvas", "its notes are read from their own files"),
     ".excalidraw .drawio": ("a drawing", "write its text into a note to use it"),
-    ".odt .fodt .ott": ("an OpenDocument text", "save it as .docx"),
-    ".rtf": ("a Rich Text file", "save it as .docx or .txt"),
     ".doc .dot .wps .wpd": ("a document in an old format", "save it as .docx"),
     ".pages": ("a Pages document", "export it as Word (.docx)"),
     ".gdoc": ("a link to a Google document", "download it as .docx or .md"),
-    ".epub .mobi .azw3 .fb2": ("an electronic book", "convert it to .html or .txt if its text is yours"),
+    ".mobi .azw3 .fb2": ("an electronic book", "convert it to .epub if its text is yours"),
     ".ppt .pptx .odp .key": ("slides", "export their text as .txt or .pdf"),
     ".xls .xlsx .ods .numbers": ("a spreadsheet", 'export it as .csv with a column "text"'),
     ".mbx .pst .ost": ("a mailbox", "export it as .mbox"),

@@ -1,4 +1,7 @@
-"""Recognises what lies in a folder of texts but was not written by its owner: licences, and what programs depend on."""
+"""Recognises what lies in a folder of texts but was not written by its owner: licences, and what programs depend on.
+
+Books are told by their ending alone.
+"""
 
 import re
 from pathlib import Path
@@ -47,6 +50,7 @@ _BEGINNING, _SEARCHED = 300, 5_000
 
 # Why such a file is left out.
 LICENCE = "a licence or a code of conduct; give the file itself to use it"
+BOOK = "a book, which others may have written; give the file itself to use it"
 
 
 def reason_against_folder(folder: Path) -> str | None:

@@ -24,12 +24,12 @@ from sebp_edge.texts.documents import (
     num_bytes,
     printable,
 )
-from sebp_edge.texts.exports import MAIL, Part, read_file
+from sebp_edge.texts.exports import BY_ENDING, Part, read_file
 from sebp_edge.texts.exports.archives import find_members, is_archive, read_member
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, text_size
 from sebp_edge.texts.formats.records import Read, read_records
-from sebp_edge.texts.not_theirs import LICENCE, is_licence
+from sebp_edge.texts.not_theirs import BOOK, LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.vaults import Vault
@@ -111,9 +111,9 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> R
         unread: Counter[str] = Counter()
         try:
             for content in source.load():
+                progress.advance(0)
                 if isinstance(content, Chat | Names):
                     unread.update(content.left_out if isinstance(content, Chat) else {})
-                    progress.advance(0)
                     if isinstance(content, Chat) and not content.messages:
                         continue
                     reading.chats.add(source.name, content)
@@ -253,7 +253,7 @@ def _digest(content: Content) -> tuple[type, bytes]:
 
 
 def _nothing_readable(left_out: list[LeftOut]) -> str:
-    endings = " ".join(sorted(FORMATS.keys() | MAIL))
+    endings = " ".join(sorted(FORMATS.keys() | BY_ENDING))
     if not left_out:
         return f"Nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
     examples = "; ".join(f"{item.source}: {item.reason}" for item in left_out[:3])
@@ -358,7 +358,9 @@ def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSourc
 
 
 def _read_found(path: Path, vault: Vault | None) -> Iterator[Part]:
-    """Reads a file that was found in a folder, where it may be a licence."""
+    """Reads a file that was found in a folder, where it may be a licence or a book that others wrote."""
+    if path.suffix.lower() == ".epub":
+        raise Unreadable(BOOK)
     for content in read_file(path, vault):
         if isinstance(content, str) and is_licence(path.name, content):
             raise Unreadable(LICENCE)

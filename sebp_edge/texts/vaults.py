@@ -1,4 +1,4 @@
-"""Finds vaults of Obsidian and Logseq, and knows which of their folders hold no notes."""
+"""Finds vaults of Obsidian and Logseq and exports of Joplin, and knows which of their folders hold no notes."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -7,17 +7,19 @@ from sebp_edge.basics.files import read_json
 
 # In bytes.
 MAX_SETTINGS = 1_000_000
+# A file of Joplin's RAW export has an id as its name.
+_JOPLINS = "[0-9a-f]" * 32 + ".md"
 
 
 class Vault(NamedTuple):
-    """A folder of notes that Obsidian or Logseq keeps.
+    """A folder of notes that a program keeps or exported.
 
     Attributes:
         app: the program whose syntax the notes have.
         not_notes: folders without notes, as absolute paths, each with the reason to leave it out.
     """
 
-    app: Literal["Obsidian", "Logseq"]
+    app: Literal["Obsidian", "Logseq", "Joplin"]
     not_notes: dict[Path, str]
 
     def reason_against(self, folder: Path) -> str | None:
@@ -34,6 +36,8 @@ def find_vault(folder: Path) -> Vault | None:
             return Vault("Obsidian", {folder / name: "Obsidian's templates" for name in names})
         if (folder / "logseq" / "config.edn").is_file():
             return Vault("Logseq", {folder / "logseq": "Logseq's settings and backups"})
+        if (folder / "resources").is_dir() and next(folder.glob(_JOPLINS), None):
+            return Vault("Joplin", {folder / "resources": "Joplin's attachments"})
     except OSError:
         pass  # The folder cannot be opened, which its own reader reports.
     return None

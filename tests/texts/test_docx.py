@@ -9,7 +9,7 @@ import pytest
 from reading import contents, is_count_of_words, left_out, write_file
 
 from sebp_edge.errors import MachineError
-from sebp_edge.texts.formats import docx_xml
+from sebp_edge.texts.formats import xml_parts
 from sebp_edge.texts.readers import MEMORY_PER_BYTE, MIN_SIZE, read_texts
 
 
@@ -411,7 +411,7 @@ def test_elements_in_any_order_end_in_no_error(tmp_path):
 
 @pytest.mark.parametrize("unit", ["<w:r/>", "<w:p/>", "<w:tc/>", "<w:tab/>", "<w:fldChar w:fldCharType='begin'/>"])
 def test_the_time_is_limited_within_a_table(folder, monkeypatch, unit):
-    monkeypatch.setattr(docx_xml, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(xml_parts, "MAX_SECONDS", 0.2)
     write_word(folder, f"<w:tbl><w:tr><w:tc>{unit * 1_000_000}</w:tc></w:tr></w:tbl>")
     started = time.monotonic()
     assert left_out(folder) == {"a.docx": "its text takes longer than 0.2 seconds to read; split it to use it"}

@@ -1,6 +1,7 @@
 """What an owner did not write is left out of a folder, and what is not read is named."""
 
 import json
+import zipfile
 
 import pytest
 from reading import contents, left_out, write_file
@@ -22,6 +23,16 @@ def test_licences_in_a_folder_are_left_out(folder):
     assert len(left_out(folder)) == 7
     assert contents(folder / "LICENSE.md") == ["Text of LICENSE.md."]
     assert contents(folder / "terms.md") == [f"# {MIT}"]
+
+
+def test_a_book_in_a_folder_is_left_out_and_one_that_is_given_is_read(folder):
+    package = '<package><manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest>'
+    with zipfile.ZipFile(folder / "book.epub", "w") as archive:
+        archive.writestr("META-INF/container.xml", '<container><rootfile full-path="a.opf"/></container>')
+        archive.writestr("a.opf", f'{package}<spine><itemref idref="a"/></spine></package>')
+        archive.writestr("a.xhtml", "<p>Call me Anna.</p>")
+    assert left_out(folder) == {"book.epub": "a book, which others may have written; give the file itself to use it"}
+    assert contents(folder / "book.epub") == ["Call me Anna."]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +69,8 @@ def test_what_programs_depend_on_is_left_out(folder):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("a.enex", "an Evernote export (.enex); import it into Joplin or Obsidian, and export it as Markdown"),
-        ("a.JEX", "a Joplin archive (.jex); export the notes as Markdown"),
-        ("a.mdx", "Markdown with components (MDX) (.mdx); save it as .md"),
-        ("a.odt", "an OpenDocument text (.odt); save it as .docx"),
+        ("a.textpack", "a Bear archive (.textpack); export the notes as Markdown"),
+        ("a.ADOC", "an AsciiDoc file (.adoc); convert it to Markdown"),
         ("a.doc", "a document in an old format (.doc); save it as .docx"),
         ("a.pages", "a Pages document (.pages); export it as Word (.docx)"),
         (f"Soups {'0a' * 16}.csv", "a database exported from Notion; its pages are in the .md files beside it"),

@@ -46,7 +46,7 @@ def test_a_hidden_folder_or_file_given_by_its_path_is_read(tmp_path):
 
 
 def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
-    write_file(folder, "a.odt", b"PK\x00")
+    write_file(folder, "a.one", b"PK\x00")
     write_file(folder, "a.bin", b"PK\x00")
     write_file(folder, "b.docx.bak", "text")
     write_file(folder, "README", "text")
@@ -58,7 +58,7 @@ def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
     reading = read_texts(folder)
     assert [document.source for document in reading.documents] == ["kept.md", "dir.md/inside.txt"]
     assert {item.source: item.reason for item in reading.left_out} == {
-        "a.odt": "an OpenDocument text (.odt); save it as .docx",
+        "a.one": "a OneNote file (.one); export its pages as Word files (.docx)",
         "a.bin": "binary file",
         "b.docx.bak": "unsupported file type .bak",
         "README": "unsupported file type (no ending)",
@@ -116,7 +116,7 @@ def test_texts_that_need_more_than_the_given_memory_are_refused_unread(form, tmp
     text = "日記 " * 1000  # 7,000 bytes
     for number in range(2):
         write_file(tmp_path, f"{number}.md", text)
-    write_file(tmp_path, "0.odt", text * 100)
+    write_file(tmp_path, "0.one", text * 100)
     texts, size = {
         "file": (tmp_path / "1.md", 7000),
         "files": (tmp_path, 14000),

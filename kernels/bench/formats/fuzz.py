@@ -7,12 +7,14 @@ recorded.
 """
 
 import argparse
+import io
 import json
 import random
 import resource
 import shutil
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -52,6 +54,7 @@ SHARES = {
 }
 
 _CONTAINER = "<container><rootfiles><rootfile full-path='a'/></rootfiles></container>"
+_BOOK = "<a><item id='a' href='a.html' media-type='text/html'/><itemref idref='a'/></a>"
 _WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body/></w:document>'
 FILES = {
     "a.md": "---\ntitle: Soup\n---\n# Soup\n\n> [!note] Lentils\n\n![[b]] [[c|d]]\n\n| a | b |\n|---|---|\n| 1 | 2 |\n",
@@ -64,6 +67,17 @@ FILES = {
     "a.json": '[{"instruction": "Sum up", "output": "b"}, {"conversations": [{"from": "human", "value": "a"}]}]',
     "a.ipynb": '{"cells": [{"cell_type": "markdown", "source": ["# a\\n", "b"]}], "metadata": {}, "nbformat": 4}',
     "a.docx": None,
+    "a.odt": None,
+    "a.epub": None,
+    "a.jex": None,
+    "a.mdx": "import A from 'a'\n\n# Soup\n\n<A b={1}>\n\nLentils {c}\n\n</A>\n",
+    "a.rtf": "{\\rtf1\\ansi{\\fonttbl{\\f0\\fcharset0 A;}}\\f0 "
+    "Soup \\'e4\\u8364?\\par{\\footnote a}\\intbl b\\cell\\row}",
+    "a.fodt": "<a xmlns:o='o' xmlns:t='t'><o:body><o:text><t:h>Soup</t:h><t:list><t:list-item><t:p>Lentils</t:p>"
+    "</t:list-item></t:list></o:text></o:body></a>",
+    "a.enex": "<en-export><note><title>Soup</title><content><![CDATA[<en-note><en-todo/>Lentils</en-note>]]></content>"
+    "</note></en-export>",
+    f"a {'0' * 32}.md": "# Soup\n\nCreated: now\nTags: a\n\nLentils ![b](c/d.png)\n",
     "a.pdf": "%PDF-1.4\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\n2 0 obj\n<</Type/Pages/Kids[3 0 R]/Count 1>>\n"
     "endobj\n3 0 obj\n<</Type/Page/Parent 2 0 R/Contents 4 0 R>>\nendobj\n4 0 obj\n"
     "<</Length 20>>stream\nBT (Soup) Tj ET\nendstream\nendobj\ntrailer<</Root 1 0 R/Size 5>>\n%%EOF",
@@ -159,6 +173,17 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
     with zipfile.ZipFile(files / "a.docx", "w") as archive:
         archive.writestr("word/document.xml", _WORD)
         archive.writestr("META-INF/container.xml", _CONTAINER)
+    with zipfile.ZipFile(files / "a.odt", "w") as archive:
+        archive.writestr("content.xml", FILES["a.fodt"])
+    with zipfile.ZipFile(files / "a.epub", "w") as archive:
+        archive.writestr("META-INF/container.xml", _CONTAINER)
+        archive.writestr("a", _BOOK)
+        archive.writestr("a.html", FILES["a.html"])
+    note = b"Soup\n\nLentils\n\nid: 1\nparent_id: \ntype_: 1"
+    with tarfile.open(files / "a.jex", "w") as archive:
+        member = tarfile.TarInfo("a.md")
+        member.size = len(note)
+        archive.addfile(member, io.BytesIO(note))
 
     def prepare(texts) -> None:
         make_dataset(read_texts(texts), tokenizer, recipe, None, Drawing(seed=0))

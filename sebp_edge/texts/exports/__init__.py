@@ -1,13 +1,14 @@
-"""Reads chats and mails as other programs export them.
+"""Reads chats, mails and notes as other programs export them.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 whatsapp, chatgpt, claude, telegram, slack, discord   text of a file -> chats
 mail                                                  a mailbox or a mail -> mails
+evernote, joplin                                      an export of notes -> texts
 objects                                               the JSON of exports, within little memory
 archives                                              the files in a .zip
 
-To add an export, add what its files look like to `EXPORTS`, or its ending to `MAIL`.
+To add an export, add what its files look like to `EXPORTS`, or its ending to `BY_ENDING`.
 """
 
 import re
@@ -21,6 +22,8 @@ from sebp_edge.texts.documents import Unreadable
 from sebp_edge.texts.exports.chatgpt import read_chatgpt
 from sebp_edge.texts.exports.claude import read_claude
 from sebp_edge.texts.exports.discord import read_discord_csv, read_discord_json
+from sebp_edge.texts.exports.evernote import read_evernote
+from sebp_edge.texts.exports.joplin import read_jex
 from sebp_edge.texts.exports.mail import read_mail, read_mailbox
 from sebp_edge.texts.exports.slack import read_slack_day, read_slack_users
 from sebp_edge.texts.exports.telegram import read_telegram
@@ -62,7 +65,13 @@ EXPORTS = (
     Export((r'"Timestamp"\s*:', r'"Contents"\s*:'), lambda text, folder, _: read_discord_json(text, folder)),
 )
 _DISCORD_TABLE = re.compile(r"\ufeff?ID,Timestamp,Contents,Attachments\r?\n")
-MAIL = {".mbox": (read_mailbox, MAX_MAILBOX), ".eml": (read_mail, formats.MAX_FILE_SIZE)}
+# Readers of an open file by its ending, and how large it may be.
+BY_ENDING = {
+    ".mbox": (read_mailbox, MAX_MAILBOX),
+    ".eml": (read_mail, formats.MAX_FILE_SIZE),
+    ".enex": (read_evernote, MAX_EXPORT),
+    ".jex": (read_jex, MAX_EXPORT),
+}
 
 
 def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
@@ -73,8 +82,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
     """
     ending = path.suffix.lower()
     try:
-        if ending in MAIL:
-            read, largest = MAIL[ending]
+        if ending in BY_ENDING:
+            read, largest = BY_ENDING[ending]
             formats.refuse_larger(formats.size_of(path), largest)
             return _read_open(path, read)
         if ending in (".txt", ".json", ".csv") and (export := _export_of(path)):

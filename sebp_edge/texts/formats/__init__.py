@@ -4,11 +4,14 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
 coverage                 how many words of a file its reader has not read
-notes                    Markdown: front_matter and joplin find what is not text, obsidian and logseq read marks
+notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
+mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
 org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
-docx                     Word files: docx_text their text, docx_styles their headings and lists, docx_xml their XML
+docx                     Word files: docx_text their text, docx_styles their headings and lists
+odt, epub                OpenDocument texts and electronic books; `xml_parts` reads XML for these and for Word files
+rtf                      Rich Text files
 pdf                      PDF files, with a library that is an extra
 records                  .json, .jsonl, .csv and .tsv
 
@@ -23,13 +26,17 @@ from sebp_edge.texts.foreign import reason_against_name
 from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
+from sebp_edge.texts.formats.epub import read_epub
 from sebp_edge.texts.formats.html import read_html
+from sebp_edge.texts.formats.mdx import read_mdx
 from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
+from sebp_edge.texts.formats.odt import read_odt
 from sebp_edge.texts.formats.org import read_org
 from sebp_edge.texts.formats.pdf import read_pdf
 from sebp_edge.texts.formats.records import Read, read_csv, read_json
 from sebp_edge.texts.formats.rst import read_rst
+from sebp_edge.texts.formats.rtf import read_rtf
 from sebp_edge.texts.vaults import Vault
 
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
@@ -102,15 +109,19 @@ def _one(read: Callable[[Path], Content]) -> Reader:
 
 MARKDOWN = {".md", ".markdown"}
 WORD = {".docx", ".docm", ".dotx", ".dotm"}
-PACKED = {*WORD, ".pdf"}
+PACKED = {*WORD, ".odt", ".ott", ".epub", ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
     ".rst": read_rst,
     **dict.fromkeys(MARKDOWN, read_note),
+    ".mdx": read_mdx,
     ".org": read_org,
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
     ".ipynb": read_notebook,
     **dict.fromkeys(WORD, read_docx),
+    **dict.fromkeys((".odt", ".ott", ".fodt"), read_odt),
+    ".rtf": read_rtf,
+    ".epub": read_epub,
     ".pdf": _one(read_pdf),
     **dict.fromkeys((".json", ".jsonl"), read_json),
     **dict.fromkeys((".csv", ".tsv"), read_csv),

@@ -12,8 +12,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from sebp_edge.texts.documents import Content, NotRead, Unreadable, texts_of
-from sebp_edge.texts.formats.docx import COMPRESSIONS, MAX_XML
 from sebp_edge.texts.formats.encodings import decode, decode_html
+from sebp_edge.texts.formats.xml_parts import COMPRESSIONS, MAX_XML
 
 # The share of the words that a reader must have read.
 ENOUGH = 0.9
@@ -73,7 +73,11 @@ _ASIDE = re.compile(
 
 
 def _html_text(path: Path) -> str:
-    text = _without(decode_html(path), r"<!(?=--)", r"--!?>")
+    return _page_text(decode_html(path))
+
+
+def _page_text(text: str) -> str:
+    text = _without(text, r"<!(?=--)", r"--!?>")
     for name in ("script", "style"):
         text = _without(text, rf"<{name}(?=[\s>])", rf"</{name}\s*>")
     text = _ASIDE.sub(" ", _ATTRIBUTE.sub("", text))
@@ -84,19 +88,77 @@ _WORD_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml", re.IGNO
 _WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b")
 
 
-def _word_text(path: Path) -> str:
+def _parts(path: Path, names: re.Pattern) -> list[bytes]:
+    """Returns the parts of an archive whose names match."""
     with path.open("rb") as file, ZipFile(file) as archive:
-        found = [info for info in archive.infolist() if _WORD_PART.fullmatch(info.filename)]
+        found = [info for info in archive.infolist() if names.fullmatch(info.filename)]
         if sum(info.file_size for info in found) > MAX_XML or any(
             info.compress_type not in COMPRESSIONS for info in found
         ):
-            return ""  # Its reader did not read all of these.
-        parts = [archive.read(info) for info in found]
-    xml = " ".join(part.decode("utf-8", errors="replace") for part in parts)
+            return []  # Its reader did not read all of these.
+        return [archive.read(info) for info in found]
+
+
+def _word_text(path: Path) -> str:
+    xml = " ".join(part.decode("utf-8", errors="replace") for part in _parts(path, _WORD_PART))
     # The copies of text boxes for older programs, and of what was moved.
     for name in ("Fallback", "moveFrom"):
         xml = _without(xml, rf"<(?:\w+:)?{name}[\s>]", rf"</(?:\w+:)?{name}>")
     return html.unescape("".join(" " if found[1] is None else found[1] for found in _WORD_TEXT.finditer(xml)))
+
+
+_OPEN_DOCUMENT_PART = re.compile(r"content\.xml", re.IGNORECASE)
+_IN_LINE_XML = re.compile(r"</?text:(?:span|a|bookmark\S*|change\S*|soft-page-break)(?:\s[^<>]*)?>")
+
+
+def _open_document_text(path: Path) -> str:
+    is_flat = path.suffix.lower() == ".fodt"
+    data = path.read_bytes() if is_flat else b" ".join(_parts(path, _OPEN_DOCUMENT_PART))
+    # A byte is a character while tags are cut out, which saves memory.
+    xml = data.decode("latin-1")
+    xml = _without(_without(xml, r"\A", r"<office:text\b[^<>]*>"), r"<office:binary-data>", r"</office:binary-data>")
+    for name in (
+        "text:tracked-changes",
+        "office:annotation",
+        "text:[a-z-]*(?:index|content)",
+        "text:note-citation",
+        "svg:title",
+        "svg:desc",
+    ):
+        xml = _without(xml, rf"<{name}(?=[\s>])", rf"</{name}>")
+    xml = _TAG.sub(" ", _IN_LINE_XML.sub("", xml))
+    return html.unescape(xml.encode("latin-1").decode("utf-8", errors="replace"))
+
+
+_CHAPTER = re.compile(r"(?!.*(?:nav|toc)[^/]*\Z).*\.x?html?", re.IGNORECASE)
+
+
+def _book_text(path: Path) -> str:
+    return "\n".join(_page_text(part.decode("utf-8", errors="replace")) for part in _parts(path, _CHAPTER))
+
+
+# How groups of a Rich Text file begin that are no text.
+_RTF_ASIDE = re.compile(
+    r"\s*\\(?:\*|(?:fonttbl|colortbl|stylesheet|info|pict|header|footer|fldinst|nonesttables|listtext|pntext)[lrf]?\b)"
+)
+_RTF_SIGN = re.compile(r"\\u-?\d+ ?(?:\?|\\'[0-9a-f]{2})?|\\'[0-9a-f]{2}", re.IGNORECASE)
+_RTF_BREAK = re.compile(r"\\(?:par|line|tab|cell|row)\b ?|\\[\r\n]")
+_RTF_WORD = re.compile(r"\\[a-z]+-?\d* ?|\\.|[{}\r\n]", re.IGNORECASE)
+
+
+def _rich_text(path: Path) -> str:
+    kept, aside = [], [False]
+    for piece in re.split(r"(?<!\\)([{}])", path.read_bytes().decode("latin-1")):
+        if piece == "{":
+            aside.append(aside[-1])
+        elif piece == "}":
+            aside.pop()
+            if len(aside) < 2:
+                break  # The file's only group ends.
+        else:
+            aside[-1] |= bool(_RTF_ASIDE.match(piece))
+            kept.append("" if aside[-1] else piece)
+    return _RTF_WORD.sub("", _RTF_BREAK.sub(" ", _RTF_SIGN.sub("x", "".join(kept))))
 
 
 _CELL_TEXT = re.compile(r'"(?:source|input)"\s*:\s*(?:("(?:[^"\\]|\\.)*")|\[((?:\s*"(?:[^"\\]|\\.)*"\s*,?)*)\s*\])')
@@ -124,9 +186,11 @@ def _org_text(path: Path) -> str:
 _FRONT_MATTER = re.compile(
     r"\A(---|\+\+\+)[ \t]*\n(?:[ \t]+.*\n|[-#\]}].*\n|[\w. \"'-]{1,60}[:=].*\n|\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)"
 )
-# Pictures as text, targets of links, Obsidian's block ids, the properties and queries of Logseq, Joplin's metadata.
+# Pictures as text and those of Joplin, targets of links, Obsidian's block ids, the properties and queries of Logseq,
+# Joplin's metadata.
 _MARKDOWN_MARK = re.compile(
-    r"data:[\w/+.;=-]{0,100},[^\s)\"'>]*|(?<=\]\()[^()\s]*|!\[\[[^\[\]\n]*\]\]|(?<=\[\[)[^\[\]\n|]*\||[ \t]\^[\w-]+$"
+    r"!\[[^\[\]\n]*\]\(:/[^()\n]*\)"
+    r"|data:[\w/+.;=-]{0,100},[^\s)\"'>]*|(?<=\]\()[^()\s]*|!\[\[[^\[\]\n]*\]\]|(?<=\[\[)[^\[\]\n|]*\||[ \t]\^[\w-]+$"
     r"|^[ \t]*(?:- )?[\w-]+:: .*$|\{\{[^{}\n]*\}\}|\n\nid: [0-9a-f]{32}\n(?:\w+: ?.*(?:\n|\Z))*\Z",
     re.MULTILINE,
 )
@@ -137,7 +201,22 @@ def _markdown_text(path: Path) -> str:
     text = _without(text, "<!--", "-->")
     text = _without(text, r"%%", r"%%")
     text = _without(text, r"^[ \t]*[`~]{3,}(?:dataview|dataviewjs|tasks|query|base)\b", r"^[ \t]*[`~]{3,}[ \t]*$")
+    if re.search(r" [0-9a-f]{32}\.", path.name):
+        text = _NOTION_MARK.sub(" ", text)
     return _MARKDOWN_MARK.sub(" ", text)
+
+
+# Properties below the title, and pictures.
+_NOTION_MARK = re.compile(r"\A# .*\n\n(?:[^\s:][^:\n]*: .*(?:\n|\Z))+|!\[[^\[\]\n]*\]\([^\s]*\)")
+_BRACES = re.compile(r"\{[^{}]*\}")
+_MDX_MARK = re.compile(r"^(?:import|export)\b.*(?:\n.+)*|</?[a-z>][^<>]*>?", re.IGNORECASE | re.MULTILINE)
+
+
+def _mdx_text(path: Path) -> str:
+    text = _markdown_text(path)
+    for _ in range(6):
+        text = _BRACES.sub(" ", text)
+    return _MDX_MARK.sub(" ", text)
 
 
 # The raw text of a file, by its ending.
@@ -147,4 +226,8 @@ COUNTED: dict[str, Callable[[Path], str]] = {
     ".ipynb": _notebook_text,
     ".org": _org_text,
     **dict.fromkeys((".md", ".markdown"), _markdown_text),
+    ".mdx": _mdx_text,
+    **dict.fromkeys((".odt", ".ott", ".fodt"), _open_document_text),
+    ".epub": _book_text,
+    ".rtf": _rich_text,
 }

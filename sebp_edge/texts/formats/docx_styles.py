@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sebp_edge.texts.formats.docx_xml import Attributes, Handler, attribute, is_on, number
+from sebp_edge.texts.formats.xml_parts import Attributes, Handler, attribute, is_on, number
 
 # Word follows fewer styles that are based on each other.
 _MAX_BASES = 20

@@ -7,7 +7,7 @@ tracked deletions and hidden text are not seen.
 from dataclasses import dataclass, field
 
 from sebp_edge.texts.formats.docx_styles import Lists, Styles
-from sebp_edge.texts.formats.docx_xml import Attributes, Deadline, Handler, attribute, is_on, number
+from sebp_edge.texts.formats.xml_parts import Attributes, Deadline, Handler, attribute, is_on, number
 
 # A block of text, and whether it is an item of a list.
 Block = tuple[str, bool]

@@ -15,6 +15,8 @@ from sebp_edge.texts.formats.layout import LINE, PARAGRAPH, SPACE, Layout
 
 # Takes about 10 s and 1 GB.
 MAX_TAGS = 5_000_000
+# Where Notion names a workspace, in characters.
+MAX_BEGINNING = 1_000
 
 Attributes = tuple[tuple[str, str | None], ...]
 
@@ -71,7 +73,10 @@ def read_html(path: Path) -> str:
     Raises:
         Unreadable: it has no text or too many tags, or see `decode`.
     """
-    if not (text := html_text(decode_html(path))):
+    page = decode_html(path)
+    if path.name == "index.html" and "<p>Workspace identifier: " in page[:MAX_BEGINNING]:
+        raise Unreadable("the list of the pages that Notion exported")
+    if not (text := html_text(page)):
         raise Unreadable("no text")
     return text
 

@@ -1,8 +1,11 @@
-"""Reads what Joplin's RAW export adds to a note: lines such as "id: ..." and "latitude: ..." at the end of its file."""
+"""Reads what Joplin's RAW export adds to a note: lines such as "id: ..." at the end of its file, and links to ids."""
 
 import re
+from typing import NamedTuple
 
 from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.edits import Edit, edit, replace_marks
+from sebp_edge.texts.formats.markdown import Parts, Syntax
 
 _METADATA = re.compile(r"(?:\A|\n\n)((?:[a-z_]{2,40}:(?: [^\n]*)?\n)*type_: (\d{1,2}))\s*\Z")
 # In characters.
@@ -11,11 +14,26 @@ _ID = re.compile(r"^id: \w+$", re.MULTILINE)
 # Keys that tell its metadata from a user's own lines.
 _OWN = re.compile(r"^(?:parent_id|note_id|created_time|user_created_time|encryption_applied|mime): ", re.MULTILINE)
 _ENCRYPTED = re.compile(r"^encryption_applied: 1$", re.MULTILINE)
+_HTML = re.compile(r"^markup_language: 2$", re.MULTILINE)
 _NOTE = "1"
+NO_NOTE = "what Joplin keeps beside its notes, such as a notebook or a tag"
+ENCRYPTED = "encrypted by Joplin; export it again with encryption off"
+
+_MARK = re.compile(
+    r"(?P<picture>!)?\[(?P<words>[^\[\]\n]*)\]\(:/[0-9a-f]{32}[^()\n]*\)|<img\b[^<>\n]*[\"']:/[0-9a-f]{32}[^<>\n]*>"
+)
+JOPLIN = Syntax(marks=re.compile(":/[0-9a-f]{32}"))
 
 
-def metadata_begin(text: str) -> int | None:
-    """Returns where Joplin's metadata begins at the end of a text; None if there are none.
+class Metadata(NamedTuple):
+    """Where the metadata begins, and whether the note before it is HTML."""
+
+    begin: int
+    is_html: bool
+
+
+def find_metadata(text: str) -> Metadata | None:
+    """Finds Joplin's metadata at the end of a text; None if there are none.
 
     Raises:
         Unreadable: the file is an encrypted note, or something else than a note, such as a tag.
@@ -25,7 +43,19 @@ def metadata_begin(text: str) -> int | None:
     if not (found and _ID.search(found[1]) and _OWN.search(found[1])):
         return None
     if found[2] != _NOTE:
-        raise Unreadable("what Joplin keeps beside its notes, such as a notebook or a tag")
+        raise Unreadable(NO_NOTE)
     if _ENCRYPTED.search(found[1]):
-        raise Unreadable("encrypted by Joplin; export it again with encryption off")
-    return found.start()
+        raise Unreadable(ENCRYPTED)
+    return Metadata(found.start(), bool(_HTML.search(found[1])))
+
+
+def read_as_joplin(text: str, parts: Parts, comments: list[Edit]) -> str:
+    """Returns a note's text without comments: links to notes as their text, no attachments."""
+    text, code = edit(text, comments, parts.code)
+    return replace_marks(_MARK, text_of_link, text, code)[0]
+
+
+def text_of_link(link: re.Match, text: str) -> str:
+    """Returns what a link within a program's notes shows: its "words", but nothing of a "picture"."""
+    begin, end = link.span("words")
+    return "" if link["picture"] or begin < 0 else text[begin:end]

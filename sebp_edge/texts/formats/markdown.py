@@ -34,12 +34,14 @@ class Syntax(NamedTuple):
         comments: what begins a comment.
         has_maths: whether dollar signs enclose mathematics.
         has_indented_code: whether four spaces begin code.
+        has_html: whether a tag begins HTML, in which no code begins.
         marks: what else than comments is replaced outside of code; code does not matter without it.
     """
 
     comments: tuple[str, ...] = ("<!--",)
     has_maths: bool = False
     has_indented_code: bool = True
+    has_html: bool = True
     marks: re.Pattern | None = None
 
 
@@ -194,6 +196,8 @@ def _parser(syntax: Syntax) -> MarkdownIt:
         wrap("code", _indented_code)
     else:
         parser.disable("code")
+    if not syntax.has_html:
+        parser.disable("html_block")
     block.before("table", "comment", _skip, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     block.before("table", "prose", _prose, {"alt": []})
     backticks = next(rule.fn for rule in inline.__rules__ if rule.name == "backticks")

@@ -8,13 +8,20 @@ from sebp_edge.texts.documents import NotRead, Unreadable, unix_newlines
 from sebp_edge.texts.edits import Edit, edit
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.front_matter import front_matter
-from sebp_edge.texts.formats.joplin import metadata_begin
+from sebp_edge.texts.formats.html import html_text
+from sebp_edge.texts.formats.joplin import JOPLIN, find_metadata, read_as_joplin
 from sebp_edge.texts.formats.logseq import LOGSEQ, read_as_logseq
 from sebp_edge.texts.formats.markdown import COMMON, find_parts
+from sebp_edge.texts.formats.notion import NOTION, is_notion_page, read_as_notion, without_properties
 from sebp_edge.texts.formats.obsidian import OBSIDIAN, read_as_obsidian
 from sebp_edge.texts.vaults import Vault
 
-_APPS = {"Obsidian": (OBSIDIAN, read_as_obsidian), "Logseq": (LOGSEQ, read_as_logseq)}
+_APPS = {
+    "Obsidian": (OBSIDIAN, read_as_obsidian),
+    "Logseq": (LOGSEQ, read_as_logseq),
+    "Joplin": (JOPLIN, read_as_joplin),
+    "Notion": (NOTION, read_as_notion),
+}
 _BLANKS = re.compile(r"[ \t]*")
 
 
@@ -28,12 +35,32 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
     front = front_matter(text)
     if vault and vault.app == "Obsidian" and _is_drawing(path, front):
         raise Unreadable("an Excalidraw drawing")
-    text, not_read = text[len(front) :], []
-    if (end := metadata_begin(text)) is not None:
-        text = text[:end]
-        not_read.append(NotRead("Joplin's metadata"))
-    seen = visible_text(text, vault.app if vault else None)
+    text = text[len(front) :]
+    if note := joplin_note(text):
+        return note
+    app, not_read = vault.app if vault else None, []
+    if app is None and is_notion_page(path.name):
+        app = "Notion"
+        text, num_properties = without_properties(text)
+        not_read += [NotRead(f"Notion's properties: {num_properties:,}")] * bool(num_properties)
+    seen = visible_text(text, app)
     return [seen.text, *not_read, *comments_not_read(seen)]
+
+
+def joplin_note(text: str) -> list[str | NotRead]:
+    """Returns the text of a file of Joplin's RAW export, and what was not read; an empty list if it is none.
+
+    Raises:
+        Unreadable: see `find_metadata` and `visible_text`.
+    """
+    if (metadata := find_metadata(text)) is None:
+        return []
+    text, not_read = text[: metadata.begin], NotRead("Joplin's metadata")
+    if metadata.is_html:
+        title, _, page = text.partition("\n")
+        return [f"{title}\n\n{html_text(page)}", not_read]
+    seen = visible_text(text, "Joplin")
+    return [seen.text, not_read, *comments_not_read(seen)]
 
 
 class Seen(NamedTuple):
@@ -58,11 +85,11 @@ def comments_not_read(*texts: Seen) -> list[NotRead]:
 
 
 def visible_text(text: str, app: str | None = None) -> Seen:
-    """Returns a Markdown text without comments and without the marks of Obsidian or Logseq.
+    """Returns a Markdown text without comments and without the marks of the program that it is from.
 
     Args:
         text: the text with Unix newlines and without front matter.
-        app: "Obsidian" or "Logseq" if the text is from a vault.
+        app: "Obsidian", "Logseq", "Joplin" or "Notion", if it is from one of these.
 
     Raises:
         Unreadable: see `find_parts`.

@@ -1,0 +1,195 @@
+"""Measures how exports of notes and documents are read: the share of words, seconds, memory, silences.
+
+    python kernels/bench/formats/note_exports.py [--notes 10000] [--record [FILE]]
+
+Each format has a made-up file of notes, whose words are counted before they are written, with ids, comments, deleted
+text and attachments to leave out. It is read in a process of its own, by which this grows; a silence is the time
+between two events. Archives are not compressed.
+"""
+
+import argparse
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import evidence
+from formats.chat_exports import WORDS
+
+SOURCES = ("sebp_edge/texts", __file__)
+WORD = re.compile(r"\w+")
+READ = """
+import json, re, sys, time
+from collections import Counter
+from pathlib import Path
+
+from sebp_edge.machine.process import peak_resident, resident
+from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.readers import read_all
+
+times = [time.monotonic()]
+before, begun = resident(), time.process_time()
+reading = read_all(Path(sys.argv[1]), progress=Progress(lambda event: times.append(time.monotonic())))
+seconds, peak = time.process_time() - begun, peak_resident() - before
+times.append(time.monotonic())
+words = Counter(word for document in reading.documents for word in re.findall(r"\\w+", document.content))
+print(json.dumps({
+    "documents": len(reading.documents), "seconds": seconds, "peak": peak, "words": words,
+    "silence": max(b - a for a, b in zip(times, times[1:])),
+}))
+"""
+# Each note's title and paragraphs.
+Notes = list[tuple[str, list[str]]]
+ID = "{:032x}"
+UNREAD = "unread " * 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--notes", type=int, default=10_000)
+    evidence.add_record_option(parser)
+    options = parser.parse_args()
+    notes = make_notes(options.notes)
+    rows = [reading(name, write, notes) for name, write in WRITERS.items()]
+    if options.record:
+        evidence.record("note-exports", SOURCES, rows, options.record, on_cpu=True)
+
+
+def reading(name: str, write, notes: Notes) -> dict:
+    """Returns the figures of one format; bytes and seconds of the processor."""
+    expected = Counter(WORD.findall("\n".join(text for title, texts in notes for text in (title, *texts))))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        data = write(notes)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        output = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True).stdout
+        row = {"file": name, "bytes": path.stat().st_size, "notes": len(notes), **json.loads(output)}
+    read = Counter(row.pop("words"))
+    row |= {
+        "words": expected.total(),
+        "read_words": (expected & read).total(),
+        "other_words": (read - expected).total(),
+    }
+    print(row, flush=True)
+    return row
+
+
+def make_notes(number: int, seed: int = 0) -> Notes:
+    draw, known = random.Random(seed), WORDS.split()
+
+    def text() -> str:
+        return " ".join(draw.choice(known) for _ in range(draw.randint(5, 40)))
+
+    return [(f"Note {index}", [text() for _ in range(draw.randint(1, 4))]) for index in range(number)]
+
+
+def evernote(notes: Notes) -> str:
+    resource = f'<resource><data encoding="base64">{"QUJD" * 200}</data><mime>image/png</mime></resource>'
+    pieces = ['<!DOCTYPE en-export SYSTEM "http://xml.evernote.com/pub/evernote-export4.dtd"><en-export>']
+    for index, (title, texts) in enumerate(notes):
+        body = "".join(f"<div>{text}<br/></div>" for text in texts)
+        body += '<en-media type="image/png" hash="a"/><en-crypt>QUJD</en-crypt>' * (index % 10 == 0)
+        page = f"<?xml version='1.0'?><!DOCTYPE en-note SYSTEM 'enml2.dtd'><en-note>{body}</en-note>"
+        more = f"<tag>{UNREAD}</tag>{resource * (index % 10 == 0)}"
+        pieces.append(f"<note><title>{title}</title><content><![CDATA[{page}]]></content>{more}</note>")
+    return "".join([*pieces, "</en-export>"])
+
+
+def joplin(notes: Notes) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for index, (title, texts) in enumerate(notes):
+            end = f"id: {ID.format(index)}\nparent_id: \ncreated_time: 2024-01-01\nsource: {UNREAD}\ntype_: 1"
+            text = "\n\n".join([title, *texts, f"![unread.png](:/{ID.format(index)})", end])
+            tag = f"{UNREAD}\n\nid: {ID.format(index)}\nparent_id: \ntype_: 5"
+            for name, content in (("a.md", text), ("b.md", tag), ("resources/c.md", UNREAD))[: 1 if index % 10 else 3]:
+                member = tarfile.TarInfo(name)
+                member.size = len(content.encode())
+                archive.addfile(member, io.BytesIO(content.encode()))
+    return written.getvalue()
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return written.getvalue()
+
+
+def notion(notes: Notes) -> bytes:
+    files = {f"Notes {ID.format(0)}.csv": f"Name,Status\n{UNREAD},{UNREAD}\n"}
+    for index, (title, texts) in enumerate(notes):
+        properties = f"Created: {UNREAD}\nStatus: {UNREAD}"
+        texts = [f"# {title}", *([properties] if index % 2 else []), *texts, "![unread](a/unread.png)"]
+        files[f"Notes/{title} {ID.format(index)}.md"] = "\n\n".join(texts)
+    return zipped(files)
+
+
+def open_document(notes: Notes) -> bytes:
+    pieces = [
+        '<a xmlns:office="o" xmlns:text="t"><office:text><text:tracked-changes><text:deletion>'
+        f"<text:p>{UNREAD}</text:p></text:deletion></text:tracked-changes>"
+    ]
+    for title, texts in notes:
+        comment = f"<office:annotation><text:p>{UNREAD}</text:p></office:annotation>"
+        paragraphs = "".join(f'<text:p text:style-name="P1"><text:span>{text}</text:span></text:p>' for text in texts)
+        pieces.append(f'<text:h text:outline-level="1">{title}{comment}</text:h>{paragraphs}')
+    return zipped({"content.xml": "".join([*pieces, "</office:text></a>"])})
+
+
+def book(notes: Notes) -> bytes:
+    kind = 'media-type="application/xhtml+xml"'
+    items = f'<item id="nav" href="nav.html" {kind} properties="nav"/>'
+    items += "".join(f'<item id="c{index}" href="{index}.html" {kind}/>' for index in range(len(notes)))
+    spine = "".join(f'<itemref idref="c{index}"/>' for index in range(len(notes)))
+    files = {
+        "META-INF/container.xml": '<a><rootfile full-path="a.opf"/></a>',
+        "a.opf": f'<a><manifest>{items}</manifest><spine><itemref idref="nav"/>{spine}</spine></a>',
+        "nav.html": f"<nav>{UNREAD}</nav>",
+    }
+    for index, (title, texts) in enumerate(notes):
+        body = "".join(f"<p>{text}</p>" for text in texts)
+        files[f"{index}.html"] = f"<html><head><title>{UNREAD}</title></head><h1>{title}</h1>{body}</html>"
+    return zipped(files)
+
+
+def rich_text(notes: Notes) -> str:
+    def escaped(text: str) -> str:
+        units = text.encode("utf-16-le")
+        codes = (int.from_bytes(units[at : at + 2], "little", signed=True) for at in range(0, len(units), 2))
+        return "".join(chr(code) if 0 < code < 128 else f"\\u{code}?" for code in codes)
+
+    paragraphs = "".join(
+        rf"\pard {{\b {title}}}{{\v {UNREAD}}}\par " + "".join(rf"{escaped(text)}\par{chr(10)}" for text in texts)
+        for title, texts in notes
+    )
+    return rf"{{\rtf1\ansi{{\fonttbl{{\f0 Unread;}}}}{{\info{{\title {UNREAD}}}}}{paragraphs}}}"
+
+
+def components(notes: Notes) -> str:
+    sections = "\n\n".join("\n\n".join([f"# {title}", "<Tab a={{b: 1}}>", *texts, "</Tab>"]) for title, texts in notes)
+    return f"import unread from 'unread'\n\n{sections}"
+
+
+WRITERS = {
+    "notes.enex": evernote,
+    "notes.jex": joplin,
+    "notion.zip": notion,
+    "notes.odt": open_document,
+    "notes.epub": book,
+    "notes.rtf": rich_text,
+    "notes.mdx": components,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Rich Text files are read as a person sees them."""
+
+import random
+import time
+
+import pytest
+from reading import contents, left_out, refusal, write_file
+
+from formats.damage import damage
+from sebp_edge.texts.formats.rtf import read_rtf
+from sebp_edge.texts.readers import read_all
+
+
+def read(folder, body: str | bytes, begin: str = r"{\rtf1\ansi\ansicpg1252\deff0 ") -> str:
+    body = body if isinstance(body, bytes) else body.encode("latin-1")
+    [text] = contents(write_file(folder, "a.rtf", begin.encode() + body + b"}"))
+    return text
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (r"One\par Two\line three\par\par Four", "One\n\nTwo\nthree\n\nFour"),
+        ("One\\\nTwo\\\r\n\nThree", "One\n\nTwo\n\nThree"),  # as TextEdit writes
+        (r"{\b So}{\i up} \{a\}\~b\\c\_d\-e\tab f", "Soup {a} b\\c-de\tf"),
+        (r"\lquote a\rquote\emdash b\ldblquote c\rdblquote", "‘a’—b“c”"),
+        (r"{\fonttbl{\f0 Arial;}{\f1\fcharset204 Times;}}\f0 a{\f1 \'e4}\'e4", "aдä"),
+        (r"{\fonttbl{\f0\fcharset128 Gothic;}}\f0 \'8d\'a1\'93\'fa", "今日"),
+        (r"gr\u246\'f6\u223?er \uc0\u8364 5 \uc2\u20170\'e4\'bb\u8364 ?? x", "größer €5 今€ x"),
+        (r"\u-10179?\u-8704? {\uc1\u-10179?}", "😀 \ufffd"),
+        (r"{\*\unknown not {\b seen}}{\info{\title not}}a{\header not\par}", "a"),
+        (r"{\pict\pngblip 89504e47}a\bin4 }}}}b", "ab"),
+        (r"{\field{\*\fldinst HYPERLINK x}{\fldrslt A link}} here", "A link here"),
+        (r"Soup{\super\chftn}{\footnote\pard {\super\chftn} Of\par Bob} is", "Soup[^1] is\n\n[^1]: Of Bob"),
+        (r"{\listtext\'b7\tab}salt\par{\listtext 2.\tab}oil\par\pard end", "- salt\n2. oil\n\nend"),
+        (r"{\*\pn\pnlvlbody}{\pntext 1.\tab}salt\par", "1. salt"),
+        (
+            r"\trowd\intbl a\cell b\par c\cell\row\trowd\intbl\cell d\cell\row\pard e\par",
+            "a | b c\nd\n\ne",
+        ),
+        (r"{\*\shppict{\*\shpinst}}{\shp{\*\shpinst{\sp{\sn a}{\sv b}}{\shptxt Boxed\par}}}", "Boxed"),
+    ],
+)
+def test_text_is_read(tmp_path, body, expected):
+    assert read(tmp_path, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("begin", "expected"),
+    [
+        (r"{\rtf1\mac ", "Äé"),
+        (r"{\rtf1\ansi\ansicpg1251 ", "ЂЋ"),
+        (r"{\rtf1\ansi\ansicpg99999 ", "€Ž"),
+        (r"{\rtf1\pc ", "ÇÄ"),
+    ],
+)
+def test_code_pages_are_those_of_the_file(tmp_path, begin, expected):
+    assert read(tmp_path, r"\'80\'8e", begin) == expected
+
+
+def test_hidden_and_deleted_text_is_not_learnt(tmp_path):
+    body = r"Seen {\v secret}{\deleted\revauth1 gone}\v x\v0 and\v y\plain  on{\*\annotation secret}{\annotation no}"
+    assert read(tmp_path, body) == "Seen and on"
+    assert [item.reason for item in read_all(tmp_path).left_out if "words" not in item.reason] == [
+        "comments: 2",
+        "hidden and deleted texts: 4",
+    ]
+
+
+def test_a_cut_file_says_so(tmp_path):
+    path = write_file(tmp_path, "a.rtf", r"{\rtf1{\b Soup")
+    assert contents(path) == ["Soup"]
+    assert left_out(path) == {"a.rtf": "the end, since the file is cut off"}
+    path = write_file(tmp_path, "b.rtf", r"{\rtf1 Soup} and more")
+    assert left_out(path) == {"b.rtf": "all after the end of the first text in the file"}
+
+
+@pytest.mark.parametrize("data", [b"{\\html", b"Soup", b"\x00\x01"])
+def test_what_is_no_rich_text_is_refused(tmp_path, data):
+    assert "damaged, or not a Rich Text file" in refusal(write_file(tmp_path, "a.rtf", data))
+
+
+def test_groups_are_not_nested_without_end(tmp_path):
+    assert "its groups are nested more than 1,000 deep" in refusal(
+        write_file(tmp_path, "a.rtf", "{\\rtf1" + "{" * 9000)
+    )
+
+
+@pytest.mark.parametrize(
+    "piece", ["{}", "\\'e4", "\\u1 ", "\\par", "a\\cell", "{\\v", "\\", "{\\footnote a}", "\\bin9"]
+)
+def test_reading_takes_linear_time(tmp_path, piece):
+    path = write_file(tmp_path, "a.rtf", "{\\rtf1 " + piece * (300_000 // len(piece)))
+    started = time.process_time()
+    try:
+        list(read_rtf(path))
+    except Exception as error:
+        assert "nested" in str(error)
+    assert time.process_time() - started < 3
+
+
+def test_damaged_files_are_read_in_part_or_refused(folder):
+    whole = rb"{\rtf1\ansi{\fonttbl{\f0\fcharset0 A;}}\f0 Soup \'e4\u8364?\par{\footnote a}\trowd\intbl b\cell\row}"
+    for seed in range(150):
+        path = write_file(folder, "a.rtf", whole)
+        damage(path, random.Random(seed))
+        assert all("\n" not in item.reason and len(item.reason) < 200 for item in read_all(folder).left_out)
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
