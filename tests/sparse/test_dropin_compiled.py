@@ -32,7 +32,9 @@ def forget_graphs():
 
 
 def bert(head):
-    return make(head, ENCODERS["bert"]()), [encoder_batch(head), encoder_batch(head, "left")]
+    config = ENCODERS["bert"]()
+    config.num_hidden_layers = 1
+    return make(head, config), [encoder_batch(head), encoder_batch(head, "left")]
 
 
 def decoder(model):
