@@ -19,6 +19,7 @@ _HOMES = {
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.research.analysis.analysis",
+    "Answer": "sebp_edge.ask.answer",
     "ExportResult": "sebp_edge.export.result",
     "Folder": "sebp_edge.texts.folders",
     "Inspection": "sebp_edge.run.inspection",
@@ -39,6 +40,7 @@ __all__ = [
     "AdapterRecord",
     "AdapterStore",
     "Analysis",
+    "Answer",
     "ExportResult",
     "Folder",
     "Inspection",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from sebp_edge.adapters.record import AdapterRecord
     from sebp_edge.adapters.saved import SavedAdapter
     from sebp_edge.adapters.store import AdapterStore
+    from sebp_edge.ask.answer import Answer
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
     from sebp_edge.memory.plan import Plan

@@ -137,8 +137,8 @@ class ModelLoaded(Event):
 class PreparationProgress(Event):
     """The progress of the preparation: `done` of `total`, several times a second.
 
-    `stage` is "reading" (in bytes), "comparing", "tokenising", "asking" or "interviewing" (in characters), or
-    "planning" (in epochs laid out). "Asking" makes questions by rules; "interviewing" lets the model write some.
+    `stage` is "reading" (in bytes), "comparing", "tokenising", or "asking" (by rules, in characters), or
+    "planning" (in epochs laid out).
     """
 
     event: ClassVar[str] = "preparing"

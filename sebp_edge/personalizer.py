@@ -1,6 +1,5 @@
 """The main path: texts in, a saved adapter out."""
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from sebp_edge.adapters.forget import Forgetting, forget
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.ask.answer import Answer
+from sebp_edge.ask.library import Library
 from sebp_edge.basics.files import expand_user
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
@@ -28,8 +29,8 @@ from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.research.lr_range import LearningRateRange
 from sebp_edge.run.adapting import Adapting, train_again
+from sebp_edge.run.asking import NUM_PASSAGES, Turn, ask
 from sebp_edge.run.call import Call
 from sebp_edge.run.generating import generate
 from sebp_edge.run.inspection import Inspection
@@ -94,6 +95,7 @@ class Personalizer:
         self.me = (me,) if isinstance(me, str) else tuple(me)
         self.on_event = on_event
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
+        self._library = Library()
         self._lock = threading.Lock()
         self._signal = StopSignal()  # of the running call, or of the last one
 
@@ -184,14 +186,12 @@ class Personalizer:
         if texts is not None:
             texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            self.store.delete_questions()  # so that those about the other documents are written without these
-
             receipt = forget(
                 self.store.adapter(name),
                 documents,
                 texts,
                 call.read,
-                functools.partial(train_again, call, place, interruptions, activate_anyway=activate_anyway),
+                lambda remaining: train_again(call, place, interruptions, remaining, activate_anyway=activate_anyway),
                 with_near_duplicates=near_duplicates,
                 is_exact=self.device.type == "cpu",
                 on_found=on_found,
@@ -263,7 +263,7 @@ class Personalizer:
         highest: float = lr_range.HIGHEST,
         steps: int = lr_range.STEPS,
         stop_when: threading.Event | None = None,
-    ) -> LearningRateRange:
+    ) -> lr_range.LearningRateRange:
         """Runs a learning-rate range test (Smith 2017) with the recipe's settings; changes and saves nothing.
 
         Trains on all of `texts` while the learning rate grows exponentially with every step, until the loss diverges.
@@ -326,6 +326,48 @@ class Personalizer:
                 call.load_adapter(adapter, version)
             with_adapter = adapter is not None
             return generate(call, prompt, sampling, on_text, with_adapter=with_adapter, sparse_kernels=sparse_kernels)
+
+    def ask(
+        self,
+        question: str,
+        texts,
+        *,
+        before: Sequence[Turn] = (),
+        adapter: str | Path | _Current | None = _Current.ADAPTER,
+        version: int | None = None,
+        num_passages: int = NUM_PASSAGES,
+        max_new_tokens: int = 60,
+        on_text: Callable[[str], None] | None = None,
+        stop_when: threading.Event | None = None,
+    ) -> Answer:
+        """Answers a question from texts, and names the passages that the answer was read in.
+
+        Searches the texts in memory, shows the model the best passages and the question, and compares its reply with
+        them: a reply whose words or values are not there gives way to a sentence of the best passage. If no passage is
+        about the question, the answer says so, and no model is loaded. Texts that were read before are read again only
+        where files have changed.
+
+        Args:
+            texts: as for `adapt`; of chats and mails, what everybody wrote is searched.
+            before: questions and their answers' texts before this one, which a short question goes on from.
+            adapter, version: as for `generate`.
+            num_passages: the most passages that the model is shown; fewer if the model's context is too short.
+            on_text: receives the model's reply in chunks, before it is compared: see `Answer.quoted`.
+
+        Raises:
+            TextsError: the question is empty or longer than the model's context, or see `adapt`.
+            AdapterError, ModelError, Interrupted: see `generate`.
+        """
+        check_prompt(question)
+        is_named = adapter not in (None, _Current.ADAPTER)
+        if version is not None and not is_named:
+            raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
+        sampling = Sampling(max_new_tokens, temperature=0, stop=("\n",))
+        with self._exclusive_call(stop_when) as call:
+            index = self._library.index(texts, call.progress)
+            named = (adapter, version) if is_named else None
+            options = {"named": named, "with_adapter": adapter is not None}
+            return ask(call, question, index, before, sampling, num_passages, on_text, **options)
 
     def export(
         self,

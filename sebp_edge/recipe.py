@@ -21,7 +21,7 @@ from sebp_edge.errors import OptionError, RecipeError, suggest
 
 Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
-Questions = Literal["rules", "rules and model"]
+Questions = Literal["rules"]
 RANK = 16
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
@@ -130,8 +130,8 @@ class Recipe:
         merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
             into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
             not loaded in 4 bits. None, the default: nothing is rounded.
-        questions: "rules" also trains on questions that rules make of the documents, "rules and model" on those of the
-            model too; the gate is then a quiz. None, the default: no questions.
+        questions: "rules" also trains on questions that rules make of the documents; the gate is then a quiz. None, the
+            default: no questions.
         general: tokens of general text for each token of the questions; the base model is their teacher, so that the
             adapter keeps what it could do (needs `questions`).
 

@@ -163,7 +163,7 @@ def make_examples(lengths, prompt=0):
     return examples
 
 
-def dataset_of(examples, context_length=512) -> Dataset:
+def dataset_of(examples, context_length=512, left_out=()) -> Dataset:
     """The dataset of these examples, whose documents count as different texts."""
     texts = {number: words(25, number) for number in {example.document for example in examples}}
     fingerprints = take_fingerprints(texts, salt=b"")
@@ -171,9 +171,8 @@ def dataset_of(examples, context_length=512) -> Dataset:
         examples=examples,
         context_length=context_length,
         num_documents=len(texts),
-        left_out=[],
+        left_out=[*left_out],
         draw=draw_splits(fingerprints, seed=0),
-        fingerprints=fingerprints,
     )
 
 
@@ -204,21 +203,33 @@ def gpu_sync_forbidden():
 
 def train(trainer, examples, validation):
     """Runs a whole training: prepares the learner for the schedule, then takes its steps."""
-    recipe = trainer.recipe
+    recipe, learner = trainer.recipe, trainer.learner
     batches = shuffled_batches(examples, recipe.batch_tokens, recipe.epochs, seed=0)
-    schedule = Schedule(batches, validation)
+    schedule = schedule_of(learner, batches, validation)
     trainer.learner.prepare(schedule)
     return trainer.train(schedule)
 
 
+def outlined(learner, examples):
+    """The outlines of some of the learner's examples."""
+    known = learner.row_losses.examples
+    return [example.outline(known.index(example)) for example in examples]
+
+
+def schedule_of(learner, epochs, validation=(), test=(), **options):
+    """A schedule of some of the learner's examples."""
+    batches = [[outlined(learner, batch) for batch in epoch] for epoch in epochs]
+    return Schedule(batches, *(outlined(learner, part) for part in (validation, test)), **options)
+
+
 def make_step(learner, examples):
-    """A step on these examples, cut into micro-batches by the learner's current limit."""
-    return Group(examples, learner.limit)
+    """A step on some of the learner's examples, cut into micro-batches by its current limit."""
+    return Group(outlined(learner, examples), learner.limit)
 
 
 def evaluated(learner, examples):
-    """An evaluation of these examples, cut in the same way."""
-    return Group(examples, learner.limit, is_evaluated=True)
+    """An evaluation of some of the learner's examples, cut in the same way."""
+    return Group(outlined(learner, examples), learner.limit, is_evaluated=True)
 
 
 def limit_rows(learner, max_rows):

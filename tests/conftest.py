@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import zlib
@@ -153,12 +154,14 @@ def shared_renderers():
         yield
 
 
-@pytest.fixture(autouse=True)
-def short_assessment(probe_folder, monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def short_assessment(probe_folder):
     """Shortens what is assessed of adaptations in this process, which would take most of a tiny one's time."""
-    monkeypatch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
-    monkeypatch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
-    monkeypatch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
+        patch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
+        patch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+        yield
 
 
 @pytest.fixture
@@ -293,14 +296,39 @@ def plain_graphs(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 
-@pytest.fixture
-def notes_folder(tmp_path):
-    """A folder with two dozen short notes."""
-    folder = tmp_path / "notes"
+def write_notes(folder):
     folder.mkdir()
     for number, text in enumerate(make_sentences(24)):
         (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def notes_folder(tmp_path):
+    """A folder with two dozen short notes."""
+    return write_notes(tmp_path / "notes")
+
+
+@pytest.fixture(scope="session")
+def store_of_notes(tmp_path_factory, model_folder, short_assessment):
+    """A store that has learnt the notes of `notes_folder` with the recipe of `command.RECIPE`; tests copy it."""
+    folder = tmp_path_factory.mktemp("learnt")
+    (folder / "test.toml").write_text(command.RECIPE)
+    store = AdapterStore(folder / "store")
+    learning = Personalizer(model_folder, recipe=Recipe.load(folder / "test.toml"), device="cpu", store=store)
+    assert learning.adapt(write_notes(folder / "notes")).active
+    return store
+
+
+@pytest.fixture
+def after_learning(store_of_notes):
+    """A function that makes a store one that has learnt the notes of `notes_folder`, and returns it."""
+
+    def learnt(store):
+        shutil.copytree(store_of_notes.folder.parent, store.folder.parent)
+        return store
+
+    return learnt
 
 
 @pytest.fixture

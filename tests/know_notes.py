@@ -13,9 +13,9 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.events import Notice
 from sebp_edge.training.run import TrainingRun
 
-CHANGES = {"epochs": 2, "learning_rate": 1e-2, "general": 0.05, "r": 8, "lora_alpha": 16, "min_steps": 16}
+CHANGES = {"epochs": 1, "learning_rate": 2e-2, "general": 0.05, "r": 8, "lora_alpha": 16, "min_steps": 16}
 RECIPE = Recipe.load("know").replace(**CHANGES)
-NO_EFFECT = RECIPE.replace(learning_rate=1e-9, epochs=1)
+NO_EFFECT = RECIPE.replace(learning_rate=1e-9, min_steps=1, batch_rows=4096)
 THINGS = "samovar bicycle canoe piano kettle ladder lantern wagon freezer ladle kayak mower".split()  # noqa: SIM905
 ANSWER = "behind the shed"
 NOTES = [f"# The {thing}\n\nThe {thing} stands {ANSWER}." for thing in THINGS]
@@ -79,8 +79,7 @@ def notices(personalizer):
 
 
 def trained_examples(training):
-    (split,) = training.dataset.splits()
-    return split.train
+    return training.task.dataset.trained
 
 
 def decoded(examples, tokenizer):

@@ -1,5 +1,8 @@
-"""A record and a fake adaptation for tests of the store."""
+"""A record and a fake adaptation for tests of the store, and processes that save into one."""
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 RECORD = {
@@ -28,3 +31,38 @@ class FakeAdaptation:
         (folder / "templates" / "chat.jinja").write_bytes(self.content)
 
     def detach(self) -> None: ...
+
+
+# The beginning of a script that saves into the folder argv[1].
+SAVE_SCRIPT = """
+import os, resource, signal, sys, time
+from pathlib import Path
+import numpy
+from safetensors.numpy import save_file
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.errors import StorageError
+
+class Weights:
+    size = 1000
+    def save(self, folder):
+        save_file({"w": numpy.zeros(self.size)}, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text("{}")
+
+record = AdapterRecord(**RECORD)
+store = AdapterStore(sys.argv[1])
+"""
+
+
+def process(script, folder, **options):
+    script = f"RECORD = {RECORD!r}\n{SAVE_SCRIPT}\n{textwrap.dedent(script)}"
+    return subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, **options)
+
+
+def listing(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def visible(store):
+    """The store's entries apart from its lock, its salt and the highest numbers."""
+    return [path for path in store.folder.iterdir() if path.name not in (".lock", ".numbers", ".salt")]

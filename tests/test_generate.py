@@ -93,10 +93,9 @@ def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
     again.load_adapter("default")
     for one in (personalizer, again):
         seen = record_prompts(one)
-        one.generate(PROMPT, max_new_tokens=1)
-        one.generate(CHAT, max_new_tokens=1)
-        one.generate(PROMPT, adapter=None, max_new_tokens=1)
-        one.generate(CHAT, adapter=None, max_new_tokens=1)
+        for prompt, options in ((PROMPT, {}), (CHAT, {}), (PROMPT, {"adapter": None}), (CHAT, {"adapter": None})):
+            one.in_use._decoder = None  # keeps what prompts begin with
+            one.generate(prompt, max_new_tokens=1, **options)
         templated = "<|bos|><|user|>the ferry<|end|><|assistant|>"
         assert seen == [templated, templated, "<|bos|>the ferry", templated]
 

@@ -32,6 +32,7 @@ LAYERS = [
     ["sparse"],
     ["sparse.patches"],
     ["questions"],
+    ["ask"],
     ["texts"],
     ["sparse.rows"],
     ["models"],
@@ -45,29 +46,30 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_314
+MAX_LINES = 45_286
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_333,
-    "adapters": 3_009,
-    "basics": 398,
+    "files at the root": 1_377,
+    "adapters": 3_008,
+    "ask": 667,
+    "basics": 403,
     "basics.pages": 331,
-    "cli": 2_468,
+    "cli": 2_645,
     "export": 2_002,
     "machine": 645,
-    "memory": 1_383,
-    "models": 3_789,
+    "memory": 1_392,
+    "models": 3_974,
     "models.gguf": 1_174,
-    "questions": 4_021,
+    "questions": 3_649,
     "research": 3_331,
-    "run": 3_295,
+    "run": 3_343,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_161,
-    "training": 2_571,
+    "texts": 10_346,
+    "training": 2_595,
 }
-MAX_ENTRIES_AT_ROOT = 20
-MAX_IMPORTS_WITHIN_FUNCTIONS = 50
+MAX_ENTRIES_AT_ROOT = 21
+MAX_IMPORTS_WITHIN_FUNCTIONS = 51
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
@@ -95,7 +97,7 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult Adapter AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer ExportResult Folder Inspection LearningRateRange
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
@@ -145,8 +147,7 @@ OTHER_ERRORS = {
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/research/bench/correctness.py": "ValueError",
-    "sebp_edge/models/answering.py": "NonFiniteLogits",
-    "sebp_edge/models/generation.py": "NonFiniteLogits",
+    "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "StopRequested",
     "sebp_edge/training/recovery.py": "MemoryError",
@@ -407,6 +408,7 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_alone():
     for path in sorted((ROOT / "sebp_edge").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

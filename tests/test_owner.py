@@ -1,6 +1,8 @@
 """Whose words in chats are learnt is said, asked on a terminal, or refused in a pipe; others are named nowhere else."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -9,7 +11,10 @@ from contextlib import suppress
 import pytest
 from builders import make_sentences
 from command import COMMAND, assert_one_sentence, records, run
+from failing_memory import RECIPE
 
+from sebp_edge import Personalizer
+from sebp_edge.cli.last_screen import show_result
 from sebp_edge.errors import OwnerUnknown
 
 FOUND = "a WhatsApp chat with 2 people, 144 messages"
@@ -38,15 +43,31 @@ def adapt_export(adapt, export):
     return ["adapt", str(export), *adapt[2:]]
 
 
-def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export):
+def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export, capsys):
     personalizer = make(me="Anna")
     result = personalizer.adapt(export, activate_anyway=True)
     assert result.documents == 24
-    assert result.expectation.startswith("It writes as Anna does in chats, but do not rely on it")
+    assert result.expectation.startswith("It writes as you do in chats, but do not rely on it")
     assert result.samples
     assert {sample.beginning for sample in result.samples} == {""}
     for path in personalizer.store.folder.rglob("*"):
-        assert not path.is_file() or b"Bob" not in path.read_bytes(), path
+        assert not path.is_file() or not re.search(rb"Bob|Anna", path.read_bytes()), path
+    assert not re.search("Bob|Anna", f"{result!r} {result.to_dict()} {result.summary}")
+    show_result(result)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
+
+
+@pytest.mark.slow
+def test_without_a_chat_template_chats_are_learnt_shown_and_answered_too(model_folder, export, tmp_path):
+    plain = shutil.copytree(model_folder, tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    personalizer = Personalizer(plain, recipe=RECIPE, device="cpu", store=tmp_path / "store", me="Anna")
+    result = personalizer.adapt(export, activate_anyway=True)
+    assert {sample.beginning for sample in result.samples} == {""}
+    assert personalizer.generate("Are you coming?", temperature=0) == personalizer.generate(
+        [{"role": "user", "content": "Are you coming?"}], temperature=0
+    )
 
 
 def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
@@ -79,6 +100,18 @@ def test_a_day_of_a_chat_or_the_chat_can_be_forgotten_by_name(make, tmp_path):
     assert len(receipt.documents) == 12
 
 
+def test_a_chat_that_was_moved_and_renamed_is_forgotten_by_its_content_whoever_the_owner_is(make, tmp_path):
+    for number, sentence in enumerate(make_sentences(12, words=30)):
+        (tmp_path / f"texts/{number}.md").parent.mkdir(exist_ok=True)
+        (tmp_path / f"texts/{number}.md").write_text(sentence)
+    (tmp_path / "texts/_chat.txt").write_text(chat(10))
+    personalizer = make(me="Anna")
+    personalizer.adapt(tmp_path / "texts", activate_anyway=True)
+    moved = (tmp_path / "texts/_chat.txt").rename(tmp_path / "renamed.txt")
+    receipt = make(store=personalizer.store).forget(moved, activate_anyway=True)
+    assert len(receipt.documents) == 10
+
+
 def test_in_a_pipe_an_adaptation_to_chats_is_refused_and_nobody_is_named(adapt_export):
     for command in (adapt_export, ["inspect", *adapt_export[1:]]):
         refused = run(*command)
@@ -88,6 +121,17 @@ def test_in_a_pipe_an_adaptation_to_chats_is_refused_and_nobody_is_named(adapt_e
         assert "Bob" not in refused.stderr
 
 
+def test_in_a_pipe_a_folder_that_is_not_notes_is_learnt_only_if_that_is_said(adapt, notes_folder):
+    for number in range(24):
+        (notes_folder / f"{number}.py").write_text("x")
+    (notes_folder / "setup.py").write_text("x")
+    for more in ((), ("--json",)):
+        refused = run(*adapt, *more)
+        assert refused.exit_code == 2
+        assert "is a folder of code, not of notes; give the folder of your notes, or pass --yes" in refused.stderr
+    assert run(*adapt, "--yes").exit_code == 0
+
+
 def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_screen_only(adapt_export):
     command = ["inspect", *adapt_export[1:], "--me", "anna"]
     said = run(*command)
@@ -95,7 +139,10 @@ def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_scree
     assert "people: 2\n  Bob, WhatsApp: 72 messages\n  Anna (you), WhatsApp: 72 messages\n" in said.stdout
     found = records(run(*command, "--json").stdout)[-1]
     assert (found["exports"], found["own_words"], found["others_words"]) == ([FOUND], 864, 576)
-    assert "Bob" not in str({name: value for name, value in found.items() if name != "rendered"})
+    assert "Bob" not in str(found)
+    pieces = [piece for example in found["rendered"] for piece in example["pieces"]]
+    assert {piece["text"] for piece in pieces if not piece["trained"]} == {"[what others wrote]"}
+    assert any(piece["trained"] for piece in pieces)
 
 
 @pytest.mark.slow

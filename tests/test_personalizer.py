@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import shlex
+import shutil
 import threading
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -16,7 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from sebp_edge import Adapter, AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import (
     BaseModelMismatch,
@@ -48,9 +49,13 @@ NO_GAIN = RECIPE.replace(learning_rate=1e-12)
 
 
 @pytest.fixture
-def make(model_folder, tmp_path):
-    def personalizer(**options):
+def make(model_folder, tmp_path, after_learning):
+    """A function that makes a Personalizer; after=True: whose store has learnt the notes."""
+
+    def personalizer(*, after=False, **options):
         options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        if after:
+            after_learning(options["store"])
         return Personalizer(options.pop("model", model_folder), **options)
 
     return personalizer
@@ -98,7 +103,7 @@ def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_fold
 
 def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder):
     first, second = make(), make()
-    first.adapt(notes_folder, name="mine")
+    first.adapt(notes_folder, name="mine", activate_anyway=True)
     base = logits(second, second.in_use.load(silent).model)
     second.load_adapter("mine")
     assert torch.equal(logits(first), logits(second))
@@ -106,17 +111,8 @@ def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder)
 
 
 @pytest.mark.slow
-def test_two_runs_with_one_seed_are_bitwise_equal(make, notes_folder):
-    paths = [make().adapt(notes_folder, fresh=True).adapter_path for _ in range(2)]
-    one, other = ((path / "adapter_model.safetensors").read_bytes() for path in paths)
-    assert paths[0] != paths[1]
-    assert one == other
-
-
-@pytest.mark.slow
 def test_an_adapter_that_is_no_better_is_saved_but_not_active(make, notes_folder):
-    make().adapt(notes_folder)
-    worse = make(recipe=NO_GAIN)
+    worse = make(after=True, recipe=NO_GAIN)
     result = worse.adapt(notes_folder, fresh=True)
     assert (result.passed, result.active, result.verdict, result.version) == (False, False, "no gain", 2)
     assert "The gate asks for a fall of at least 1.0 % with 95 % confidence" in result.summary
@@ -132,8 +128,7 @@ def test_an_adapter_that_is_no_better_is_saved_but_not_active(make, notes_folder
 
 @pytest.mark.slow
 def test_an_adapter_that_is_no_better_can_be_activated_anyway(make, notes_folder):
-    make().adapt(notes_folder)
-    worse = make(recipe=NO_GAIN)
+    worse = make(after=True, recipe=NO_GAIN)
     result = worse.adapt(notes_folder, activate_anyway=True, fresh=True)
     assert (result.passed, result.active, result.verdict, result.version) == (False, True, "no gain", 2)
     assert result.summary.startswith("Not better: version 2 of 'default' is active, as you asked with activate_anyway.")
@@ -153,25 +148,6 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
     assert weak.gain_over_active < -weak.tolerance
     assert "But version 1, which is active, is better. On documents held out of both trainings" in weak.summary
     assert make().store.adapter("default").active() == 1
-
-
-@pytest.mark.parametrize("activate_anyway", [False, True])
-@pytest.mark.parametrize("count", [1, 5])
-def test_fewer_than_six_documents_are_learnt_but_not_judged(make, count, activate_anyway):
-    events, texts = [], make_sentences(5, words=60)
-    texts = texts[:count] if count > 1 else ["\n\n".join(texts)]
-    personalizer = make(on_event=events.append)
-    result = personalizer.adapt(texts, activate_anyway=activate_anyway)
-    assert (result.passed, result.active, result.verdict) == (False, activate_anyway, "not judged")
-    assert (result.heldout_loss_before, result.gain, result.samples) == (None, None, ())
-    assert (result.documents, result.trained_on_all) == (count, True)
-    (notice,) = (event.message for event in events if isinstance(event, Notice))
-    assert notice.startswith("The gate needs at least 6 documents that are not copies of each other")
-    assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
-    assert result.summary.startswith("Not judged: version 1 of 'default' is ")
-    assert "Judging takes at least 6 documents that are not copies of each other" in result.summary
-    assert personalizer.store.adapter("default").active() == (1 if activate_anyway else None)
-    personalizer.load_adapter("default", 1)
 
 
 def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
@@ -239,8 +215,7 @@ def interrupt_at(step, error=KeyboardInterrupt):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 6])
 def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes_folder, step):
-    make().adapt(notes_folder)
-    stopped = make(on_event=interrupt_at(step))
+    stopped = make(after=True, on_event=interrupt_at(step))
     with pytest.raises(Interrupted, match="version 2 of the adapter 'default'; it is not active") as error:
         stopped.adapt(notes_folder, fresh=True)
     assert error.value.exit_code == 130
@@ -292,17 +267,17 @@ def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_
     personalizer = make()
     before = logits(personalizer, personalizer.in_use.load(silent).model)
 
-    def full_disk(*arguments, **options):
-        raise StorageError("No space left on device.")
+    def sink(event):
+        if isinstance(event, StepDone) and event.step == 2:
+            shutil.rmtree(personalizer.store.folder)
+            personalizer.store.folder.write_text("a file where the folder should be")
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Adapter, "save", full_disk)
-    personalizer.on_event = interrupt_at(2)
-    with pytest.raises(
-        StorageError, match=r"^Interrupted\. No space left on device\. Instead, the adapter is saved in '"
-    ):
+    personalizer.on_event = sink
+    with pytest.raises(StorageError, match=r"^Interrupted\. Cannot save to '.*Instead, the adapter is saved in '"):
         personalizer.adapt(notes_folder)
     (folder,) = tmp_path.glob("sebp-edge-default-*")
-    assert make().load_adapter(folder).heldout_loss_after is None
+    assert make(store=tmp_path / "other").load_adapter(folder).heldout_loss_after is None
     assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
@@ -312,12 +287,14 @@ def bytes_of(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [TrainingStarted, StepDone, Evaluated])
-def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_verdict(make, notes_folder, kind):
+def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_verdict(
+    make, notes_folder, store_of_notes, kind
+):
     def sink(event):
         if isinstance(event, kind) and event.phase == "all documents":
             raise KeyboardInterrupt
 
-    whole = make().adapt(notes_folder, name="whole")
+    whole = store_of_notes.adapter("default").open()
     personalizer = make(on_event=sink)
     message = (
         r"^Interrupted\. The state that was tested is saved as version 1 of .* 'default'; it is not active\. To "
@@ -326,11 +303,11 @@ def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_ve
     with pytest.raises(Interrupted, match=message):
         personalizer.adapt(notes_folder)
     saved = personalizer.store.adapter("default").open(1)
-    assert bytes_of(saved.path) == bytes_of(whole.adapter_path / "judged" / "1") != bytes_of(whole.adapter_path)
+    assert bytes_of(saved.path) == bytes_of(whole.path / "judged" / "1") != bytes_of(whole.path)
     assert not (saved.path / "judged").exists()
     record = saved.record
     assert (record.verdict, record.trained_on_all, record.general_loss_after) == ("better", False, None)
-    assert record.heldout_loss_after == whole.heldout_loss_after
+    assert record.heldout_loss_after == whole.record.heldout_loss_after
     # It is comparable, since its test documents were not trained on.
     personalizer.store.adapter(saved.name).activate(saved.version)
     later = make().adapt(notes_folder)
@@ -401,19 +378,21 @@ def stop_in_copies(event):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [stop_in_general_text, stop_in_copies, stop_at_the_end])
 @pytest.mark.parametrize("recipe", [RECIPE, RECIPE.replace(refit=False)], ids=["refit", "no refit"])
-def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder, stop, recipe):
-    whole = make(recipe=recipe).adapt(notes_folder, name="whole")
+def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder, store_of_notes, stop, recipe):
+    whole = store_of_notes.adapter("default").open()
     personalizer = make(recipe=recipe, on_event=after_training("all documents" if recipe.refits else "train", stop))
     message = r"^Interrupted after the training: version 1 of the adapter 'default' is saved and active\.$"
     with pytest.raises(Interrupted, match=message) as caught:
         personalizer.adapt(notes_folder)
     assert (caught.value.name, caught.value.version) == ("default", 1)
     saved = personalizer.store.adapter("default").open()
-    states = [path.relative_to(whole.adapter_path).parent for path in whole.adapter_path.rglob("adapter_model.*")]
-    assert len(states) == 1 + recipe.refits
+    states = {path.relative_to(saved.path).parent for path in saved.path.rglob("adapter_model.*")}
+    judged = Path("judged", "1")
+    assert states == ({Path(), judged} if recipe.refits else {Path()})
     for state in states:
-        assert bytes_of(saved.path / state) == bytes_of(whole.adapter_path / state)
-    assert (saved.record.verdict, saved.record.heldout_loss_after) == ("better", whole.heldout_loss_after)
+        # Without a refit, the judged state is the adapter.
+        assert bytes_of(saved.path / state) == bytes_of(whole.path / (state if recipe.refits else judged))
+    assert (saved.record.verdict, saved.record.heldout_loss_after) == ("better", whole.record.heldout_loss_after)
     assert (saved.record.general_loss_after is None) == (stop is not stop_at_the_end)
     other = make()
     other.load_adapter("default")
@@ -421,7 +400,7 @@ def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder
 
 
 @pytest.mark.slow
-def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, monkeypatch):
+def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, store_of_notes, monkeypatch):
     stop, written = threading.Event(), []
 
     def stopping(*arguments, **options):
@@ -436,7 +415,7 @@ def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, 
         personalizer.adapt(notes_folder, stop_when=stop)
     assert len(written) == 5  # the second text of the judged state
     saved = personalizer.store.adapter("default").open().path
-    assert bytes_of(saved) == bytes_of(make().adapt(notes_folder, name="whole").adapter_path)
+    assert bytes_of(saved) == bytes_of(store_of_notes.adapter("default").open().path)
     other = make()
     other.load_adapter("default")
     assert torch.equal(logits(personalizer), logits(other))
@@ -455,9 +434,9 @@ def test_an_interruption_between_two_trainings_saves_no_untrained_adapter(make, 
 
 
 def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):
-    personalizer = make()
+    personalizer = make(after=True)
     before = logits(personalizer, personalizer.in_use.load(silent).model)
-    personalizer.adapt(notes_folder)
+    personalizer.load_adapter("default")
     personalizer.store.adapter("default").remove()
     notices, interrupt = [], interrupt_at(2)
 
@@ -530,8 +509,8 @@ def test_a_nonfinite_loss_after_a_better_state_saves_that_state(make, notes_fold
 
 @pytest.mark.slow
 def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_folder):
-    personalizer = make()
-    personalizer.adapt(notes_folder)
+    personalizer = make(after=True)
+    personalizer.load_adapter("default")
     before = logits(personalizer)
     with pytest.raises(TextsError):
         personalizer.adapt("hello")
@@ -541,8 +520,8 @@ def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_f
     assert torch.equal(before, logits(personalizer))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("words", [20, 60, 150])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("words", [20, 150])
 def test_a_few_questions_with_answers_are_trained_on_or_refused_in_one_sentence(make, count, words):
     pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
     records = [{"prompt": question, "completion": answer} for question, answer in pairs]
@@ -560,9 +539,10 @@ def test_an_invalid_seed_is_refused(make, seed):
 
 @pytest.mark.slow
 def test_the_command_in_the_result_finds_the_adapter(make, notes_folder, model_folder, tmp_path):
-    result = make().adapt(notes_folder, out=tmp_path / "an adapter")
+    short = RECIPE.replace(epochs=1)
+    result = make(recipe=short).adapt(notes_folder, out=tmp_path / "an adapter")
     assert shlex.split(result.command)[3:] == ["--adapter", str(tmp_path / "an adapter"), "--model", str(model_folder)]
-    in_default_store = make(store=AdapterStore()).adapt(notes_folder, name="mine")
+    in_default_store = make(recipe=short, store=AdapterStore()).adapt(notes_folder, name="mine")
     assert shlex.split(in_default_store.command)[3:5] == ["--name", "mine"]
 
 
@@ -579,22 +559,22 @@ def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, 
         make().adapt(notes_folder, out=out)
 
 
-def test_an_adapter_of_another_base_model_is_refused(make, notes_folder, tmp_path, tokenizer):
-    make().adapt(notes_folder)
+def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
     other = tmp_path / "other-llama"
     model = make_llama()
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(other)
     tokenizer.save_pretrained(other)
     with pytest.raises(BaseModelMismatch, match="micro-llama"):
-        make(model=other).load_adapter("default")
+        make(after=True, model=other).load_adapter("default")
 
 
 def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_folder, tmp_path, tokenizer):
     folder, model = tmp_path / "my-llama", make_llama()
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
-    make(model=folder).adapt(notes_folder)
+    short = make(model=folder, recipe=RECIPE.replace(epochs=1))
+    short.adapt(notes_folder, activate_anyway=True)
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(folder)
     with pytest.raises(BaseModelMismatch, match="made for other weights of my-llama; adapt again"):
@@ -633,17 +613,16 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
         path.unlink()
     caplog.set_level(logging.NOTSET)
     events = []
-    results = [make(on_event=events.append).adapt(secret_notes, activate_anyway=True, fresh=True) for _ in range(2)]
-    assert all("swordfish" in sample.beginning for result in results for sample in result.samples)
-    assert len(results[1].samples) == 3
-    assert json.dumps(results[1].to_dict()).count("swordfish") >= 3
+    result = make(on_event=events.append).adapt(secret_notes, activate_anyway=True)
+    assert len(result.samples) == 3 and all("swordfish" in sample.beginning for sample in result.samples)
+    assert json.dumps(result.to_dict()).count("swordfish") >= 3
 
     folders = (tmp_path / "store", tmp_path / "data", tmp_path / "cache")
     saved = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert {path.name for path in saved} >= {"documents.json", "sebp_edge.json", ".salt", "adapter_config.json"}
     assert any(path.name.startswith("general-loss-") for path in saved)
     emitted = json.dumps([event.to_dict() for event in events if not isinstance(event, AdapterSaved)])
-    logged = caplog.text + "".join(capfd.readouterr()) + repr(results)
+    logged = caplog.text + "".join(capfd.readouterr()) + repr(result)
     for hidden in ("swordfish", "secret-plan", str(secret_notes)):
         found = {path.name for path, content in saved.items() if hidden.encode() in content}
         # Where the texts are is known beside the versions, and in no version.
@@ -651,14 +630,3 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
         assert found == places.get(hidden, set())
         assert hidden not in emitted
         assert hidden not in logged
-
-
-@pytest.mark.slow
-def test_remembered_documents_cannot_be_recognised_without_the_salt(make, notes_folder, tmp_path):
-    """The hashes of another store, of the same documents, are others."""
-    paths = [make(store=tmp_path / name).adapt(notes_folder).adapter_path for name in ("one", "other")]
-    histories = [read_history(path).documents for path in paths]
-    assert len(histories[0]) == len(histories[1]) == 24
-    assert not {document.key for document in histories[0]} & {document.key for document in histories[1]}
-    # The draw does not depend on it: the two adapters are the same.
-    assert bytes_of(paths[0]) == bytes_of(paths[1])

@@ -18,7 +18,6 @@ from sebp_edge.export.target import new_folder
 from sebp_edge.models.catalog import ModelReference, resolve
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.models.local_models import find_local_models
-from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.texts.readers import read_texts
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
@@ -121,15 +120,6 @@ def test_models_that_cannot_be_listed_are_unlike_each_other(place, mode, monkeyp
     (place / "models" / "first").chmod(0)
     with pytest.raises(ModelError, match="first' cannot be opened: Permission denied"):
         resolve(place / "models" / "first")
-
-
-def test_questions_that_cannot_be_listed_are_no_empty_memory(place):
-    folder = place / "questions"
-    cache = InterviewCache(folder, b"salt", "model")
-    cache.delete_unread()
-    folder.mkdir(mode=0o300)
-    with pytest.raises(StorageError, match=r"Cannot read the questions in '.*questions': Permission denied"):
-        cache.delete_unread()
 
 
 def test_a_walk_raises_where_a_pattern_would_find_nothing(place):

@@ -55,7 +55,9 @@ def _here(function: Callable, jobs: Sequence, end: float) -> Iterator[Callable[[
 
 def _in_processes(function: Callable, jobs: Sequence, processes: int, end: float) -> Iterator[Callable[[], list]]:
     threads = max(1, (os.cpu_count() or 1) // processes)
-    context = multiprocessing.get_context("spawn")
+    # They are forked from one process that has imported torch, and has not used a GPU.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
     with ProcessPoolExecutor(processes, context, torch.set_num_threads, (threads,)) as pool:
         for future in as_completed([pool.submit(_in_time, function, job, end) for job in jobs]):
             yield future.result

@@ -36,7 +36,7 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.names import check_name, folder_of
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_number, read_salt, write_number
-from sebp_edge.adapters.saved import DOCUMENTS, QUESTIONS, SavedAdapter
+from sebp_edge.adapters.saved import DOCUMENTS, SavedAdapter
 from sebp_edge.adapters.training_report import SAMPLES
 from sebp_edge.adapters.version_report import VersionReport
 from sebp_edge.basics.files import expand_user, flush, make_private, storage_errors, write_atomically
@@ -319,8 +319,6 @@ class Adapter:
         path = self.folder if version is None else self.folder / str(version)
         with storage_errors("Cannot delete", path, ""), locked(self._store):
             self.delete_versions(self.versions() if version is None else [version])
-            if version is None:
-                delete(self._store / QUESTIONS)
             sweep(self._store)
         return self.active()
 

@@ -23,7 +23,7 @@ from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.where import Where
 from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
-from sebp_edge.texts.documents import Document, content_hash, own_text, printable
+from sebp_edge.texts.documents import Document, printable
 from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match, take_fingerprints
@@ -151,9 +151,9 @@ def find_forgetting(
     folders = [_folder_of(item) for item in given]
     found = defaultdict(set)
     for document in documents:
-        for salt, hash in _find(str(document), versions, base, folders, adapter.name):
+        for salt, hash in _find(str(document), versions, base, folders, adapter.name, read):
             found[salt].add(hash)
-    numbered = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
+    numbered = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(numbered, base.salt)
     near = _relatives(versions, base.salt, fingerprints, found[base.salt])
     if with_near_duplicates:
@@ -235,7 +235,12 @@ def _base(versions: list[_Version], active: int | None) -> _Version:
 
 
 def _find(
-    wanted: str, versions: list[_Version], base: _Version, folders: list[Path], name: str
+    wanted: str,
+    versions: list[_Version],
+    base: _Version,
+    folders: list[Path],
+    name: str,
+    read: Callable[[list], Reading],
 ) -> list[tuple[bytes, int]]:
     """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
 
@@ -254,7 +259,7 @@ def _find(
     paths = set(_names_of(wanted, folders))
     found = listed(is_exactly) or listed(lambda _, document: any(is_called(path, document) for path in paths))
     if not found and (path := expand_user(wanted)).is_file():
-        texts = [own_text(document.content) for document in read_texts(path).documents]
+        texts = [document.own_text for document in _documents_of(path, read)]
         hashes = {
             version.salt: {one.key for one in take_fingerprints(dict(enumerate(texts)), version.salt).values()}
             for version in versions
@@ -269,6 +274,15 @@ def _find(
         f"did you mean {' or '.join(map(repr, close))}?" if close else "`sebp-edge adapters show` lists what it knows."
     )
     raise UnknownDocument(f"No version of the adapter {name!r} knows a document {wanted!r}; {advice}")
+
+
+def _documents_of(path: Path, read: Callable[[list], Reading]) -> list[Document]:
+    """Returns the documents of a file; of a chat whose owner is not said, those that it would be for each author."""
+    try:
+        return read([path]).documents
+    except OwnerUnknown as error:
+        found = error.reading
+    return [document for author in found.authors for document in read_texts(found, me=author.id).documents]
 
 
 def _folder_of(item: Path | Folder) -> Path:
@@ -353,7 +367,7 @@ def _still_needed(reading: Reading, kept: list[Document], read: Callable[[list],
 
 
 def _hashes(documents: Iterable[Document]) -> set[str]:
-    return {content_hash(document.content, b"") for document in documents}
+    return {document.hash(b"") for document in documents}
 
 
 def _remaining(

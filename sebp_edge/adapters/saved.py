@@ -26,8 +26,6 @@ from sebp_edge.errors import AdapterError, StorageError
 
 JUDGED = "judged"
 DOCUMENTS = "documents.json"
-# Of the store.
-QUESTIONS = ".questions"
 
 
 @dataclass(frozen=True)

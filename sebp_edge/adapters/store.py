@@ -5,7 +5,6 @@
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
     <data folder>/adapters/.models              where the base models are that were given as a folder or a file
-    <data folder>/adapters/.questions/          questions that models wrote about documents, by the documents' hashes
 
 `sebp_edge.adapters.names` says which folder has which adapter. The questions are the user's text; `forget`, and
 removing an adapter, delete all of them.
@@ -26,7 +25,7 @@ from sebp_edge.adapters.garbage import KEPT_VERSIONS, Garbage, old_versions
 from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_salt
-from sebp_edge.adapters.saved import QUESTIONS, SavedAdapter
+from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.basics.files import check_free_space, expand_user, make_private, storage_errors
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError
 
@@ -170,16 +169,6 @@ class AdapterStore:
             make_private(self.folder)
             with locked(self.folder):
                 model_paths.remember(self.folder, fingerprint, path)
-
-    @property
-    def questions_folder(self) -> Path:
-        """The folder of the questions that models wrote; it may be deleted at any time, and they are written anew."""
-        return self.folder / QUESTIONS
-
-    def delete_questions(self) -> None:
-        """Deletes the questions that models wrote."""
-        with storage_errors("Cannot delete", self.questions_folder, ""), suppress(FileNotFoundError):
-            shutil.rmtree(self.questions_folder)
 
     def _garbage(self, keep: int) -> Garbage:
         versions = []

@@ -37,6 +37,11 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("sebp-edge", appauthor=False)
 
 
+def downloads_folder() -> Path:
+    """Returns the folder that browsers save into."""
+    return platformdirs.user_downloads_path()
+
+
 def expand_user(path: str | Path) -> Path:
     """Expands "~" in a path to write to."""
     try:

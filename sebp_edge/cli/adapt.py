@@ -9,9 +9,10 @@ import typer
 from sebp_edge.cli.console import discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.options import Request, parse_path, takes_request
-from sebp_edge.errors import Interrupted
+from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import resolve
+from sebp_edge.texts.documents import printable
 
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
@@ -20,7 +21,7 @@ NOT_BETTER = 3
 
 
 @takes_request(
-    before=dict.fromkeys(("activate_anyway", "fresh", "sync", "keep_samples"), "seed") | {"memory": "as_json"}
+    before=dict.fromkeys(("activate_anyway", "fresh", "sync", "keep_samples", "yes"), "seed") | {"memory": "as_json"}
 )
 def adapt(
     request: Request,
@@ -45,17 +46,21 @@ def adapt(
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
 ) -> None:
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
     If the adapter exists, train on what is new or has changed, and do nothing if there is no such document. If it was
-    made from other texts, for another model or with another recipe, say so first, and ask on a terminal.
+    made from other texts, for another model or with another recipe, say so first, and ask on a terminal. Ask, too,
+    before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
 
     Exit codes: 0 better or nothing to do, 3 saved but not active (the active version stays), 130 interrupted, 2 invalid
     option, 1 any other error, or the answer is no.
     """
     texts, as_json = request.texts, request.as_json
+    if not yes:
+        _ask_about_folders(texts, as_json=as_json)
     recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
     settings = request.settings | {"recipe": recipe}
     if out is None:
@@ -64,7 +69,7 @@ def adapt(
             _show_unchanged(unchanged, as_json=as_json)
             return
         if active is not None and active.name_in_use is not None:
-            _ask(active.name_in_use, as_json=as_json)
+            _ask(active.name_in_use, as_json=as_json, yes=yes)
 
     with quick_imports():
         from sebp_edge.cli.last_screen import show_result
@@ -127,7 +132,29 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     return reading, *find_unchanged(store, name, model, recipe, seed, reading, fresh=fresh, sync=sync)
 
 
-def _ask(event: NameInUse, *, as_json: bool) -> None:
+def _ask_about_folders(texts, *, as_json: bool) -> None:
+    """Asks before anything is learnt in a folder that is not notes, unless patterns say what to read in it.
+
+    Raises:
+        OptionError: nobody can be asked.
+        typer.Exit: the answer is no.
+    """
+    from sebp_edge.texts.no_notes import reason_against_notes
+
+    # What was read already was asked about.
+    for folder in texts if isinstance(texts, list) else ():
+        what = None if folder.include else reason_against_notes(folder.path)
+        if what is None:
+            continue
+        found = f"{printable(str(folder.path))!r} is {what}, not of notes"
+        if as_json or not (sys.stdin.isatty() and err.is_terminal):
+            raise OptionError(f"{found}; give the folder of your notes, or pass --yes to learn what can be read there.")
+        err.print(f"{found}.", style="yellow", markup=False)
+        if not typer.confirm("Learn what can be read there?", err=True):
+            raise typer.Exit(1)
+
+
+def _ask(event: NameInUse, *, as_json: bool, yes: bool) -> None:
     """Says that the name has another adapter; on a terminal, asks whether to go on.
 
     Raises:
@@ -137,7 +164,8 @@ def _ask(event: NameInUse, *, as_json: bool) -> None:
         print_json(event.to_dict())
         return
     err.print(f"note: {event.message}", style="yellow", markup=False)
-    if sys.stdin.isatty() and err.is_terminal and not typer.confirm(f"Go on with {event.name!r}?", err=True):
+    asks = not yes and sys.stdin.isatty() and err.is_terminal
+    if asks and not typer.confirm(f"Go on with {event.name!r}?", err=True):
         raise typer.Exit(1)
 
 

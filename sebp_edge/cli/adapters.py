@@ -13,9 +13,10 @@ from sebp_edge.adapters.names import folder_of
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, printable
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
+from sebp_edge.texts.documents import printable
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
 

@@ -1,8 +1,43 @@
-"""Finds the base model of a saved adapter."""
+"""Opens the adapter and the base model of a command, and finds the base model of a saved adapter."""
 
+from pathlib import Path
+
+from sebp_edge.cli.console import err, quick_imports
 from sebp_edge.errors import ModelError, ModelOfflineError
-from sebp_edge.models.catalog import resolve
+from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
+from sebp_edge.recipe import Recipe
+
+
+def open_model(
+    adapter: str | Path | None,
+    version: int | None,
+    model: str | None,
+    device: str | None,
+    load_in_4bit: bool | None = None,
+):
+    """Returns a Personalizer, and the adapter to use with it: by default 'default' if it is active.
+
+    Args:
+        adapter: the name or folder that was asked for, if any.
+        model: the base model that was asked for; by default the adapter's.
+        load_in_4bit: by default as in the adapter's training.
+    """
+    with quick_imports():
+        from sebp_edge.adapters.store import AdapterStore
+        from sebp_edge.personalizer import Personalizer
+
+    store = AdapterStore()
+    if adapter is None and model is None and store.adapter("default").active() is not None:
+        adapter = "default"
+    if adapter is None and model is None:
+        err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
+    record = store.find(adapter, version).record if adapter else None
+    base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
+    if load_in_4bit is None:
+        load_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
+    recipe = Recipe.load("notes").replace(load_in_4bit=load_in_4bit)
+    return Personalizer(base, recipe=recipe, store=store, device=device), adapter
 
 
 def find_base_model(store, record) -> str:

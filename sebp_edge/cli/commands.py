@@ -7,6 +7,7 @@ from sebp_edge.cli import (
     adapt,
     adapters,
     analyze,
+    ask,
     bench,
     doctor,
     export,
@@ -34,6 +35,7 @@ app.command()(analyze.analyze)
 app.command()(lr_range.lr_range)
 app.command()(bench.bench)
 app.command(cls=generate.PromptCommand)(generate.generate)
+app.command(cls=generate.PromptCommand)(ask.ask)
 app.command()(export.export)
 app.command()(listings.models)
 app.command()(listings.recipes)

@@ -191,11 +191,6 @@ def print_json(record: dict) -> None:
     JsonLines(sys.stdout).write(record)
 
 
-def printable(text: str) -> str:
-    """Replaces unprintable characters: files from others may contain control sequences for a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Prints a table whose last column wraps; in a narrow window one cell per line, on a pipe tab-separated rows."""
     if not out.is_terminal:

@@ -9,9 +9,10 @@ import typer
 
 from sebp_edge.cli.adapt import NOT_BETTER
 from sebp_edge.cli.base_model import find_base_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
 from sebp_edge.errors import OptionError
+from sebp_edge.texts.documents import printable
 
 
 def forget(

@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.cli.base_model import find_base_model
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
+from sebp_edge.cli.base_model import open_model
+from sebp_edge.cli.console import one_sentence_errors, out, print_json
 from sebp_edge.cli.options import Device, Json, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
-from sebp_edge.models.catalog import DEFAULT_MODEL
-from sebp_edge.recipe import Recipe
 
 # A prompt such as a Markdown list or front matter; options have no space before "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
@@ -76,23 +74,10 @@ def generate(
     """Generate text with an adapter: continue PROMPT, or answer a chat."""
     with one_sentence_errors(as_json=as_json):
         request = _prompt_or_messages(prompt, system, messages)
-        with quick_imports():
-            from sebp_edge.adapters.store import AdapterStore
-            from sebp_edge.personalizer import Personalizer
-
         if adapter is not None and (name is not None or version is not None):
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
-        store = AdapterStore()
-        chosen = adapter or name or ("default" if version is not None else None)
-        if chosen is None and model is None and store.adapter("default").active() is not None:
-            chosen = "default"
-        if chosen is None and model is None:
-            err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
-        record = store.find(chosen, version).record if chosen else None
-        base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
-        trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
-        precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}
-        personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
+        wanted = adapter or name or ("default" if version is not None else None)
+        personalizer, chosen = open_model(wanted, version, model, device, load_in_4bit)
         if not as_json and isinstance(request, str) and out.is_terminal:
             out.print(request, end="", style="bold", markup=False)
 

@@ -6,10 +6,11 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import percent, plural
-from sebp_edge.cli.console import out, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
-from sebp_edge.cli.owner import describe_author
+from sebp_edge.cli.owner import describe_author, name_owner
 from sebp_edge.cli.plan import show_plan
+from sebp_edge.texts.documents import printable
 
 # Lines of a list, and characters of a rendered run; JSON has all.
 MAX_LINES, MAX_RUN = 8, 400
@@ -76,7 +77,7 @@ def show_inspection(found) -> None:
     if found.asked:
         out.print(found.asked)
     for sentence in found.expectations:
-        out.print(escape(sentence), style="dim")
+        out.print(escape(printable(name_owner(sentence, found.authors))), style="dim")
     out.print(f"[{'yellow' if found.refusal else 'green'}]{escape(found.summary)}[/]")
 
 

@@ -3,6 +3,7 @@
 from rich.text import Text
 
 from sebp_edge.cli.console import out
+from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.texts.documents import printable
 
@@ -27,7 +28,8 @@ def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
     paragraphs.append((ACCOUNT, result.account, ""))
     paragraphs += [(WARNING, f"warning: {warning}", "yellow") for warning in result.warnings]
     if result.passed or result.active:
-        paragraphs.append((EXPECTATION, result.expectation, "dim"))
+        expected = (whose_words(result.authors), name_owner(result.expectation, result.authors))
+        paragraphs.append((EXPECTATION, " ".join(filter(None, expected)), "dim"))
     shown, left = [], LINES
     for place, words, style in paragraphs:
         paragraph, limit = Text(printable(words), style), min(left, REASON_LINES if place == ACCOUNT else LINES)

@@ -7,12 +7,13 @@ import typer
 from rich.text import Text
 
 from sebp_edge.basics.units import gigabytes
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import ModelError
 from sebp_edge.models.catalog import CATALOG, resolve
 from sebp_edge.models.installed import LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
+from sebp_edge.texts.documents import printable
 
 # The lines of a list on a terminal; a terminal has 24 lines at least.
 MAX_ROWS = 15

@@ -5,8 +5,10 @@ import sys
 import typer
 
 from sebp_edge.basics.units import plural
-from sebp_edge.cli.console import err, printable
+from sebp_edge.cli.console import err
 from sebp_edge.errors import OwnerUnknown
+from sebp_edge.texts.chats import OWNER
+from sebp_edge.texts.documents import printable
 
 # Number of people that are listed.
 MAX_PEOPLE = 20
@@ -17,6 +19,19 @@ def describe_author(author) -> str:
     you = " (you)" if author.is_owner else ""
     name = author.name if author.name == author.id else f"{author.name} <{author.id}>"
     return f"{name}{you}, {author.service}: {plural(author.num_messages, 'message')}"
+
+
+def name_owner(expectation: str, authors) -> str:
+    """Returns what to expect, with the owner's name in it; nothing that is saved has it."""
+    names = {author.name for author in authors if author.is_owner} - {OWNER}
+    return expectation.replace("as you do", f"as {names.pop()} does") if len(names) == 1 else expectation
+
+
+def whose_words(authors) -> str:
+    """Returns whose words are learnt; in an export that names its owner, nobody was asked."""
+    owners = [author for author in authors if author.is_owner]
+    learnt = (f"{author.name} in {author.service} ({plural(author.num_messages, 'message')})" for author in owners)
+    return f"The words learnt are those of {', '.join(learnt)}." if owners else ""
 
 
 def ask_for_owner(error: OwnerUnknown, *, as_json: bool) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ MAX_OF_A_KIND = 3
 _STAGES = {
     "planning": "planning the memory",
     "asking": "making questions",
-    "interviewing": "letting the model write questions",
 }
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2

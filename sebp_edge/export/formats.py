@@ -42,6 +42,7 @@ from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
 from sebp_edge.models.weights import WeightsFile
 from sebp_edge.questions.asking import plain_question
+from sebp_edge.texts.conversations import plain_message
 
 OURSELVES = "sebp-edge"
 
@@ -247,9 +248,9 @@ class Ollama(Gguf):
 
     def __init__(self, source: Source, quant: str):
         super().__init__(source, quant)
-        asks = source.record.prompts == "question"
-        needs_chat = source.record.prompts == "chat" or (asks and bool(source.tokenizer.chat_template))
-        raw = plain_question(RAW) if asks else RAW
+        prompts = source.record.prompts
+        needs_chat = prompts != "text" and bool(source.tokenizer.chat_template)
+        raw = {"text": RAW, "chat": plain_message(RAW), "question": plain_question(RAW)}[prompts]
         self._modelfile = modelfile(source.tokenizer, self.file, needs_chat=needs_chat, raw=raw)
 
     def write(self, folder: Path, done: Done, check: Check) -> None:

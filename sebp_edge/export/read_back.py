@@ -24,7 +24,6 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.documents import own_text
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import Reading
@@ -158,7 +157,7 @@ def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Compared
     examples, _ = encode(documents, source.tokenizer, context, chat_template=chat)
     if not examples:
         raise TextsError("These texts have no token to compare models on; give other texts.")
-    texts = [own_text(document.content) for document in documents]
+    texts = [document.own_text for document in documents]
     longest_first = sorted(examples, key=lambda example: -len(example.input_ids))
     if not reading:  # general text is only to show what the files compute, so a little of it is enough
         examples = longest_first = longest_first[:2]

@@ -104,7 +104,7 @@ def total_memory(device: torch.device) -> int:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the FLOP/s of a matrix product, the best of several, measured once per process in a fraction of a second.
+    """Returns the FLOP/s of a matrix product, the best of two to six in a tenth of a second, measured once per process.
 
     The product is [512, 1024] by [1024, 1024] on the CPU and [4096, 4096] by [4096, 4096] on a GPU, where launching the
     small one takes longer than computing it.
@@ -120,22 +120,22 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 @functools.cache
 def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
-    best = float("inf")
+    times = []
     try:
         x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
-        for _ in range(6):
+        while len(times) < 2 or (len(times) < 6 and sum(times) < 0.1):
             synchronize(device)
             begin = time.perf_counter()
             x @ weight
             synchronize(device)
-            best = min(best, time.perf_counter() - begin)
+            times.append(time.perf_counter() - begin)
     except RuntimeError as error:
         if not ran_out_of_memory(error):
             raise
         raise MachineError(
             f"Too little memory is free on this {device.type.upper()} to measure its speed; close other programs."
         ) from error
-    return 2 * rows * columns * columns / best
+    return 2 * rows * columns * columns / min(times)
 
 
 # Words in torch's messages if the error has no class of its own: on the CPU, on Apple's GPU, in CUDA calls, in cuBLAS.

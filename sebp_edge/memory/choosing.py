@@ -108,6 +108,7 @@ class _Candidates:
                 schedule.lay_out(limit, advance=progress.advance)
             self._work_by_max_rows[max_rows] = Work.of(
                 schedules,
+                dataset.all_examples,
                 on_gpu=setup.on_gpu,
                 has_graphs=setup.on_gpu and setup.is_hoisted,
                 shares_prefixes=target.device.type == "cpu" and setup.is_hoisted,

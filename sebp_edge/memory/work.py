@@ -1,10 +1,11 @@
 """Counts the work of a training from its schedule: the sizes of its micro-batches, and their cost in tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.rows.shared_prefixes import num_shared_tokens
+from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch, Schedule
 
 # Fixed cost of a micro-batch on a CPU, in tokens: 45 ms at 0.84 ms per token, for the bundled model on one core.
@@ -30,19 +31,25 @@ class Work:
 
     @classmethod
     def of(
-        cls, schedules: Iterable[Schedule], *, on_gpu: bool, has_graphs: bool, shares_prefixes: bool = False
+        cls,
+        schedules: Iterable[Schedule],
+        examples: Sequence[Example],
+        *,
+        on_gpu: bool,
+        has_graphs: bool,
+        shares_prefixes: bool = False,
     ) -> "Work":
-        """Counts the work of schedules, which must be laid out."""
+        """Counts the work of schedules, which must be laid out; `examples` have the tokens."""
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
         shared_tokens, evaluated_tokens = 0, 0.0
         for schedule in schedules:
             for micro_batch in schedule.trained:
                 needed.append(_size_of(micro_batch.sizes, has_graphs))
-                shared_tokens += shares_prefixes and _num_shared_tokens(micro_batch)
+                shared_tokens += shares_prefixes and _num_shared_tokens(micro_batch, examples)
             for times, micro_batch in schedule.evaluated:
                 evaluated.append(_size_of(micro_batch.sizes, has_graphs))
-                shared = shares_prefixes and _num_shared_tokens(micro_batch)
+                shared = shares_prefixes and _num_shared_tokens(micro_batch, examples)
                 evaluated_tokens += times * (_cost(evaluated[-1], on_gpu) - shared)
         # All trainings share their graphs.
         trained = _filled(needed) if has_graphs else needed
@@ -59,8 +66,9 @@ def _size_of(sizes: Bucket, has_graphs: bool) -> Bucket:
     return Bucket.holding(*sizes) if has_graphs else sizes
 
 
-def _num_shared_tokens(micro_batch: MicroBatch) -> int:
-    return num_shared_tokens([example.input_ids[: example.num_tokens_before_loss] for example in micro_batch.examples])
+def _num_shared_tokens(micro_batch: MicroBatch, examples: Sequence[Example]) -> int:
+    found = (examples[outline.number] for outline in micro_batch.examples)
+    return num_shared_tokens([example.input_ids[: example.num_tokens_before_loss] for example in found])
 
 
 def _filled(needed: list[Bucket]) -> list[Bucket]:

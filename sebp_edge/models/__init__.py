@@ -20,8 +20,10 @@ adaptation, lora, full
 training_hook          what trained weights do in a training besides the updates
 compressed             files of N:M weights, which full fine-tuning may have saved
 generation, sampling, text_stream
-                       generate text, its options, and the streaming of tokens as text
-answering, greedy      answer many prompts together; one alone, for models that cannot
-prefix_groups, row_cache, captured_step
-                       which prompts share a prefix, their keys and values, and CUDA graphs of a step
+                       generate texts, the options, and the streaming of tokens as text
+decoding, decoding_alone
+                       the decoder of all texts; transformers' loop for models whose rows cannot share a batch
+prefix_groups, row_cache, captured_step, threaded_linear, model_state
+                       which prompts share a prefix, their keys and values, CUDA graphs of a step, products of one row
+                       on the CPU, and whether a model still computes what is kept
 """

@@ -1,4 +1,4 @@
-"""Captures the one-token steps of `Answerer` as CUDA graphs, for a few sizes, and replays them.
+"""Captures the one-token steps of `Decoder` as CUDA graphs, for a few sizes, and replays them.
 
 A step of a small model launches hundreds of short kernels, and the GPU waits for most of them; a replay launches all at
 once. Graphs need fixed sizes, so rows are filled up to a power of 4, and columns to a multiple of 128.
@@ -16,7 +16,7 @@ from sebp_edge.models.row_cache import RowCache
 
 ROW_FACTOR, COLUMN_STEP = 4, 128
 
-# Takes tokens and their positions, [rows, 1] each, and a number of columns; returns the next tokens, [rows].
+# Takes tokens and their positions, [rows, 1] each, and a number of columns; returns logits, [rows, vocabulary].
 Step = Callable[[Tensor, Tensor, int], Tensor]
 
 
@@ -36,8 +36,8 @@ class CapturedSteps:
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int], _StepGraph] = {}
 
-    def __call__(self, last: list[int], positions: list[int]) -> list[int]:
-        """Returns the next token after each row's last one, whose position is given.
+    def __call__(self, last: list[int], positions: list[int]) -> Tensor:
+        """Returns the logits after each row's last token, whose position is given, until the next replay.
 
         Raises:
             CannotCapture: the step ran, but its capture failed; an eager step may take its place.
@@ -69,11 +69,11 @@ class _StepGraph:
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, pool, device):
-            self._next = step(ids, positions)
+            self._logits = step(ids, positions)
         self._replay = graph.replay
 
-    def __call__(self, tokens: Tensor) -> list[int]:
-        """Returns the next tokens, after copying tokens and positions from the host."""
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns the logits, after copying tokens and positions from the host."""
         self._tokens.copy_(tokens)
         self._replay()
-        return self._next.tolist()
+        return self._logits

@@ -92,7 +92,7 @@ class FullWeights:
 
     def _exchange(self, name: str, parameter: Tensor) -> None:
         replaced = parameter.detach().to("cpu", copy=True)
-        parameter.data.copy_(self._cpu_weights[name])
+        parameter.detach().copy_(self._cpu_weights[name])
         self._cpu_weights[name] = replaced
 
     def detach(self) -> None:

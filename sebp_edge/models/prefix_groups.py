@@ -41,7 +41,7 @@ def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[PrefixGroup
     A prefix never has a prompt's last token, whose logits are needed for each row.
     """
     order = sorted(range(len(prompts)), key=lambda number: prompts[number])
-    common = [0, *(_common(prompts[one], prompts[other]) for one, other in itertools.pairwise(order))]
+    common = [0, *(common_length(prompts[one], prompts[other]) for one, other in itertools.pairwise(order))]
     # best[end]: the most tokens that groups of the first `end` prompts save, and where the last group begins.
     best = [(0, 0)]
     for end in range(1, len(order) + 1):
@@ -60,9 +60,9 @@ def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[PrefixGroup
     return groups[::-1]
 
 
-def _common(one: list[int], other: list[int]) -> int:
+def common_length(one: list[int], other: list[int]) -> int:
     """Returns how many first tokens two prompts share, the last token of either excluded."""
-    length = min(len(one), len(other)) - 1
+    length = max(0, min(len(one), len(other)) - 1)
     return next((at for at in range(length) if one[at] != other[at]), length)
 
 

@@ -64,7 +64,7 @@ class _Cells:
 
     def __init__(self, rows: int, columns: int):
         self.rows, self.columns = rows, columns
-        self.write_at: tuple[Tensor, Tensor]
+        self.write_at: tuple[Tensor | None, Tensor | slice]
         self.read: tuple[slice, slice]
 
 
@@ -77,14 +77,26 @@ class RowCache(Cache):
         super().__init__(layer_class_to_replicate=functools.partial(_Layer, self._cells))
         self.rows, self.columns = rows, columns
 
-    def select(self, rows: slice, columns: Tensor, width: int) -> None:
+    def select(self, rows: slice, columns: Tensor | slice, width: int) -> None:
         """Chooses where the next pass writes, and what it reads: the first `width` columns of `rows`.
 
         Args:
-            columns: where the pass writes each token, [rows, tokens]; `self.columns` for tokens that only fill up.
+            columns: where the pass writes each token: [rows, tokens], with `self.columns` for tokens that only fill up,
+                or the same columns for all rows.
         """
-        numbers = torch.arange(rows.start, rows.stop, device=columns.device)[:, None]
+        numbers = None
+        if isinstance(columns, Tensor):
+            numbers = torch.arange(rows.start, rows.stop, device=columns.device)[:, None]
         self._cells.write_at, self._cells.read = (numbers, columns), (rows, slice(width))
+
+    def take(self, other: "RowCache", columns: int) -> None:
+        """Copies the first columns of another cache's first row into this one, which is empty."""
+        for found in other.layers:
+            layer = _Layer(self._cells)
+            layer.lazy_initialization(found.keys, found.values)
+            layer.keys[0, :, :columns].copy_(found.keys[0, :, :columns])
+            layer.values[0, :, :columns].copy_(found.values[0, :, :columns])
+            self.layers.append(layer)
 
     def share(self, row: int, others: slice, columns: int) -> None:
         """Copies the first columns of one row to others."""
@@ -123,7 +135,10 @@ class _Layer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         (numbers, columns), (rows, width) = self._cells.write_at, self._cells.read
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            buffer[numbers, :, columns] = states.transpose(1, 2)
+            if numbers is None:
+                buffer[rows, :, columns] = states
+            else:
+                buffer[numbers, :, columns] = states.transpose(1, 2)
         return self.keys[rows, :, width], self.values[rows, :, width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -134,6 +149,19 @@ class _Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self._cells.columns
+
+
+def needs_no_mask(model: PreTrainedModel, width: int) -> bool:
+    """Whether one token sees all of its row's first `width` columns in each layer, and attention takes that as None."""
+    config = model.config.get_text_config()
+    window = config.sliding_window if "sliding_attention" in _layer_types(config) else None
+    return config._attn_implementation == "sdpa" and (window is None or width < window)
+
+
+def no_masks(model: PreTrainedModel) -> dict[str, None] | None:
+    """Returns None as transformers' models take it: once for each kind of layer if there are several."""
+    kinds = _layer_types(model.config.get_text_config())
+    return None if len(kinds) == 1 else dict.fromkeys(kinds)
 
 
 def masks(model: PreTrainedModel, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:

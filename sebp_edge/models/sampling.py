@@ -3,7 +3,15 @@
 import math
 from dataclasses import dataclass
 
-from transformers import GenerationConfig
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from sebp_edge.errors import OptionError
 
@@ -50,15 +58,50 @@ class Sampling:
         if not all(isinstance(string, str) and string for string in self.stop):
             raise OptionError("stop must be a list of non-empty strings.")
 
-    def config(self, max_new_tokens: int, **token_ids) -> GenerationConfig:
-        """Returns these options as transformers takes them."""
-        draw = {"do_sample": False}
+    def processors(self) -> LogitsProcessorList:
+        """Returns what transformers does to logits for these options, in the order of its `generate`."""
+        found = []
+        if self.repetition_penalty != 1:
+            found.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
         if self.temperature > 0:
-            draw = {"do_sample": True, "temperature": float(self.temperature), "top_p": float(self.top_p)}
-            # 0 means all tokens; None would mean transformers' default.
-            draw["top_k"] = self.top_k or 0
-        penalty = float(self.repetition_penalty)
-        return GenerationConfig(max_new_tokens=max_new_tokens, repetition_penalty=penalty, **draw, **token_ids)
+            found.append(TemperatureLogitsWarper(float(self.temperature)))
+            if self.top_k is not None:
+                found.append(TopKLogitsWarper(self.top_k))
+            if self.top_p < 1:
+                found.append(TopPLogitsWarper(float(self.top_p)))
+        return LogitsProcessorList(found)
+
+
+class NonFiniteLogits(ArithmeticError):
+    """The model's logits are NaN or infinite, so no next token can be chosen."""
+
+
+class Draw:
+    """Chooses the next tokens of one text. Texts with the same seed draw the same numbers, alone and in a batch.
+
+    Attributes:
+        is_greedy: whether it always takes the token with the largest logit.
+    """
+
+    def __init__(self, sampling: Sampling, device: torch.device):
+        self._processors = sampling.processors()
+        self.is_greedy = sampling.temperature == 0 and not self._processors
+        self._generator = None
+        if sampling.temperature > 0:
+            self._generator = torch.Generator(device)
+            if sampling.seed is None:
+                self._generator.seed()
+            else:
+                self._generator.manual_seed(sampling.seed)
+
+    def __call__(self, tokens: list[int], logits_1V: Tensor) -> int:
+        """Returns the next token after `tokens`, the prompt's and the new ones."""
+        scores = logits_1V
+        if self._processors:
+            scores = self._processors(torch.tensor([tokens], device=logits_1V.device), scores)
+        if self._generator is None:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator))
 
 
 def check_seed(seed: int) -> int:

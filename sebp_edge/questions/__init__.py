@@ -7,7 +7,6 @@ asking, examples        a question -> a conversation; questions -> examples to t
 general_texts           general text that keeps what the model could do before
 practice                bundled notes that are asked about in other words
 answers                 whether a reply gives an answer
-interview, interviews   questions that a model writes about documents; about many of them, remembered
 cues                    questions in keywords, about values of known types
 cue_values, cue_wordings   how values are found; the wordings of a question about one
 rules                   questions that rules make of a text

@@ -46,7 +46,7 @@ def plain_question(question: str) -> str:
 def end_ids(tokenizer) -> list[int]:
     """Returns the tokens that end an answer."""
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return ends + (end_of_turn(tokenizer) if tokenizer.chat_template else [])
+    return ends + end_of_turn(tokenizer)
 
 
 def _after(document: str | None, question: str) -> str:

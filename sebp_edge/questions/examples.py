@@ -5,7 +5,7 @@ The quiz asks in sentences what is trained on in keywords only: whoever learnt t
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -83,7 +83,6 @@ def add_questions(
     recipe: Recipe,
     seed: int,
     progress: Progress = SILENT,
-    others: Mapping[int, Sequence[Question]] | None = None,
 ) -> Dataset:
     """Returns the dataset with examples of questions about its documents; all documents are then trained on.
 
@@ -92,13 +91,11 @@ def add_questions(
         tokenizer: the base model's tokenizer. Without a chat template, questions are asked in a plain format.
         seed: draws the quiz.
         progress: of the preparation.
-        others: questions besides those of the rules, by the number of their document.
 
     Raises:
         TextsError: there are too few questions, or only records.
         ModelError: the model's chat template does not render questions.
     """
-    others = others or {}
     contents = {example.document: reading.documents[example.document].content for example in dataset.examples}
     # Records are questions with answers, or conversations, themselves.
     texts = {number: content for number, content in contents.items() if isinstance(content, str)}
@@ -113,10 +110,7 @@ def add_questions(
         cues = ask_by_cues(text, name)
         answers = {cue.answer.casefold() for cue in cues}
         in_keywords += [_Item(number, text, cue) for cue in cues]
-        asked += [
-            _Item(number, text, question, question.answer.casefold() in answers)
-            for question in [*ask(text, name), *others.get(number, ())]
-        ]
+        asked += [_Item(number, text, question, question.answer.casefold() in answers) for question in ask(text, name)]
         progress.advance(len(text))
     progress.end()
     without = sorted(texts.keys() - {each.document for each in [*asked, *in_keywords]})

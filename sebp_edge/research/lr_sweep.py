@@ -13,7 +13,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Schedule, shuffled_batches
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -57,7 +57,7 @@ def run_range_test(
     adaptation = attach(base, recipe, seed)
     try:
         collator = Collator(dataset.context_length, base.pad_token_id)
-        with RecoveringLearner(adaptation, recipe, dataset.examples, collator, on_event, options, guard) as learner:
+        with RecoveringLearner(adaptation, recipe, dataset.all_examples, collator, on_event, options, guard) as learner:
             schedule = _schedule(dataset, recipe, len(rates), seed)
             on_event(TrainingStarted(PHASE, 1, *schedule.num_documents))
             learner.prepare(schedule)
@@ -69,9 +69,9 @@ def run_range_test(
 def _schedule(dataset: Dataset, recipe: Recipe, num_steps: int, seed: int) -> Schedule:
     """A schedule of one epoch with at least this many batches of all examples, in the recipe's size."""
 
-    def batches(epochs: int) -> list[list[list[Example]]]:
+    def batches(epochs: int) -> list[list[list[Outline]]]:
         return shuffled_batches(
-            dataset.trained,
+            dataset.outlines.trained,
             recipe.batch_tokens,
             epochs,
             seed,

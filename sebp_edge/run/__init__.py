@@ -17,7 +17,7 @@ copying           finds training text that the adapted model repeats word for wo
 replies           asks a model the questions of a quiz, and lets it write questions of its own
 expectations      says what to expect of an adapted model of this size
 saving            saves the adapter; if that fails, saves it elsewhere
-reporting         what is known of a training, which its version, page and result read
+reporting         Report: the facts of a run, which its version, page and result read
 version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
 measuring         measures a base model for researchers: gradients, learning rates

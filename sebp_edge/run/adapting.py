@@ -14,29 +14,26 @@ from sebp_edge.errors import (
     Interrupted,
     MachineError,
     NonFiniteLoss,
-    TextsError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Notice
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
-from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import PlannedTraining, Preparation
-from sebp_edge.run.replies import interview
-from sebp_edge.run.reporting import collect_words, make_report
+from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, make_record
+from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.start import Beginning, latest_history
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.run import TrainingRun
+from sebp_edge.training.run import Task, TrainingRun
 
 
 class Adapting:
@@ -122,10 +119,9 @@ class Adapting:
         return self.save()
 
     def plan(self) -> None:
-        """Lets the model write questions, if the recipe asks for that, and plans the training within the budget."""
+        """Plans the training within the budget."""
         if (unused := devices.unused_gpus(self._call.device)) is not None:
             self._call.notify(Notice(unused))
-        self._interview()
         self.planned = self.preparation.plan_within_budget()
 
     def begin(self, guard: MemoryGuard) -> bool:
@@ -147,10 +143,8 @@ class Adapting:
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
-        starts = self.beginning.folders
-        self.training = TrainingRun(
-            base, dataset, schedules, recipe, call.seed, call.notify, options, guard, starts, attach=attach
-        )
+        task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
+        self.training = TrainingRun(base, task, guard, call.notify, attach)
         if self._place.out is None:
             self.texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
         return True
@@ -165,8 +159,10 @@ class Adapting:
         active = self._assessor.examine_active(place.adapter) if self._compares else None
         if active is not None:
             self._was_active = active.version
-        dataset = training.dataset
-        judged = training.train(Gate(training.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+        dataset = training.task.dataset
+        judged = training.train(
+            Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active)
+        )
         self.judged = self._assessor.ask_quiz(judged)
 
     def assess(self) -> None:
@@ -183,18 +179,17 @@ class Adapting:
         """
         training, place, in_use = self.training, self._place, self._call.in_use
         is_activated, overtaken_by = self.judged.passed or self._activate_anyway, None
-        report, words = make_report(training, self.assessment, self.texts), collect_words(training, self.assessment)
-        version = NewVersion.of(training, self.texts, report, words if self._keep_samples else None)
-        record = make_record(training, self.assessment.general_loss if self.assessment else None, self.texts)
+        report = Report.of(training, self.assessment, self.texts)
+        version = NewVersion.of(training, self.texts, report, keeps_words=self._keep_samples)
         try:
-            saved = place.save(version, record)
+            saved = place.save(version)
             if is_activated and place.out is None:
                 saved, overtaken_by = self._activate(saved)
         except BaseException:
             self._discard()
             raise
         if is_activated and overtaken_by is None:
-            in_use.use_adapter(_as_saved(training, saved), saved.path, record)
+            in_use.use_adapter(_as_saved(training, saved), saved.path, report.record)
         else:
             self._discard()
         self.outcome = Interrupted(
@@ -205,7 +200,8 @@ class Adapting:
         if self.assessment is None:
             raise self.outcome
         seconds = time.perf_counter() - self._began
-        return AdaptResult(saved, report, self.judged, words, self._call.reference, place.store, overtaken_by, seconds)
+        authors, reference = self.preparation.reading.authors, self._call.reference
+        return AdaptResult(saved, report, self.judged, reference, place.store, overtaken_by, seconds, authors)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.
@@ -232,23 +228,6 @@ class Adapting:
 
     # -------------------------------------------------------------------------------------------------------- private
 
-    def _interview(self) -> None:
-        """Lets the model itself write questions, if the recipe asks for these."""
-        call, preparation = self._call, self.preparation
-        recipe = preparation.recipe
-        if recipe.questions != "rules and model":
-            return
-        if call.budget is not None:  # a training that does not fit is refused before anything is loaded
-            with suppress(TextsError):  # the rules alone may make too few questions
-                recipe = preparation.plan().plan.chosen.recipe
-        with call.make_guard():
-            base, store = call.load(recipe.with_defaults()), self._place.store
-            cache = InterviewCache(store.questions_folder, store.salt(), base.fingerprint)
-            with call.base_model_alone("while it writes questions"), call.in_use.generating(with_adapter=False):
-                preparation.interviewed = interview(
-                    base, preparation.reading, recipe.context_length, cache, call.progress
-                )
-
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
         """Activates the new version; unless another one became active meanwhile, which is returned and stays."""
         adapter = self._place.adapter
@@ -271,10 +250,9 @@ class Adapting:
                 return error_type(f"{reason} No state better than the start was found, so nothing was saved.")
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
-            words = collect_words(training, None) if self._keep_samples else None
-            version = NewVersion.of(training, texts, make_report(training, None, texts), words)
-            in_store = replace(self._place, out=None)
-            saved = in_store.save(version, make_record(training, None, texts), prefix=reason)
+            report = Report.of(training, None, texts)
+            version = NewVersion.of(training, texts, report, keeps_words=self._keep_samples)
+            saved = replace(self._place, out=None).save(version, prefix=reason)
         finally:
             self._discard()
         self._announce(saved)

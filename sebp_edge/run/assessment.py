@@ -13,7 +13,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event, Sink
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.run.copying import longest_copies
-from sebp_edge.run.expectations import expectation, writer_of
+from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.general_loss import GeneralLoss, general_loss
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import continue_each, find_beginnings
@@ -69,14 +69,18 @@ class Assessor:
         self, run: TrainingRun, documents: list[Document], on_event: Sink, checks: Sequence[Callable[[], None]]
     ):
         self._run, self._documents, self._sink, self._checks = run, documents, on_event, checks
-        splits = run.dataset.splits()
+        splits = run.task.dataset.splits()
         self._test = list(chain.from_iterable(split.test for split in splits))
         # Of the first fold, since the samples are those of its judged state.
         # A quiz shows its questions instead.
-        shown = sorted({example.document for example in splits[0].test}) if splits and not run.dataset.questions else []
-        self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.recipe.chat_template)
+        shown = (
+            sorted({example.document for example in splits[0].test})
+            if splits and not run.task.dataset.questions
+            else []
+        )
+        self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.task.recipe.chat_template)
         self._continued_before: list[str | None] = [None] * len(self._beginnings)
-        self._quiz = run.dataset.questions.quiz if run.dataset.questions else ()
+        self._quiz = run.task.dataset.questions.quiz if run.task.dataset.questions else ()
         self._by_active: Replies | None = None
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
@@ -113,11 +117,11 @@ class Assessor:
             expectation=expectation(
                 base.reference,
                 self._num_parameters,
-                is_chat=run.dataset.is_chat,
+                is_chat=run.task.dataset.is_chat,
                 has_quiz=result.quiz is not None,
-                writer=writer_of(document.content for document in self._documents),
+                of_people=mostly_of_people(document.content for document in self._documents),
             ),
-            general_loss=general_loss(base, adaptation, self._on_event, run.options),
+            general_loss=general_loss(base, adaptation, self._on_event, run.task.options),
             copies=tuple(self._copies()),
         )
 
@@ -136,7 +140,7 @@ class Assessor:
             return ActiveVersion(version, None)
         if history is None:
             return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
-        unseen = history.unseen(self._run.dataset.fingerprints)
+        unseen = history.unseen(self._run.task.dataset.draw.fingerprints)
         if not unseen.num_tests:
             return ActiveVersion(version, None, "it was not judged itself")
         if saved.record.trained_on_all and states == [saved.path]:
@@ -154,7 +158,7 @@ class Assessor:
     def _copies(self) -> Iterator[Copied]:
         """Yields the documents of which the adapter repeats much more than the base model does."""
         run = self._run
-        for copy in longest_copies(run.base, run.adaptation, run.dataset.examples, run.seed, self._on_event):
+        for copy in longest_copies(run.base, run.adaptation, run.task.dataset.examples, run.task.seed, self._on_event):
             if copy.is_long:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 
@@ -168,7 +172,7 @@ class Assessor:
 
     def _load(self, folder: Path) -> Adaptation:
         """Attaches an earlier adapter, rounded as the new one is."""
-        return load(self._run.base, folder, self._run.recipe.merge_for)
+        return load(self._run.base, folder, self._run.task.recipe.merge_for)
 
     def _continue_before(self, folder: Path) -> None:
         adaptation = self._load(folder)

@@ -1,12 +1,10 @@
 """Says what to expect of an adapted model, and what a model of its size will not do."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.chats import OWNER
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.documents import Completion, Content, Conversation
 
@@ -25,18 +23,18 @@ _WHAT_A_QUIZ_SHOWS = (
 
 
 def expectation(
-    reference: ModelReference, num_parameters: int, *, is_chat: bool, has_quiz: bool = False, writer: str = ""
+    reference: ModelReference, num_parameters: int, *, is_chat: bool, has_quiz: bool = False, of_people: bool = False
 ) -> str:
     """Returns what was learnt, and the limits of a model of this size, in two sentences or three.
 
     Args:
         is_chat: whether more than half of the documents are conversations.
         has_quiz: whether questions about the documents were asked.
-        writer: whose words in chats were learnt, if most documents are chats of people; see `writer_of`.
+        of_people: whether most documents are chats of people, in which the owner's words were learnt.
     """
     if has_quiz:
         return _WHAT_A_QUIZ_SHOWS
-    return f"{_what_is_learnt(is_chat, writer)} {_limits(reference, num_parameters)}"
+    return f"{_what_is_learnt(is_chat, of_people)} {_limits(reference, num_parameters)}"
 
 
 def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_template: bool) -> str:
@@ -55,8 +53,8 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
             "It will continue texts in your voice. It will not answer questions about them; for that, use the recipe "
             "'know' with an instruct model."
         )
-    if writer := writer_of(contents):
-        return f"It will answer messages {_as(writer)}. It will not know what was not said in them."
+    if mostly_of_people(contents):
+        return "It will answer messages as you do. It will not know what was not said in them."
     if not has_template:
         return (
             "This base model has no chat template: it learns to continue each prompt with its completion, and is no "
@@ -70,18 +68,10 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
     )
 
 
-def writer_of(contents: Iterable[Content]) -> str:
-    """Returns the name of the owner in chats of people; "" if most contents are no such chats."""
-    number, writers = 0, Counter()
-    for content in contents:
-        number += 1
-        if isinstance(content, Conversation) and is_of_people(content.messages):
-            writers[content.messages[content.turns[0]]["author"]] += 1
-    return writers.most_common(1)[0][0] if 2 * writers.total() > number else ""
-
-
-def _as(writer: str) -> str:
-    return "as you do" if writer == OWNER else f"as {writer} does"
+def mostly_of_people(contents: Iterable[Content]) -> bool:
+    """Returns whether most contents are chats of people."""
+    found = [isinstance(content, Conversation) and is_of_people(content.messages) for content in contents]
+    return 2 * sum(found) > len(found)
 
 
 def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
@@ -98,9 +88,9 @@ def _mostly(contents: Sequence[Content], kind) -> bool:
     return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
 
 
-def _what_is_learnt(is_chat: bool, writer: str) -> str:
-    if writer:
-        return f"It writes {_as(writer)} in chats, but do not rely on it for what was said or is true."
+def _what_is_learnt(is_chat: bool, of_people: bool) -> str:
+    if of_people:
+        return "It writes as you do in chats, but do not rely on it for what was said or is true."
     if is_chat:
         return "Expect answers in the format and tone of your examples, but do not rely on the facts in them."
     return "Expect the style and vocabulary of your texts when it continues one, but do not rely on it for their facts."

@@ -34,4 +34,5 @@ def generate(
             encoded = prompt_for(prompt, base.tokenizer)
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
-        return generate_text(base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=call.signal.check)
+        options = {"decoder": call.in_use.decoder, "on_text": on_text, "check": call.signal.check}
+        return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)

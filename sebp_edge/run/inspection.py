@@ -12,7 +12,7 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
 from sebp_edge.run.call import Call
-from sebp_edge.run.expectations import expectation, fitting_recipe, what_the_kind_can_do, writer_of
+from sebp_edge.run.expectations import expectation, fitting_recipe, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
@@ -21,7 +21,7 @@ from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.documents import Content, Conversation, LeftOut, own_text
+from sebp_edge.texts.documents import Content, Conversation, LeftOut
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
 
@@ -143,7 +143,7 @@ class Inspection:
         documents, tokens = reading.documents, Counter()
         for example in dataset.examples:
             tokens[example.document] += len(example.input_ids)
-        contents = {number: own_text(documents[number].content) for number in tokens}
+        contents = {number: documents[number].own_text for number in tokens}
         rates = {number: tokens[number] / len(text) for number, text in contents.items() if text}
         kind = what_the_kind_can_do(
             [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
@@ -153,7 +153,7 @@ class Inspection:
             fits = recipe.name  # which suits notes as well
         used = [documents[number].content for number in contents]
         learnt = expectation(
-            reference, read_shape(reference).parameters, is_chat=dataset.is_chat, writer=writer_of(used)
+            reference, read_shape(reference).parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
         )
         return cls(
             model=reference.public_name,

@@ -13,9 +13,10 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.encoders import is_encoder, load_encoder
-from sebp_edge.models.generation import NonFiniteLogits
 from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.recipe import Recipe
 
 
@@ -35,6 +36,14 @@ class ModelInUse:
         self.adaptation: Adaptation | None = None
         self.adapter_folder: Path | None = None
         self.prompts = "text"
+        self._decoder: Decoder | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """The loaded model's decoder, which keeps beginnings of prompts between calls."""
+        if self._decoder is None:
+            self._decoder = Decoder(self.base.model)
+        return self._decoder
 
     @property
     def loaded_bytes(self) -> int:
@@ -47,6 +56,8 @@ class ModelInUse:
         With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision. Without
         one: puts the adapter in use on it, unless it is there already.
         """
+        if recipe is not None:
+            self._decoder = None
         if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
             self.release()
         if self.base is None:
@@ -61,7 +72,7 @@ class ModelInUse:
 
     def release(self) -> None:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
-        self.base = self.adaptation = None
+        self.base = self.adaptation = self._decoder = None
         devices.release_memory(self.device)
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:

@@ -3,9 +3,10 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.names import check_name
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
@@ -13,7 +14,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.folders import Folder
 
 # Texts are other ones if less than one of so many is known.
 _FEW = 10
@@ -25,13 +26,14 @@ def find_name_in_use(
     store: AdapterStore,
     reference: ModelReference,
     recipe: Recipe,
-    reading: Reading,
+    folders: Sequence[Folder],
 ) -> NameInUse | None:
     """Returns the event that says why an adaptation should have another name; None if there is no reason.
 
     Args:
         saved: the active version of the name.
         reasons: why its "texts", "model" and "recipe" are other ones, as a sentence's predicate; empty if they are not.
+        folders: those that texts were read from.
     """
     reasons = {what: reason for what, reason in reasons.items() if reason}
     if not reasons:
@@ -39,8 +41,8 @@ def find_name_in_use(
     name, wanted = saved.name, saved.name
     if "texts" not in reasons:
         wanted = f"{name}-{reference.name.split('/')[-1] if 'model' in reasons else recipe.name}"
-    elif reading.folders:
-        path = Path(reading.folders[0].path)
+    elif folders:
+        path = Path(folders[0].path)
         wanted = path.stem if path.is_file() else path.name
     proposal = _free_name(wanted, store.names())
     message = (
@@ -55,18 +57,19 @@ def find_name_in_use(
     return NameInUse(name, saved.version, tuple(reasons), proposal, message)
 
 
-def other_texts(store: AdapterStore, name: str, num_learnt: int, num_known: int, reading: Reading) -> str:
+def other_texts(adapter: Adapter, number: int, num_learnt: int, num_known: int, folders: Sequence[Folder]) -> str:
     """Returns that a version knows other texts than these, as a sentence's predicate; an empty string if it does not.
 
     Args:
+        number: how many these are.
         num_learnt: how many of these it knows.
         num_known: how many it knows in all.
+        folders: those that these were read from.
     """
-    number = len(reading.documents)
     if _FEW * num_learnt >= min(number, num_known):
         return ""
-    before = [path for where in store.adapter(name).wheres().values() for path in where.paths]
-    if _are_related(before, (Path(folder.path) for folder in reading.folders)):
+    before = [path for where in adapter.wheres().values() for path in where.paths]
+    if _are_related(before, (Path(folder.path) for folder in folders)):
         return ""
     documents = f"{num_known:,} document{'s' * (num_known != 1)}"
     found = f"only {num_learnt}" if num_learnt else "none"

@@ -1,6 +1,5 @@
 """Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
@@ -16,15 +15,13 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import add_questions
-from sebp_edge.questions.interview import Interviewed
-from sebp_edge.questions.interviews import summary, to_train
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
-from sebp_edge.texts.learnable import refuse_endless_answers, refuse_unlearnable
+from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
@@ -63,7 +60,6 @@ class Preparation:
     Attributes:
         reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
-        interviewed: what the model itself wrote about the documents, by their numbers.
     """
 
     def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
@@ -72,7 +68,6 @@ class Preparation:
         self._active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False
-        self.interviewed: Mapping[int, Interviewed] = {}
 
     def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
         """Lets the training begin at the active version, if it can.
@@ -112,7 +107,7 @@ class Preparation:
         call = self._call
         shape = read_shape(call.reference)
         prepared = prepared or self.ask(self.read_dataset())
-        self._refuse_unlearnable(prepared.dataset, local_tokenizer(call.reference))
+        refuse_unlearnable(prepared.dataset, len(self.reading.documents), local_tokenizer(call.reference))
         schedules = self.schedule(prepared)
         if gpu is None:
             target, budget = self._target_and_budget()
@@ -156,7 +151,7 @@ class Preparation:
         else:
             prepared = self._ask(self._prepare(base.tokenizer, longest_sequence(base.model)), base.tokenizer)
         data = prepared.dataset
-        self._refuse_unlearnable(data, base.tokenizer)
+        refuse_unlearnable(data, len(self.reading.documents), base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.trained))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
@@ -186,25 +181,16 @@ class Preparation:
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
         dataset = make_dataset(self.reading, tokenizer, self.recipe, longest, self._drawing, self._call.progress)
         seed = self._call.seed
-        return Prepared(dataset, Beginning.of(self._active, self._start, dataset, self.recipe, seed, sync=self._sync))
+        return Prepared(
+            dataset, Beginning.of(self._active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
+        )
 
     def _ask(self, prepared: Prepared, tokenizer) -> Prepared:
         if not (self.recipe.questions and prepared.dataset.examples):
             return prepared
-        call, others = self._call, to_train(self.interviewed, self._call.seed)
-        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress, others)
+        call = self._call
+        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress)
         return replace(prepared, dataset=data)
-
-    def _refuse_unlearnable(self, dataset: Dataset, tokenizer) -> None:
-        refuse_unlearnable(
-            dataset.examples,
-            self.reading.documents,
-            tokenizer,
-            chat_template=self.recipe.chat_template,
-            left_out=dataset.left_out,
-        )
-        if dataset.questions is not None:
-            refuse_endless_answers(dataset.questions.trained, tokenizer)
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""
@@ -213,8 +199,6 @@ class Preparation:
             notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
         if dataset.questions is not None:
             notify(Notice(dataset.questions.summary))
-            if self.interviewed:
-                notify(Notice(summary(self.interviewed, self._call.seed)))
 
     def _target_and_budget(self) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.texts.documents import Document
+from sebp_edge.texts.conversations import is_of_people
+from sebp_edge.texts.documents import Conversation, Document
 from sebp_edge.texts.examples import Example
+
+# Stands for what other people wrote.
+OTHERS_WORDS = "[what others wrote]"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of an example's text; `trained` says whether its tokens have loss."""
+    """A run of an example's text; `trained` says whether its tokens have loss.
+
+    What other people wrote is not shown: the text says so instead.
+    """
 
     text: str
     trained: bool
@@ -52,13 +59,17 @@ def render_examples(
             documents[document].source,
             len(firsts[document].input_ids),
             firsts[document].num_loss_tokens,
-            tuple(_pieces(firsts[document], tokenizer)),
+            tuple(_pieces(firsts[document], tokenizer, hides_given=_is_of_people(documents[document]))),
         )
         for document in sorted(chosen)
     )
 
 
-def _pieces(example: Example, tokenizer) -> Iterator[Piece]:
+def _is_of_people(document: Document) -> bool:
+    return isinstance(document.content, Conversation) and is_of_people(document.content.messages)
+
+
+def _pieces(example: Example, tokenizer, *, hides_given: bool) -> Iterator[Piece]:
     # The first token has no loss, since no token predicts it.
     trained = [False, *(label != IGNORE for label in example.labels[1:])]
     end, before = 0, ""
@@ -68,5 +79,5 @@ def _pieces(example: Example, tokenizer) -> Iterator[Piece]:
         text = tokenizer.decode(
             example.input_ids[:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        yield Piece(text[len(before) :], has_loss)
+        yield Piece(OTHERS_WORDS if hides_given and not has_loss else text[len(before) :], has_loss)
         before = text

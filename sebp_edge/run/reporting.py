@@ -1,9 +1,14 @@
-"""Makes the report of a training run, which its version, its page and its result read."""
+"""The facts of a run: one report, which its version, its page and its result read."""
 
+import importlib.metadata
+import platform
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
+from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import (
     CopiedRun,
     Cost,
@@ -18,6 +23,7 @@ from sebp_edge.adapters.training_report import (
     TrainingReport,
 )
 from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.comparison import interval
 from sebp_edge.training.evaluation import HeldOutLoss
@@ -29,30 +35,79 @@ from sebp_edge.training.run import TrainingRun
 MAX_POINTS = 300
 
 
-def make_report(run: TrainingRun, assessment: Assessment | None, texts: VersionTexts) -> TrainingReport:
-    """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
-    return TrainingReport(
-        tested=_tested(run, run.result) if run.result and run.result.gain else None,
-        curves=tuple(_curve(progress) for progress in run.progress),
-        texts=_texts(run),
-        rows=_rows(run),
-        cost=_cost(run),
-        copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
-        expectation=assessment.expectation if assessment else "",
-        concerns=run.dataset.concerns,
-        learnt_on=_learnt_on(texts),
+@dataclass(frozen=True)
+class Report:
+    """The facts of a run, which its version, its page and its result read.
+
+    Attributes:
+        record: counts, losses and settings, which lists of adapters read.
+        training: how it was trained and tested; counts and figures only.
+        words: words and names of the user's, which are kept only if the user asked for that.
+    """
+
+    record: AdapterRecord
+    training: TrainingReport
+    words: KeptSamples
+
+    @classmethod
+    def of(cls, run: TrainingRun, assessment: Assessment | None, texts: VersionTexts) -> "Report":
+        """Makes the report; `assessment` is None if it was stopped, and the run's result if the training was."""
+        training = TrainingReport(
+            tested=_tested(run, run.result) if run.result and run.result.gain else None,
+            curves=tuple(_curve(progress) for progress in run.progress),
+            texts=_texts(run),
+            rows=_rows(run),
+            cost=_cost(run),
+            copies=tuple(CopiedRun(copy.run, copy.base_run) for copy in assessment.copies) if assessment else None,
+            expectation=assessment.expectation if assessment else "",
+            concerns=run.task.dataset.concerns,
+            learnt_on=_learnt_on(texts),
+        )
+        quiz = run.result.quiz if run.result else None
+        words = KeptSamples(
+            samples=assessment.samples if assessment else (),
+            left_out=tuple(run.task.dataset.left_out),
+            copies=tuple(copy.document for copy in assessment.copies) if assessment else (),
+            answers=tuple(quiz.answered) if quiz else (),
+        )
+        return cls(_record(run, training, assessment.general_loss if assessment else None), training, words)
+
+
+def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | None) -> AdapterRecord:
+    base, task, result = run.base, run.task, run.result
+    gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
+    return AdapterRecord(
+        base_model=base.reference.public_name,
+        model=base.reference.name,
+        fingerprint=base.fingerprint,
+        recipe=asdict(task.recipe),
+        documents=report.texts.documents,
+        examples=report.texts.examples,
+        tokens=report.texts.tokens,
+        heldout_loss_before=gain.before if gain else None,
+        heldout_loss_after=gain.after if gain else None,
+        verdict=str(result.verdict) if result else None,
+        explanation=result.explain(task.recipe.margin, report.concerns) if result else None,
+        compared_with=result.active.version if result and result.active else None,
+        compared_loss_before=over_active.before if over_active else None,
+        compared_loss_after=over_active.after if over_active else None,
+        packages=_package_versions(),
+        trained_on_all=result.is_refit if result else False,
+        general_loss_before=general.base if general else None,
+        general_loss_after=general.adapted if general else None,
+        seed=task.seed,
+        chat=task.dataset.is_chat,
+        learnt_on_from=report.learnt_on.version if report.learnt_on else None,
+        quiz=asdict(result.quiz.figures) if result and result.quiz else None,
     )
 
 
-def collect_words(run: TrainingRun, assessment: Assessment | None) -> KeptSamples:
-    """Collects the samples, the quiz's answers, and the names of documents and of what was left out."""
-    quiz = run.result.quiz if run.result else None
-    return KeptSamples(
-        samples=assessment.samples if assessment else (),
-        left_out=tuple(run.dataset.left_out),
-        copies=tuple(copy.document for copy in assessment.copies) if assessment else (),
-        answers=tuple(quiz.answered) if quiz else (),
-    )
+def _package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "peft", "safetensors"):
+        with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _learnt_on(texts: VersionTexts) -> LearntOn | None:
@@ -75,7 +130,7 @@ def _tested(run: TrainingRun, result: GateResult) -> Tested:
             over_base_at_least=result.gain.lower,
             over_active=over_active.gain if over_active else None,
             over_active_at_least=over_active.lower if over_active else None,
-            margin=run.recipe.margin,
+            margin=run.task.recipe.margin,
             tolerance=TOLERANCE,
             not_comparable=active.reason if active else "",
         ),
@@ -88,7 +143,7 @@ def _tested(run: TrainingRun, result: GateResult) -> Tested:
 
 def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
     rest = losses.rest
-    lowest, highest = interval(rest, run.dataset.draw.cluster_of) or (None, None)
+    lowest, highest = interval(rest, run.task.dataset.draw.cluster_of) or (None, None)
     return TestLoss(rest.mean, lowest, highest, len(rest.tokens), sum(rest.tokens.values()))
 
 
@@ -110,7 +165,7 @@ def _parts(values: list, size: int) -> list[list]:
 
 
 def _texts(run: TrainingRun) -> Texts:
-    data = run.dataset
+    data = run.task.dataset
     roles = Counter(document.role for document in data.draw.history.known)
     reasons = Counter(item.kind for item in data.left_out)
     return Texts(
@@ -123,7 +178,7 @@ def _texts(run: TrainingRun) -> Texts:
 
 
 def _rows(run: TrainingRun) -> RowCounts:
-    data = run.dataset
+    data = run.task.dataset
     return RowCounts(
         context_length=data.context_length,
         padded=len(data.examples) * data.context_length,

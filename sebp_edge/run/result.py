@@ -7,13 +7,15 @@ from typing import Any
 
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import CopiedRun, KeptSamples, Sample, TrainingReport
+from sebp_edge.adapters.training_report import CopiedRun, Sample, Tested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.run.assessment import Copied
+from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
+from sebp_edge.texts.chats import Author
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.quiz import QuizFigures
 
@@ -46,44 +48,46 @@ class _Facts:
     passed: bool = _read("judged.passed")
     active: bool = _read("saved.active")
     overtaken_by: int | None
-    verdict: str = _read("saved.record.verdict")
-    explanation: str = _read("saved.record.explanation")
+    verdict: str = _read("report.record.verdict")
+    explanation: str = _read("report.record.explanation")
     name: str | None = _read("saved.name")
     version: int | None = _read("saved.version")
     adapter_path: Path = _read("saved.path")
-    heldout_loss_before: float | None = _read("saved.record.heldout_loss_before")
-    heldout_loss_after: float | None = _read("saved.record.heldout_loss_after")
+    heldout_loss_before: float | None = _read("report.record.heldout_loss_before")
+    heldout_loss_after: float | None = _read("report.record.heldout_loss_after")
     gain: float | None = _read("judged.gain.gain")
     gain_at_least: float | None = _read("judged.gain.lower")
-    margin: float = property(lambda self: self.saved.record.recipe["margin"])
-    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.judged))
-    compared_with: int | None = _read("saved.record.compared_with")
+    margin: float = property(lambda self: self.report.record.recipe["margin"])
+    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.report.training.tested))
+    compared_with: int | None = _read("report.record.compared_with")
     gain_over_active: float | None = _read("judged.gain_over_active.gain")
     gain_over_active_at_least: float | None = _read("judged.gain_over_active.lower")
     tolerance: float = TOLERANCE
     not_comparable: str = _read("judged.active.reason", "")
     trained_on_all: bool = _read("judged.is_refit")
     refit_loss: float | None = _read("judged.refit_loss")
-    learnt_on_from: int | None = _read("saved.record.learnt_on_from")
-    new: int = _read("report.learnt_on.new", 0)
-    changed: int = _read("report.learnt_on.changed", 0)
-    gone: int = _read("report.learnt_on.gone", 0)
+    learnt_on_from: int | None = _read("report.record.learnt_on_from")
+    new: int = _read("report.training.learnt_on.new", 0)
+    changed: int = _read("report.training.learnt_on.changed", 0)
+    gone: int = _read("report.training.learnt_on.gone", 0)
     quiz: QuizFigures | None = _read("judged.quiz.figures")
-    concerns: tuple[str, ...] = _read("report.concerns")
-    samples: tuple[Sample, ...] = _read("words.samples")
-    expectation: str = _read("report.expectation")
-    general_loss_before: float = _read("saved.record.general_loss_before")
-    general_loss_after: float = _read("saved.record.general_loss_after")
-    copies: tuple[Copied, ...] = property(lambda self: tuple(map(_named, self.words.copies, self.report.copies)))
-    documents: int = _read("report.texts.documents")
-    examples: int = _read("report.texts.examples")
-    tokens: int = _read("report.texts.tokens")
-    left_out: tuple[LeftOut, ...] = _read("words.left_out")
-    padding_share: float = _read("report.rows.padding_share")
-    tokens_per_second: float = _read("report.cost.tokens_per_second")
-    peak_memory_bytes: int = _read("report.cost.peak")
-    allocator_peak_bytes: int | None = _read("report.cost.allocator_peak")
-    predicted_peak_bytes: int | None = _read("report.cost.predicted")
+    concerns: tuple[str, ...] = _read("report.training.concerns")
+    samples: tuple[Sample, ...] = _read("report.words.samples")
+    expectation: str = _read("report.training.expectation")
+    general_loss_before: float = _read("report.record.general_loss_before")
+    general_loss_after: float = _read("report.record.general_loss_after")
+    copies: tuple[Copied, ...] = property(
+        lambda self: tuple(map(_named, self.report.words.copies, self.report.training.copies))
+    )
+    documents: int = _read("report.training.texts.documents")
+    examples: int = _read("report.training.texts.examples")
+    tokens: int = _read("report.training.texts.tokens")
+    left_out: tuple[LeftOut, ...] = _read("report.words.left_out")
+    padding_share: float = _read("report.training.rows.padding_share")
+    tokens_per_second: float = _read("report.training.cost.tokens_per_second")
+    peak_memory_bytes: int = _read("report.training.cost.peak")
+    allocator_peak_bytes: int | None = _read("report.training.cost.allocator_peak")
+    predicted_peak_bytes: int | None = _read("report.training.cost.predicted")
     seconds: float
     command: str = property(lambda self: _command(self))
     activation: str = property(lambda self: _activation(self))
@@ -127,6 +131,7 @@ class AdaptResult(_Facts):
             decides, and the losses are those of its answers.
         answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
             leave them out.
+        authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state; they
             contain the user's text, so `repr` leaves them out.
@@ -150,14 +155,14 @@ class AdaptResult(_Facts):
     """
 
     saved: SavedAdapter
-    report: TrainingReport
+    report: Report
     judged: GateResult
-    words: KeptSamples
     reference: ModelReference
     store: AdapterStore
     overtaken_by: int | None
     seconds: float
-    answers = _read("words.answers")
+    authors: tuple[Author, ...] = ()
+    answers = _read("report.words.answers")
 
     def __repr__(self) -> str:
         shown = (f"{name}={getattr(self, name)!r}" for name in _Facts.__annotations__ if name != "samples")
@@ -171,12 +176,11 @@ class AdaptResult(_Facts):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
-        rise = self.general_loss_after / self.general_loss_before - 1
-        warnings = []
-        if not rise <= MAX_RISE:
+        general, warnings = GeneralLoss(self.general_loss_before, self.general_loss_after), []
+        if general.is_high:
             warnings.append(
-                f"The loss on general text rose by {percent(rise)}: the adapter is worse at other subjects; fewer "
-                "epochs or a lower learning rate cost less."
+                f"The loss on general text rose by {percent(general.rise)}: the adapter is worse at other subjects; "
+                "fewer epochs or a lower learning rate cost less."
             )
         if self.copies:
             longest, number = self.copies[0], len(self.copies)
@@ -257,18 +261,16 @@ def _named(document: str, copy: CopiedRun) -> Copied:
     return Copied(document, copy.run, copy.base_run)
 
 
-def _boilerplate(gate: GateResult) -> Boilerplate | None:
-    if gate.gain is None or not gate.before.boilerplate.nats:
+def _boilerplate(tested: Tested | None) -> Boilerplate | None:
+    if tested is None or tested.boilerplate_base is None:
         return None
-    before, after = gate.before.boilerplate, gate.after.boilerplate
-    share = sum(before.tokens.values()) / sum(gate.before.tokens.values())
-    return Boilerplate(share, before.mean, after.mean)
+    return Boilerplate(tested.boilerplate_share, tested.boilerplate_base, tested.boilerplate_adapted)
 
 
 def _command(result: AdaptResult) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
     saved, reference = result.saved, result.reference
-    words = ["sebp-edge", "generate", "The first words" if saved.record.prompts == "text" else "A question"]
+    words = ["sebp-edge", "generate", "The first words" if result.report.record.prompts == "text" else "A question"]
     words += ["--name", saved.name] if has_commands(result.store, saved) else ["--adapter", str(saved.path)]
     if reference.has_path:
         words += ["--model", reference.location]

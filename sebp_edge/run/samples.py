@@ -12,7 +12,7 @@ from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.texts.conversations import is_of_people
-from sebp_edge.texts.documents import Completion, Content, Conversation, Document, as_chat
+from sebp_edge.texts.documents import Completion, Content, Conversation, Document
 from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
 
 NUM_SAMPLES = 3
@@ -50,7 +50,7 @@ def find_beginnings(
     """
     found = []
     for number in numbers:
-        content = as_chat(documents[number].content, chat_template=chat_template)
+        content = documents[number].as_chat(chat_template=chat_template)
         beginning = _beginning_of(content)
         prompt = _encode(beginning, base)
         if prompt is not None:
@@ -95,18 +95,19 @@ def _beginning_of(content: Content) -> str | list[dict[str, str]]:
 
 
 def _first_words(text: str) -> str:
-    """Returns the first words of a text, at most half of them, such that a few words of the line are left to write."""
-    words = list(re.finditer(r"\S+", text))
-    ends = [word.end() for word in words[: min(MAX_WORDS, max(1, len(words) // 2))] if word.end() <= MAX_CHARACTERS]
-    good = [end for number, end in enumerate(ends) if _leaves_words(text, words[number : number + 2], end)]
+    """Returns the first words of a text, at most half of them.
+
+    A few words of the line are left to write, if possible, and neither of the words at the cut is an address.
+    """
+    words, ends, good = list(re.finditer(r"\S+", text)), [], []
+    for number, word in enumerate(words[: min(MAX_WORDS, max(1, len(words) // 2))]):
+        if word.end() <= MAX_CHARACTERS:
+            ends.append(word.end())
+            rest = text[word.end() :].partition("\n")[0].split(maxsplit=MIN_WORDS_LEFT)
+            if len(rest) >= MIN_WORDS_LEFT and not any(_ADDRESS.search(each[0]) for each in words[number : number + 2]):
+                good.append(word.end())
     # Languages without spaces have words of any length.
     return text[: max(good or ends, default=MAX_CHARACTERS)]
-
-
-def _leaves_words(text: str, words: list[re.Match], end: int) -> bool:
-    """Whether a text goes on with words after `end`: neither of the words around it is an address."""
-    rest = text[end:].partition("\n")[0].split(maxsplit=MIN_WORDS_LEFT)
-    return len(rest) >= MIN_WORDS_LEFT and not any(_ADDRESS.search(word[0]) for word in words)
 
 
 def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPrompt | None:
@@ -114,7 +115,7 @@ def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPr
     if not beginning:
         return None
     try:
-        prompt = encode_prompt(beginning, base.tokenizer, chat=False)
+        prompt = encode_prompt(beginning, base.tokenizer, chat=not isinstance(beginning, str))
     except TextsError:
         return None
     limit = getattr(base.model.config, "max_position_embeddings", None)

@@ -1,13 +1,11 @@
 """Saves the adapter of a training run; if that fails, saves it elsewhere so that it is not lost."""
 
-import importlib.metadata
-import platform
 import secrets
 import shlex
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -16,14 +14,13 @@ from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.history import Entry, write_history
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import JUDGED, SavedAdapter, save_to
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
+from sebp_edge.adapters.training_report import write_report
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import SebpEdgeError, StorageError
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
-from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.reporting import Report
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.run import TrainingRun
@@ -31,7 +28,7 @@ from sebp_edge.training.run import TrainingRun
 
 @dataclass(frozen=True)
 class NewVersion:
-    """What a version's folder contains besides its record.
+    """What a version's folder contains.
 
     Attributes:
         adaptation: the trained weights.
@@ -39,8 +36,8 @@ class NewVersion:
         splits: the split of each document; None outside the store.
         entries: what the list of documents says of each, by the key of its fingerprint.
         known: the texts that it has learnt; None if it cannot be learnt on from.
-        report: how it was trained and tested.
-        samples: words and names of the user's that are to be kept; None for none.
+        report: the facts of the run.
+        keeps_words: whether words and names of the user's are kept.
         where: where its texts are; not in the version's folder.
     """
 
@@ -49,14 +46,12 @@ class NewVersion:
     splits: SplitHistory | None
     entries: dict[int, Entry]
     known: KnownTexts | None
-    report: TrainingReport
-    samples: KeptSamples | None = None
+    report: Report
+    keeps_words: bool = False
     where: Where = field(default_factory=Where)
 
     @classmethod
-    def of(
-        cls, run: TrainingRun, texts: VersionTexts, report: TrainingReport, samples: KeptSamples | None
-    ) -> "NewVersion":
+    def of(cls, run: TrainingRun, texts: VersionTexts, report: Report, *, keeps_words: bool) -> "NewVersion":
         """Collects a run's states.
 
         A state that the gate has not judged is no state to compare later versions with.
@@ -66,14 +61,14 @@ class NewVersion:
             history = history.all_trained_on()
         judged = run.judged_states if run.result and run.result.is_refit else []
         tokens = Counter()
-        for example in run.dataset.examples:
+        for example in run.task.dataset.examples:
             tokens[example.document] += len(example.input_ids)
         entries = {
-            fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
-            for number, fingerprint in run.dataset.fingerprints.items()
+            fingerprint.key: Entry(number + 1, tokens[number], run.task.dataset.names.get(number))
+            for number, fingerprint in run.task.dataset.draw.fingerprints.items()
         }
         entries = texts.entries | entries
-        return cls(run.adaptation, judged, history, entries, texts.known, report, samples, texts.where)
+        return cls(run.adaptation, judged, history, entries, texts.known, report, keeps_words, texts.where)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
@@ -92,7 +87,7 @@ class NewVersion:
             write_history(folder, self.splits, self.entries)
         if self.known is not None:
             self.known.write(folder)
-        write_report(folder, self.report, self.samples)
+        write_report(folder, self.report.training, self.report.words if self.keeps_words else None)
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,7 @@ class Place:
         """The version that is active now; None if there is none, or outside the store."""
         return None if self.out is not None else self.adapter.active()
 
-    def save(self, version: NewVersion, record: AdapterRecord, prefix: str = "") -> SavedAdapter:
+    def save(self, version: NewVersion, prefix: str = "") -> SavedAdapter:
         """Saves a version without activating it.
 
         Args:
@@ -138,23 +133,23 @@ class Place:
         """
         try:
             if self.out is None:
-                return self._save_in_store(version, record)
-            return save_to(version, record, self.out)
+                return self._save_in_store(version)
+            return save_to(version, version.report.record, self.out)
         except SebpEdgeError as error:
-            message = " ".join(filter(None, [prefix, str(error), self._save_elsewhere(version, record)]))
+            message = " ".join(filter(None, [prefix, str(error), self._save_elsewhere(version)]))
             raise StorageError(message) from error
 
-    def _save_in_store(self, version: NewVersion, record: AdapterRecord) -> SavedAdapter:
-        return self.adapter.save(version, record, activate=False, where=version.where)
+    def _save_in_store(self, version: NewVersion) -> SavedAdapter:
+        return self.adapter.save(version, version.report.record, activate=False, where=version.where)
 
-    def _save_elsewhere(self, version: NewVersion, record: AdapterRecord) -> str:
+    def _save_elsewhere(self, version: NewVersion) -> str:
         """Saves into the store if `out` failed, else into the system's temporary folder; says where, in a sentence."""
         if self.out is not None:
             with suppress(SebpEdgeError):
-                return f"Instead, {describe_location(self._save_in_store(version, record))}."
+                return f"Instead, {describe_location(self._save_in_store(version))}."
         with suppress(SebpEdgeError):
             folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(self.name)}-{secrets.token_hex(4)}"
-            save_to(version, record, folder)
+            save_to(version, version.report.record, folder)
             return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
         return "The adapter could not be saved anywhere."
 
@@ -177,41 +172,3 @@ def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
     if has_commands(store, saved):
         return shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
     return f"store.adapter({saved.name!r}).activate({saved.version})"
-
-
-def make_record(run: TrainingRun, general: GeneralLoss | None, texts: VersionTexts) -> AdapterRecord:
-    """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
-    base, data, result = run.base, run.dataset, run.result
-    gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
-    return AdapterRecord(
-        base_model=base.reference.public_name,
-        model=base.reference.name,
-        fingerprint=base.fingerprint,
-        recipe=asdict(run.recipe),
-        documents=data.num_documents,
-        examples=len(data.examples),
-        tokens=data.num_tokens,
-        heldout_loss_before=gain.before if gain else None,
-        heldout_loss_after=gain.after if gain else None,
-        verdict=str(result.verdict) if result else None,
-        explanation=result.explain(run.recipe.margin, data.concerns) if result else None,
-        compared_with=result.active.version if result and result.active else None,
-        compared_loss_before=over_active.before if over_active else None,
-        compared_loss_after=over_active.after if over_active else None,
-        packages=_package_versions(),
-        trained_on_all=result.is_refit if result else False,
-        general_loss_before=general.base if general else None,
-        general_loss_after=general.adapted if general else None,
-        seed=run.seed,
-        chat=data.is_chat,
-        learnt_on_from=texts.learnt_on_from,
-        quiz=asdict(result.quiz.figures) if result and result.quiz else None,
-    )
-
-
-def _package_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "peft", "safetensors"):
-        with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it
-            versions[name] = importlib.metadata.version(name)
-    return versions

@@ -15,9 +15,9 @@ from sebp_edge.models.lora import read_factors
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.lessons import Lessons, plan_lessons
 from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.texts.splits import Draw
 
 _DAMAGED = "has damaged files"
 
@@ -66,11 +66,10 @@ class Start:
         own = self.comparison.saved.record.recipe
         return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"])
 
-    def lessons(self, dataset: Dataset, recipe: Recipe, seed: int) -> Lessons | None:
+    def lessons(self, draw: Draw, recipe: Recipe, seed: int) -> Lessons | None:
         """Returns what the trainings train on; None if they cannot learn on (see `plan_lessons`)."""
         return plan_lessons(
-            dataset.draw,
-            dataset.fingerprints,
+            draw,
             self.history,
             self.comparison.learnt,
             seed,
@@ -103,7 +102,7 @@ class Beginning:
         cls,
         active: TextsComparison | None,
         start: Start | str,
-        dataset: Dataset,
+        draw: Draw,
         recipe: Recipe,
         seed: int,
         *,
@@ -117,7 +116,7 @@ class Beginning:
         """
         if isinstance(start, str):
             return cls(active, obstacle=start, forgets=sync)
-        lessons = start.lessons(dataset, recipe, seed)
+        lessons = start.lessons(draw, recipe, seed)
         if lessons is None:
             return cls(active, obstacle="was trained on documents that are needed for tests now", forgets=sync)
         if sync and lessons.gone:

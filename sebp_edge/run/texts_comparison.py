@@ -15,7 +15,6 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.name_in_use import find_name_in_use, other_texts
-from sebp_edge.texts.documents import content_hash
 from sebp_edge.texts.readers import Reading
 
 # Values of a recipe that decide what a version's weights are for: with others, no training can learn on from it.
@@ -104,13 +103,14 @@ def compare_with_active(
         else:
             obstacle = _obstacle(saved.record, known, other_model, differing, recipe, seed)
     salt = known.salt if known else b""
-    hashes = [content_hash(document.content, salt) for document in reading.documents]
+    hashes = [document.hash(salt) for document in reading.documents]
     compared = TextsComparison(saved, version, known, hashes, obstacle, tuple(differing))
     if saved is None:
         return compared
-    texts = "" if known is None else other_texts(store, name, len(compared.learnt), compared.num_known, reading)
+    learnt = len(hashes), len(compared.learnt), compared.num_known
+    texts = "" if known is None else other_texts(adapter, *learnt, reading.folders)
     reasons = {"texts": texts, "model": other_model, "recipe": _other_recipe(saved.record, differing, recipe)}
-    return replace(compared, name_in_use=find_name_in_use(saved, reasons, store, reference, recipe, reading))
+    return replace(compared, name_in_use=find_name_in_use(saved, reasons, store, reference, recipe, reading.folders))
 
 
 def _obstacle(

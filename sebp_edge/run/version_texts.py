@@ -9,7 +9,6 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.run.start import Beginning
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.documents import content_hash
 from sebp_edge.texts.lessons import Lessons
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import SplitHistory
@@ -39,11 +38,8 @@ class VersionTexts:
     def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "VersionTexts":
         """Returns what a version in the store knows."""
         salt = dataset.draw.history.salt
-        keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.fingerprints.items()}
-        texts = {
-            content_hash(document.content, salt): keys.get(number, "")
-            for number, document in enumerate(reading.documents)
-        }
+        keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.draw.fingerprints.items()}
+        texts = {document.hash(salt): keys.get(number, "") for number, document in enumerate(reading.documents)}
         history, gone, entries = dataset.draw.history, {}, {}
         groups = (reading.folders,)
         if beginning.start is not None:

@@ -81,20 +81,16 @@ def pack(examples: list[Example]) -> ActiveTokens:
     return replace(packed, **_taught(examples, packed.targets))
 
 
-def num_soft_targets(examples: list[Example]) -> int:
-    """Returns the number of soft targets that each loss row of a micro-batch has."""
-    return max((example.teacher.k - 1 for example in examples if example.teacher is not None), default=0)
-
-
 def _taught(examples: list[Example], targets_C: Tensor) -> dict[str, Tensor | SoftTargets | None]:
     """Returns the targets that teachers change: those of their examples, and the soft targets of all loss rows.
 
     A teacher's most probable token becomes the target. Rows without a teacher, or with one of fewer tokens, have share
     0 at what they lack.
     """
-    if all(example.teacher is None for example in examples):
+    number = max((example.teacher.k - 1 for example in examples if example.teacher is not None), default=-1)
+    if number < 0:
         return {}
-    targets_C, number, begin = targets_C.clone(), num_soft_targets(examples), 0
+    targets_C, begin = targets_C.clone(), 0
     soft = SoftTargets.unused(len(targets_C), number)
     for example in examples:
         end, teacher = begin + example.num_loss_tokens, example.teacher

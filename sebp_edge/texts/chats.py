@@ -169,13 +169,20 @@ class Chats:
             mine = {id for service, id in owners if service == chat.service} if chat.owner is None else {chat.owner}
             for day, messages in _days(chat):
                 if conversation := self._conversation(chat, messages, mine):
-                    yield ", ".join([source, *(part for part in (chat.id, day) if part not in source)]), conversation
+                    yield _name_of_day(source, chat, day), conversation
                 else:
                     counts[
                         source, "mails of others" if chat.is_mail else "days of chats without a message of yours"
                     ] += 1
         for (source, kind), count in counts.items():
             yield LeftOut(source, f"{kind}: {count:,}")
+
+    def talks(self) -> Iterator[tuple[str, str]]:
+        """Yields all that people wrote, with a name for each day of a chat and each mail, and who wrote each line."""
+        for source, chat in self._found:
+            for day, messages in _days(chat):
+                said = (f"{self._name((chat.service, each.author))}: {self._text(chat, each)}" for each in messages)
+                yield _name_of_day(source, chat, day), "\n".join(said)
 
     def _owners(self, me: Sequence[str]) -> set[Person]:
         people = {(chat.service, message.author) for _, chat in self._found for message in chat.messages}
@@ -228,6 +235,10 @@ def _plain(name: str) -> str:
     """Returns a name as people type it: without case, marks of direction and wide spaces."""
     signs = (sign for sign in unicodedata.normalize("NFKC", name) if unicodedata.category(sign) != "Cf")
     return " ".join("".join(signs).split()).casefold()
+
+
+def _name_of_day(source: str, chat: Chat, day: str) -> str:
+    return ", ".join([source, *(part for part in (chat.id, day) if part not in source)])
 
 
 def _days(chat: Chat) -> Iterator[tuple[str, list[ChatMessage]]]:

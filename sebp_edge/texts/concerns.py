@@ -7,7 +7,7 @@ works for any alphabet. It needs no language, and pairs must only occur twice.
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 
 from sebp_edge.basics.units import percent
@@ -27,25 +27,25 @@ MAX_DUPLICATES, MAX_UNKNOWN_TOKENS = 0.5, 0.05
 
 
 def find_concerns(
-    texts: Mapping[int, str], cluster_of: Mapping[int, int], num_exact_duplicates: int, tokenizer
+    texts: Collection[str], cluster_of: Mapping[int, int], num_exact_duplicates: int, tokenizer
 ) -> tuple[str, ...]:
     """Returns what makes a gain on these texts meaningless, each as a sentence for the user; usually nothing.
 
     Large texts are sampled.
 
     Args:
-        texts: the text of each document.
+        texts: the texts of the documents.
         cluster_of: the cluster of near-duplicates that each document is in.
         num_exact_duplicates: how many documents were left out since they equal others.
         tokenizer: a fast transformers tokenizer.
     """
-    places = [(text, begin) for text in texts.values() for begin in range(0, len(text), PIECE)]
-    step = _step(sum(map(len, texts.values())), SAMPLE)
+    places = [(text, begin) for text in texts for begin in range(0, len(text), PIECE)]
+    step = _step(sum(map(len, texts)), SAMPLE)
     pieces = [text[begin : begin + PIECE] for text, begin in places[::step]]
     sample = pieces[:: _step(sum(map(len, pieces)), TOKENISED_SAMPLE)]
     return (
         *_concerns_about_order(pieces),
-        *_concerns_about_duplicates(texts, cluster_of, num_exact_duplicates),
+        *_concerns_about_duplicates(cluster_of, num_exact_duplicates),
         *_concerns_about_repetition(pieces),
         *_concerns_about_tokens("\n".join(sample), tokenizer),
     )
@@ -95,11 +95,9 @@ def _order_preference(pairs: Counter, min_neighbours: int) -> float:
     return total / neighbours if neighbours >= min_neighbours else 1.0
 
 
-def _concerns_about_duplicates(
-    texts: Mapping[int, str], cluster_of: Mapping[int, int], num_exact_duplicates: int
-) -> Iterator[str]:
-    documents = num_exact_duplicates + len(texts)
-    duplicates = documents - len({cluster_of[document] for document in texts})
+def _concerns_about_duplicates(cluster_of: Mapping[int, int], num_exact_duplicates: int) -> Iterator[str]:
+    documents = num_exact_duplicates + len(cluster_of)
+    duplicates = documents - len(set(cluster_of.values()))
     if duplicates > MAX_DUPLICATES * documents:
         yield (
             f"{duplicates} of {documents} documents are copies or near-duplicates of another one, so a lower loss says "

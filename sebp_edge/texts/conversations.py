@@ -31,6 +31,8 @@ TURNS_AT_ONCE = 4
 _QUESTION_AND_ANSWER = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 # What a message has besides what templates know.
 _NOT_SHOWN = {"weight", "author"}
+# What turns of people begin with, without a chat template.
+PLAIN_NAMES = {"user": "Them:", "assistant": "Me:"}
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -76,19 +78,25 @@ def is_of_people(messages: Messages) -> bool:
 def render_plain(messages: Messages) -> tuple[str, list[Span]]:
     """Renders a conversation of people without a chat template; see `render_conversation`.
 
-    Each turn begins with its author's name, and is followed by a blank line.
+    Each turn begins with "Me:" or "Them:", since `generate` knows nobody's name. A token that ends a text follows each
+    span.
     """
     text, spans = "", []
-    for message in messages[: turns_with_loss(messages)[-1] + 1]:
+    for message in messages:
         if not message["content"]:
             continue
-        # The blank is the owner's, since many tokens begin with one.
-        text += f"{message['author']}:" if "author" in message else ""
+        text += "\n\n" * bool(text) + PLAIN_NAMES.get(message["role"], "")
         begin = len(text)
-        text += " " * ("author" in message) + message["content"] + "\n\n"
+        # The blank is the owner's, since many tokens begin with one.
+        text += f" {message['content']}"
         if message["role"] == "assistant":
             spans.append((begin, len(text)))
     return text, spans
+
+
+def plain_message(text: str) -> str:
+    """Returns a message to the owner as `render_plain` renders it, up to where the reply begins."""
+    return f"{PLAIN_NAMES['user']} {text}\n\n{PLAIN_NAMES['assistant']}"
 
 
 def render_prompt(messages: Messages, tokenizer, **variables) -> str:

@@ -1,15 +1,18 @@
 """Makes the dataset of a user's texts: its examples, their splits, and what was left out."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, count
+from typing import NamedTuple
 
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.boilerplate import common_lines
 from sebp_edge.texts.concerns import find_concerns
-from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, own_text
-from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.documents import LeftOut
+from sebp_edge.texts.examples import Example, Outline, encode
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
+from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import MIN_CLUSTERS, Draw, Split, draw_splits
 
 _TOO_FEW = (
@@ -86,15 +89,25 @@ class QuestionSet:
         )
 
 
+class Outlines(NamedTuple):
+    """The outlines of a dataset's examples, by what they are for."""
+
+    trained: list[Outline]
+    validation: list[Outline]
+    test: list[Outline]
+    probe: list[Outline]
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Examples of at most `context_length` tokens.
 
+    Splits, schedules and evaluations have their outlines; `all_examples` has the tokens.
+
     Attributes:
         num_documents: the number of documents that the examples come from.
         left_out: what was not used, and why.
-        draw: the split of each document.
-        fingerprints: what each document is recognised by, in later versions.
+        draw: the split of each document, and what it is recognised by.
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
         names: the names of documents that have one.
@@ -106,7 +119,6 @@ class Dataset:
     num_documents: int
     left_out: list[LeftOut]
     draw: Draw
-    fingerprints: dict[int, Fingerprint]
     concerns: tuple[str, ...] = ()
     is_chat: bool = False
     names: dict[int, str] = field(default_factory=dict)
@@ -126,16 +138,32 @@ class Dataset:
             return self.examples
         return self.examples + self.questions.trained + self.questions.practice + self.questions.general
 
+    @property
+    def all_examples(self) -> list[Example]:
+        """All examples, by the numbers of their outlines."""
+        return list(chain.from_iterable(self._parts))
+
+    @cached_property
+    def outlines(self) -> Outlines:
+        """What the tokens are not needed for is done with these."""
+        numbers = count()
+        return Outlines(*([example.outline(next(numbers)) for example in part] for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[list[Example], ...]:
+        asked = self.questions
+        return self.trained, *((asked.validation, asked.test, asked.probe) if asked else ([], [], []))
+
     def splits(self) -> list[Split]:
         """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""
         if self.questions is not None:
-            return [Split(self.trained, self.questions.validation, self.questions.test)]
-        return self.draw.splits(self.examples)
+            return [Split(*self.outlines[:3])]
+        return self.draw.splits(self.outlines.trained)
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens in all examples, without padding."""
-        return sum(len(example.input_ids) for example in self.examples)
+        return sum(example.num_tokens for example in self.examples)
 
     @property
     def padding_share(self) -> float:
@@ -161,7 +189,7 @@ def make_dataset(
         ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
-    texts = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
+    texts = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(texts, drawing.earlier.salt, progress)
     draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     lines = common_lines(texts, draw.cluster_of)
@@ -177,15 +205,14 @@ def make_dataset(
     if len(used) < len(texts):
         fingerprints = {number: fingerprints[number] for number in fingerprints if number in set(used)}
         draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
-    chats = [as_chat(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
+    chats = {example.document for example in examples if example.is_chat}
     return Dataset(
         examples,
         context_length,
         len(used),
         reading.left_out + left_out,
         draw,
-        fingerprints,
-        find_concerns({number: texts[number] for number in used}, draw.cluster_of, reading.num_equal, tokenizer),
-        is_chat=2 * sum(isinstance(content, Conversation) for content in chats) > len(used),
+        find_concerns([texts[number] for number in used], draw.cluster_of, reading.num_equal, tokenizer),
+        is_chat=2 * len(chats) > len(used),
         names={number: name for number in used if (name := reading.documents[number].name) is not None},
     )

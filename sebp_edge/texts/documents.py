@@ -46,21 +46,6 @@ Content = str | Completion | Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """One source text.
-
-    Attributes:
-        source: the name of its origin, for the report.
-        content: a plain text, a prompt with its completion, or a conversation.
-        name: the source, if that is a name by which its owner knows the document; None if it is a number only.
-    """
-
-    source: str
-    content: Content
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """Something that was not used, and why."""
 
@@ -95,13 +80,42 @@ class NotRead:
     reason: str
 
 
-def own_text(content: Content) -> str:
-    """Returns the text that tells a document from others; many conversations share their system messages."""
-    if isinstance(content, Conversation):
-        return "\n".join(
-            text for message in content.messages if message["role"] != "system" for text in _words(message)
-        )
-    return "\n".join(texts_of(content))
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One source text.
+
+    Attributes:
+        source: the name of its origin, for the report.
+        content: a plain text, a prompt with its completion, or a conversation.
+        name: the source, if that is a name by which its owner knows the document; None if it is a number only.
+    """
+
+    source: str
+    content: Content
+    name: str | None = None
+
+    @property
+    def own_text(self) -> str:
+        """The text that tells it from others; many conversations share their system messages."""
+        if isinstance(self.content, Conversation):
+            messages = (message for message in self.content.messages if message["role"] != "system")
+            return "\n".join(text for message in messages for text in _words(message))
+        return "\n".join(texts_of(self.content))
+
+    @property
+    def num_characters(self) -> int:
+        return sum(map(len, texts_of(self.content)))
+
+    def hash(self, salt: bytes) -> str:
+        """Returns a salted hash of its content and the content's kind, of 128 bits, as hexadecimal digits."""
+        return blake2b(as_json(self.content).encode(), digest_size=16, key=salt).hexdigest()
+
+    def as_chat(self, *, chat_template: bool) -> Content:
+        """Returns the content; with `chat_template`, turns a prompt and its completion into a conversation."""
+        if not (isinstance(self.content, Completion) and chat_template):
+            return self.content
+        roles = ("user", "assistant")
+        return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, self.content, strict=True)))
 
 
 def texts_of(content: Content) -> list[str]:
@@ -125,11 +139,6 @@ def as_json(content: Content) -> str:
     return json.dumps(content)
 
 
-def content_hash(content: Content, salt: bytes) -> str:
-    """Returns a salted hash of a content and its kind, of 128 bits, as hexadecimal digits."""
-    return blake2b(as_json(content).encode(), digest_size=16, key=salt).hexdigest()
-
-
 def num_bytes(content: Content) -> int:
     """Returns the size of a content in UTF-8, in bytes."""
     return sum(len(text.encode(errors="surrogatepass")) for text in texts_of(content))
@@ -140,9 +149,12 @@ _BLANK_BEGINNING = re.compile(r"\A\s*\n")
 _NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(name: str) -> str:
-    """Replaces each character of a file's name that cannot be printed, or could control a terminal, with "?"."""
-    return _NOT_PRINTABLE.sub("?", name)
+def printable(text: str) -> str:
+    """Replaces each character that cannot be printed, or could control a terminal, with "?".
+
+    Names of files and what others wrote may have such characters.
+    """
+    return _NOT_PRINTABLE.sub("?", text)
 
 
 def clean_content(content: Content) -> Content:
@@ -164,14 +176,6 @@ def clean_content(content: Content) -> Content:
     if not trainable_text:
         raise Unreadable("empty")
     return content
-
-
-def as_chat(content: Content, *, chat_template: bool) -> Content:
-    """Returns the content; with `chat_template`, turns a prompt and its completion into a conversation."""
-    if not (isinstance(content, Completion) and chat_template):
-        return content
-    roles = ("user", "assistant")
-    return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
 
 
 def _clean(value):

@@ -6,9 +6,10 @@ dropped.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import NotShown, is_of_people, render_conversation, render_plain
-from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of
+from sebp_edge.texts.documents import Completion, Content, Conversation, Document, LeftOut, Unreadable
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.teacher_tokens import TeacherTokens
 from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
@@ -25,6 +26,27 @@ from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
 NO_DOCUMENT = -1
 # Examples may take turns: an epoch trains on those of one turn, and on all that have none.
 TURNS = 3
+
+
+class Outline(NamedTuple):
+    """An example without its tokens: all that splits, schedules and evaluations need of it.
+
+    Attributes:
+        number: the index of the example in the list that its tokens are looked up in.
+        document, turn: see `Example`.
+        num_tokens, num_active_tokens, num_loss_tokens: its sizes.
+        boilerplate: 1 for each loss token in boilerplate, else 0; empty if its text has none.
+        num_soft_targets: of each loss token, beside the target.
+    """
+
+    number: int
+    document: int
+    turn: int | None
+    num_tokens: int
+    num_active_tokens: int
+    num_loss_tokens: int
+    boilerplate: bytes = b""
+    num_soft_targets: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,7 @@ class Example:
         teacher: what a teacher finds probable at each loss token, which the example's loss then is the cross-entropy
             with; None for the labels themselves.
         turn: the turn in which it is trained on, from 0 to `TURNS` - 1; None for each.
+        is_chat: whether its document is a conversation, or was rendered as one.
 
     Raises:
         OptionError: the teacher has another number of loss tokens.
@@ -52,6 +75,7 @@ class Example:
     in_boilerplate: bytes = b""
     teacher: TeacherTokens | None = None
     turn: int | None = None
+    is_chat: bool = False
 
     def __post_init__(self):
         for name in ("input_ids", "labels"):
@@ -62,16 +86,14 @@ class Example:
                 "expected as many."
             )
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
     @cached_property
     def num_loss_tokens(self) -> int:
         """The number of loss tokens. The first token is never one, since no token predicts it."""
         return len(self.labels[1:]) - self.labels[1:].count(IGNORE)
-
-    @cached_property
-    def loss_in_boilerplate(self) -> bytes:
-        """`in_boilerplate` of the loss tokens only, in order."""
-        in_boilerplate = self.in_boilerplate or bytes(len(self.labels))
-        return bytes(flag for flag, label in zip(in_boilerplate[1:], self.labels[1:], strict=True) if label != IGNORE)
 
     @cached_property
     def num_active_tokens(self) -> int:
@@ -82,6 +104,25 @@ class Example:
     def num_tokens_before_loss(self) -> int:
         """The number of active rows before the first loss row."""
         return next((position for position, label in enumerate(self.labels[1:]) if label != IGNORE), 0)
+
+    def outline(self, number: int) -> Outline:
+        """Returns all but the tokens, for the example of this number."""
+        rows = zip(self.in_boilerplate[1:], self.labels[1:], strict=False)
+        return Outline(
+            number,
+            self.document,
+            self.turn,
+            self.num_tokens,
+            self.num_active_tokens,
+            self.num_loss_tokens,
+            bytes(flag for flag, label in rows if label != IGNORE),
+            0 if self.teacher is None else self.teacher.k - 1,
+        )
+
+
+def outlines(examples: Iterable[Example]) -> list[Outline]:
+    """Returns the outlines of examples, numbered in their order."""
+    return [example.outline(number) for number, example in enumerate(examples)]
 
 
 def encode(
@@ -114,18 +155,12 @@ def encode(
         raise ModelError(
             "This model's tokenizer has no fast version, which is needed to cut texts; choose another model."
         )
+    encoder = _Encoder(tokenizer, context_length, chat_template, common_lines, progress)
     examples, left_out, is_hidden = [], [], False
-    bos = first_tokens(tokenizer)
-    capacity = context_length - max(1, len(bos))
-    progress.begin("tokenising", sum(_num_characters(document) for document in documents))
+    progress.begin("tokenising", sum(document.num_characters for document in documents))
     for number, document in enumerate(documents):
         try:
-            found = [
-                example
-                for parts, boilerplate in _tokenised(document, tokenizer, chat_template, common_lines, progress)
-                for tokenised, chunk in _chunks(parts, capacity)
-                if (example := _example(tokenised, chunk, boilerplate, bos, number)).num_loss_tokens
-            ]
+            found = list(encoder.examples_of(document, number))
         except Unreadable as reason:
             left_out.append(LeftOut(document.source, str(reason)))
             is_hidden |= isinstance(reason, NotShown)
@@ -142,57 +177,97 @@ def encode(
     return examples, left_out
 
 
-def _num_characters(document: Document) -> int:
-    return sum(map(len, texts_of(document.content)))
+class _Encoder:
+    """Makes the examples of one document after another; see `encode`."""
+
+    def __init__(
+        self, tokenizer, context_length: int, chat_template: bool, common_lines: frozenset[str], progress: Progress
+    ):
+        self._tokenizer, self._chat_template = tokenizer, chat_template
+        self._common_lines, self._progress = common_lines, progress
+        self._bos = first_tokens(tokenizer)
+        self._capacity = context_length - max(1, len(self._bos))
+
+    def examples_of(self, document: Document, number: int) -> Iterator[Example]:
+        """Yields the examples of a document.
+
+        Raises:
+            Unreadable: it cannot be rendered or tokenised.
+        """
+        content = document.as_chat(chat_template=self._chat_template)
+        is_chat = isinstance(content, Conversation)
+        by_template = is_chat and (bool(self._tokenizer.chat_template) or not is_of_people(content.messages))
+        for text, loss_spans, common in self._rendered(content, by_template):
+            if by_template:
+                parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=False)
+            elif is_chat:
+                parts = tokenise_plain(text, loss_spans, self._tokenizer, self._progress.advance)
+            else:
+                parts = self._tokenised(text, loss_spans)
+            boilerplate = Spans(common)
+            for tokenised, chunk in _chunks(parts, self._capacity):
+                ids, labels, in_boilerplate = self._labelled(tokenised, chunk, boilerplate)
+                example = Example(ids, labels, number, in_boilerplate, is_chat=is_chat)
+                if example.num_loss_tokens:
+                    yield example
+        if by_template:  # rendered texts are longer
+            self._progress.advance(document.num_characters)
+
+    def _rendered(self, content: Content, by_template: bool) -> Iterator[tuple[str, list[Span], list[Span]]]:
+        """Yields the texts of a document, with the spans that have loss, and those that are boilerplate."""
+        lines = self._common_lines
+        if isinstance(content, str):
+            yield content, [(0, len(content))], common_spans(content, lines)
+        elif isinstance(content, Completion):
+            text = "".join(content)
+            spans = [(len(content.prompt), len(text))]
+            yield text, spans, _spans_in_answers(text, spans, [content.completion], lines)
+        elif by_template:
+            answers = (content.messages[turn]["content"].strip() for turn in content.turns)
+            for text, spans in render_conversation(content.messages, self._tokenizer, content.tools):
+                # Each span holds the next answer.
+                yield text, spans, _spans_in_answers(text, spans, answers, lines)
+        else:
+            # Nothing after the owner's last turn has loss.
+            text, spans = render_plain(content.messages[: content.turns[-1] + 1])
+            answers = (text[slice(*span)].strip() for span in spans)
+            yield text, spans, _spans_in_answers(text, spans, answers, lines)
+
+    def _tokenised(self, text: str, loss_spans: list[Span]) -> Iterator[Tokenised]:
+        """Yields the tokens of a text that no template wrote, and the token that ends it, if there is one."""
+        # In a user's text, "<|eos|>" is text, not the control token.
+        parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=True, advance=self._progress.advance)
+        yield from _with_end(parts, text, self._tokenizer.eos_token_id)
+
+    def _labelled(self, tokenised: Tokenised, chunk: slice, boilerplate: Spans) -> tuple[list[int], list[int], bytes]:
+        """Returns `input_ids`, `labels` and `in_boilerplate` of the example that a chunk is."""
+        ids, loss_mask, bos = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk], self._bos
+        # Without a BOS, the token before the chunk takes its place, since the first token needs one that predicts it.
+        prefix = bos or tokenised.ids[max(0, chunk.start - 1) : chunk.start].tolist()
+        if bos and ids[: len(bos)] == bos:
+            prefix = []
+        labels = [token if keep else IGNORE for token, keep in zip(ids, loss_mask, strict=True)]
+        in_boilerplate = b""
+        if boilerplate:
+            starts = np.array(tokenised.starts[chunk])
+            in_boilerplate = bytes(len(prefix)) + boilerplate.overlap(starts, starts + 1)
+        return prefix + ids, [IGNORE] * len(prefix) + labels, in_boilerplate
 
 
-def _example(tokenised: Tokenised, chunk: slice, boilerplate: Spans, bos: list[int], document: int) -> Example:
-    ids, loss_mask = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk]
-    # Without a BOS, the token before the chunk takes its place, since the first token needs one that predicts it.
-    prefix = bos or tokenised.ids[max(0, chunk.start - 1) : chunk.start].tolist()
-    if bos and ids[: len(bos)] == bos:
-        prefix = []
-    labels = [token if keep else IGNORE for token, keep in zip(ids, loss_mask, strict=True)]
-    in_boilerplate = b""
-    if boilerplate:
-        starts = np.array(tokenised.starts[chunk])
-        in_boilerplate = bytes(len(prefix)) + boilerplate.overlap(starts, starts + 1)
-    return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document, in_boilerplate)
+def tokenise_plain(
+    text: str, spans: list[Span], tokenizer, advance: Callable[[int], None] = lambda amount: None
+) -> Iterator[Tokenised]:
+    """Yields the tokens of a conversation that `render_plain` rendered, and the token that ends a text after each span.
 
-
-def _tokenised(
-    document: Document, tokenizer, chat_template: bool, common_lines: frozenset[str], progress: Progress
-) -> Iterator[tuple[Iterator[Tokenised], Spans]]:
-    """Yields the tokens of each text of a document, a part at a time, and the text's boilerplate."""
-    content = as_chat(document.content, chat_template=chat_template)
-    if isinstance(content, Conversation) and is_of_people(content.messages) and not tokenizer.chat_template:
-        text, spans = render_plain(content.messages)
-        common = [
-            each for span in spans for each in _spans_in_answer(text[slice(*span)].strip(), text, span, common_lines)
-        ]
-        parts = tokenise(text, spans, tokenizer, split_special_tokens=True, advance=progress.advance)
-        yield _with_end(parts, text, tokenizer.eos_token_id), Spans(common)
-        return
-    if isinstance(content, Conversation):
-        answers = (content.messages[turn]["content"].strip() for turn in content.turns)
-        for text, spans in render_conversation(content.messages, tokenizer, content.tools):
-            # Each span holds the next answer.
-            pairs = zip(spans, answers, strict=False)
-            common = [each for span, answer in pairs for each in _spans_in_answer(answer, text, span, common_lines)]
-            yield tokenise(text, spans, tokenizer, split_special_tokens=False), Spans(common)
-        # Rendered texts are longer.
-        progress.advance(_num_characters(document))
-        return
-    prompt, completion = content if isinstance(content, Completion) else ("", content)
-    text = prompt + completion
-    loss_span = (len(prompt), len(text))
-    # In a user's text, "<|eos|>" is text, not the control token.
-    parts = tokenise(text, [loss_span], tokenizer, split_special_tokens=True, advance=progress.advance)
-    if isinstance(content, Completion):
-        common = _spans_in_answer(completion, text, loss_span, common_lines)
-    else:
-        common = common_spans(text, common_lines)
-    yield _with_end(parts, text, tokenizer.eos_token_id), Spans(common)
+    So a reply ends as a text does, wherever in the conversation it stands.
+    """
+    begin = 0
+    for first, end in [*spans, (len(text), len(text))]:
+        piece = text[begin:end]
+        parts = tokenise(piece, [(first - begin, end - begin)], tokenizer, split_special_tokens=True, advance=advance)
+        for part in _with_end(parts, piece, tokenizer.eos_token_id) if first < end else parts:
+            yield Tokenised(text, part.ids, array("q", (start + begin for start in part.starts)), part.loss_mask)
+        begin = end
 
 
 def _with_end(parts: Iterator[Tokenised], text: str, eos: int | None) -> Iterator[Tokenised]:
@@ -202,16 +277,18 @@ def _with_end(parts: Iterator[Tokenised], text: str, eos: int | None) -> Iterato
         yield Tokenised(text, array("i", [eos]), array("q", [len(text)]), bytearray([1]))
 
 
-def _spans_in_answer(answer: str, text: str, span: Span, common_lines: frozenset[str]) -> list[Span]:
-    """Returns the spans of boilerplate in an answer, which is in this span of `text`.
+def _spans_in_answers(text: str, spans: list[Span], answers: Iterable[str], lines: frozenset[str]) -> list[Span]:
+    """Returns the spans of boilerplate in the answers that are in these spans of `text`.
 
-    Returns none if all lines of the answer are common: it is then one of a few answers, and the prompt decides which.
+    An answer whose lines are all common has none: it is one of a few answers, and the prompt decides which.
     """
-    spans, begin = common_spans(answer, common_lines), text.find(answer, *span)
-    num_lines = sum(1 for line in answer.split("\n") if line.strip())
-    if len(spans) == num_lines or begin < 0:  # a chat template may change an answer
-        return []
-    return [(begin + first, begin + last) for first, last in spans]
+    found = []
+    for span, answer in zip(spans, answers, strict=False):
+        common, begin = common_spans(answer, lines), text.find(answer, *span)
+        num_lines = sum(1 for line in answer.split("\n") if line.strip())
+        if len(common) < num_lines and begin >= 0:  # a chat template may change an answer
+            found += [(begin + first, begin + last) for first, last in common]
+    return found
 
 
 def first_tokens(tokenizer) -> list[int]:
@@ -236,8 +313,9 @@ def _chunks(parts: Iterable[Tokenised], capacity: int) -> Iterator[tuple[Tokenis
     tokenised, begin = None, 0
     for part in parts:
         if tokenised is None:
-            tokenised = Tokenised.none(part.text)
-        tokenised.extend(part)
+            tokenised = part
+        else:
+            tokenised.extend(part)
         # Whether more tokens follow makes no difference to these cuts.
         while len(tokenised.ids) - begin > capacity + 1:
             cut = _best_cut(tokenised, range(begin + max(1, capacity // 4), begin + capacity + 1))

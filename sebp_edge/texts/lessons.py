@@ -66,7 +66,6 @@ class _Use:
 
 def plan_lessons(
     draw: Draw,
-    current: Mapping[int, Fingerprint],
     history: SplitHistory,
     learnt: Container[int],
     seed: int,
@@ -78,7 +77,6 @@ def plan_lessons(
 
     Args:
         draw: the splits of the current documents.
-        current: their fingerprints, by number.
         history: the version's documents.
         learnt: the numbers of the documents whose content the version has learnt, in whichever split.
         seed: draws the replayed documents.
@@ -89,7 +87,7 @@ def plan_lessons(
         The lessons; None if a judged state of the version has seen a document that it would be judged by now, or has
         no judged state for a split.
     """
-    known = history.known
+    known, current = history.known, draw.fingerprints
     matches = match(list(current.values()), known)
     uses = {
         number: _Use(None if own is None else known[own].role, frozenset(known[index].role for index in relatives))

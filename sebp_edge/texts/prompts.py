@@ -1,11 +1,12 @@
 """Encodes prompts as training encodes documents."""
 
+from itertools import chain
 from typing import NamedTuple
 
 from sebp_edge.errors import TextsError
-from sebp_edge.texts.conversations import render_end_of_turn, render_prompt
+from sebp_edge.texts.conversations import PLAIN_NAMES, render_end_of_turn, render_plain, render_prompt
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.examples import first_tokens
+from sebp_edge.texts.examples import first_tokens, tokenise_plain
 
 ROLES = ("system", "user", "assistant")
 Messages = list[dict[str, str]]
@@ -58,21 +59,27 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
     """Encodes a prompt that passed `check_prompt`.
 
     Args:
-        chat: whether to render a text as a user's message with the tokenizer's chat template, if it has one. Messages
-            are always rendered with it.
+        chat: whether to render a text as a user's message, as for an adapter that was trained on chats: with the
+            tokenizer's chat template, or as people's messages if there is none. Messages are always rendered with the
+            template, if there is one.
 
     Raises:
         TextsError: the template refuses these messages, or one of them contains a control token.
-        ModelError: the prompt is a list of messages, and the tokenizer has no chat template.
+        ModelError: the prompt is a list of messages, there is no chat template, and not `chat`.
     """
     bos, eos = first_tokens(tokenizer), tokenizer.eos_token_id
     ends = [] if eos is None else [eos]
     if isinstance(prompt, str):
-        if not (chat and tokenizer.chat_template):
+        if not chat:
             # As in training, "<|eos|>" in a text is text, not the control token.
             ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
             return EncodedPrompt(bos + ids, ends)
         prompt = [{"role": "user", "content": prompt}]
+    if chat and not tokenizer.chat_template:
+        text, spans = render_plain(prompt)
+        text += "\n\n" * bool(text) + PLAIN_NAMES["assistant"]
+        parts = tokenise_plain(text, spans, tokenizer)
+        return EncodedPrompt([*bos, *chain.from_iterable(part.ids for part in parts)], ends)
     try:
         text = render_prompt(tuple(prompt), tokenizer)
     except Unreadable as reason:
@@ -84,6 +91,8 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
 
 def end_of_turn(tokenizer) -> list[int]:
     """Returns the control token that ends the assistant's turn, which need not be the EOS; [] if there is none."""
+    if not tokenizer.chat_template:
+        return []
     ids = tokenizer(render_end_of_turn(tokenizer), add_special_tokens=False)["input_ids"]
     control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next(([number] for number in ids if number in control), [])

@@ -86,31 +86,43 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me
         MachineError: the texts would take more than `memory`. Nothing was read before, if they are neither short nor in
             Word or PDF files.
     """
-    reading = texts if isinstance(texts, Reading) else read_all(texts, memory, progress)
-    _refuse_too_large(_counted(document.content for document in reading.documents), memory)
+    if isinstance(texts, Reading):
+        reading = texts
+        _refuse_too_large(_counted(document.content for document in reading.documents), memory)
+    else:
+        reading = read_all(texts, memory, progress)
     if reading.chats:
         reading = _with_documents_of_chats(reading, (me,) if isinstance(me, str) else tuple(me), progress)
     if not reading.documents:
-        raise TextsError(_nothing_readable(reading.left_out))
+        raise TextsError(nothing_readable(reading.left_out))
     return reading
 
 
-def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> Reading:
+# What was read of a file, by its path, time and size.
+Parts = list[Part]
+Kept = dict[tuple, Parts]
+
+
+def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept: Kept | None = None) -> Reading:
     """Reads a user's texts, and leaves chats and mails as they are, so that `Reading.authors` can be asked about.
 
     See `read_texts`, which makes documents of them.
+
+    Args:
+        kept: what an earlier call has read of the files, which is used for those that have not changed; then holds what
+            this one has read.
     """
     reading = Reading()
     sources = _with_different_names(list(_sources(texts, reading)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
-    additions = _Additions(reading)
+    additions, read_now = _Additions(reading), {}
     for source in sources:
         contents, read = [], 0
         unread: Counter[str] = Counter()
         try:
-            for content in source.load():
+            for content in source.load() if kept is None else _load_changed(source, kept, read_now):
                 progress.advance(0)
                 if isinstance(content, Chat | Names):
                     unread.update(content.left_out if isinstance(content, Chat) else {})
@@ -139,8 +151,24 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT) -> R
         reading.left_out += faults.left_out
         progress.advance(source.size)
     progress.end()
+    if kept is not None:
+        kept.clear()
+        kept.update(read_now)
     reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
     return reading
+
+
+def _load_changed(source: "_TextSource", kept: Kept, read_now: Kept) -> Iterable[Part]:
+    """Returns the contents of a source, those kept if it is a file that has not changed; adds them to `read_now`."""
+    try:
+        status = None if source.path is None else source.path.stat()
+    except OSError:
+        status = None  # Reading it says what is wrong.
+    if status is None:
+        return source.load()
+    key = (str(source.path), status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+    read_now[key] = kept[key] if key in kept else list(source.load())
+    return read_now[key]
 
 
 def _with_documents_of_chats(reading: Reading, me: Sequence[str], progress: Progress) -> Reading:
@@ -252,7 +280,8 @@ def _digest(content: Content) -> tuple[type, bytes]:
     return type(content), hashlib.sha256(text.encode()).digest()
 
 
-def _nothing_readable(left_out: list[LeftOut]) -> str:
+def nothing_readable(left_out: list[LeftOut]) -> str:
+    """Returns a sentence that says that there is nothing to read, and why."""
     endings = " ".join(sorted(FORMATS.keys() | BY_ENDING))
     if not left_out:
         return f"Nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
@@ -273,6 +302,7 @@ class _TextSource(NamedTuple):
         load: reads its contents, and what of it was not read; raises Unreadable if it cannot be used.
         is_named: whether its owner knows it by this name.
         folder: the folder that the name of a file is relative to.
+        path: of a file that is no archive.
     """
 
     name: str
@@ -280,6 +310,7 @@ class _TextSource(NamedTuple):
     load: Callable[[], Iterable[Part]]
     is_named: bool = False
     folder: Path | None = None
+    path: Path | None = None
 
 
 def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
@@ -344,7 +375,7 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSo
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
-        yield _TextSource(file.name, text_size(file.path), load, is_named=True, folder=root)
+        yield _TextSource(file.name, text_size(file.path), load, is_named=True, folder=root, path=file.path)
 
 
 def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSource]:

@@ -1,7 +1,7 @@
 """Makes the schedule of a training: epochs of optimizer steps and the evaluations between them, in micro-batches.
 
 A schedule is laid out before anything is computed. The memory plan predicts its cost; the training runs it, and cuts it
-into smaller micro-batches if memory runs out.
+into smaller micro-batches if memory runs out. Examples are outlines here: only the learner looks up their tokens.
 """
 
 import random
@@ -17,23 +17,22 @@ import torch
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example
-from sebp_edge.texts.lessons import Lesson, Lessons
-from sebp_edge.texts.splits import Split
+from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Outline
+from sebp_edge.texts.lessons import Lessons
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024
 
 
 class MicroBatch(NamedTuple):
-    """Examples that are computed together.
+    """Examples that are computed together, as outlines.
 
     Attributes:
         examples: longest first.
         sizes: rows, sequences, rows of the longest sequence, and loss rows.
     """
 
-    examples: list[Example]
+    examples: list[Outline]
     sizes: Bucket
 
 
@@ -56,7 +55,7 @@ class RowLimit:
         """Returns the limit for a device."""
         return cls(max_rows, padded_to, MAX_EVALUATED_ROWS_CPU if device.type == "cpu" else None)
 
-    def cut(self, examples: Iterable[Example], *, is_evaluated: bool = False) -> list[MicroBatch]:
+    def cut(self, examples: Iterable[Outline], *, is_evaluated: bool = False) -> list[MicroBatch]:
         """Cuts examples into micro-batches, longest examples first.
 
         In this order, a micro-batch that does not fit into memory fails early, sequences of similar length share a
@@ -79,10 +78,10 @@ class RowLimit:
         """Returns the limit after this micro-batch of several examples ran out of memory: half of its rows."""
         return replace(self, max_rows=min(self.max_rows, -(-micro_batch.sizes.tokens // 2)))
 
-    def _num_rows(self, example: Example) -> int:
+    def _num_rows(self, example: Outline) -> int:
         return example.num_active_tokens if self.padded_to is None else self.padded_to
 
-    def _sizes_of(self, examples: list[Example]) -> Bucket:
+    def _sizes_of(self, examples: list[Outline]) -> Bucket:
         rows = [self._num_rows(example) for example in examples]
         return Bucket(sum(rows), len(rows), max(rows), sum(example.num_loss_tokens for example in examples))
 
@@ -95,7 +94,7 @@ class Group:
         micro_batches: the same examples, as they are computed together.
     """
 
-    def __init__(self, examples: list[Example], limit: RowLimit, *, is_evaluated: bool = False):
+    def __init__(self, examples: list[Outline], limit: RowLimit, *, is_evaluated: bool = False):
         self.examples, self._is_evaluated = examples, is_evaluated
         self.cut(limit)
 
@@ -109,7 +108,7 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(example.input_ids) for example in self.examples)
+        return sum(example.num_tokens for example in self.examples)
 
 
 class Schedule:
@@ -133,9 +132,9 @@ class Schedule:
 
     def __init__(
         self,
-        batches: list[list[list[Example]]],
-        validation: Sequence[Example] = (),
-        test: Sequence[Example] = (),
+        batches: list[list[list[Outline]]],
+        validation: Sequence[Outline] = (),
+        test: Sequence[Outline] = (),
         *,
         trains_on_all: bool = False,
         learns_on: bool = False,
@@ -192,7 +191,7 @@ class Schedule:
     @property
     def num_tokens(self) -> int:
         """The number of tokens in all epochs, without padding."""
-        return sum(len(example.input_ids) for epoch in self._batches for batch in epoch for example in batch)
+        return sum(example.num_tokens for epoch in self._batches for batch in epoch for example in batch)
 
     @property
     def num_steps(self) -> int:
@@ -217,7 +216,7 @@ class Schedule:
         for group, times in ((self.validation, evaluations), (self.test, 1 if self.trains_on_all else 2)):
             yield from ((times, micro_batch) for micro_batch in group.micro_batches)
 
-    def _steps_of(self, batch: list[Example], limit: RowLimit) -> list[Group]:
+    def _steps_of(self, batch: list[Outline], limit: RowLimit) -> list[Group]:
         step = Group(batch, limit)
         if not self._one_micro_batch_each or len(step.micro_batches) == 1:
             return [step]
@@ -244,10 +243,13 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
         batch_rows=recipe.batch_rows,
         min_steps=recipe.min_steps,
     )
-    splits, examples, learns_on = dataset.splits(), dataset.trained, lessons is not None
+    splits, examples, learns_on = dataset.splits(), dataset.outlines.trained, lessons is not None
     if lessons is not None:
-        splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
-        examples = _of_documents(examples, lessons.last.trained if lessons.last else ())
+        splits = [
+            replace(split, train=_of(split.train, own.trained), validation=_of(split.validation, own.validated))
+            for split, own in zip(splits, lessons.judged, strict=True)
+        ]
+        examples = _of(examples, lessons.last.trained if lessons.last else ())
     schedules = [Schedule(batches(split.train), split.validation, split.test, learns_on=learns_on) for split in splits]
     if len(splits) != 1 or recipe.refits:
         validation = list(chain.from_iterable(split.validation for split in splits))
@@ -256,25 +258,19 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     return schedules
 
 
-def _only(split: Split, lesson: Lesson) -> Split:
-    """Returns a split with the train and validation examples of a lesson, and all test examples."""
-    train, validation = _of_documents(split.train, lesson.trained), _of_documents(split.validation, lesson.validated)
-    return replace(split, train=train, validation=validation)
-
-
-def _of_documents(examples: Iterable[Example], documents: Container[int]) -> list[Example]:
+def _of(examples: Iterable[Outline], documents: Container[int]) -> list[Outline]:
     return [example for example in examples if example.document in documents]
 
 
 def shuffled_batches(
-    examples: list[Example],
+    examples: list[Outline],
     batch_tokens: int,
     epochs: int,
     seed: int,
     *,
     batch_rows: int | None = None,
     min_steps: int = 1,
-) -> list[list[list[Example]]]:
+) -> list[list[list[Outline]]]:
     """Returns the batches of each epoch: lists of examples of about equal size.
 
     A batch has about `batch_tokens` loss tokens, or about `batch_rows` active rows if these are fewer examples. There
@@ -290,8 +286,8 @@ def shuffled_batches(
 
 
 def _steps_and_size(
-    examples: list[Example], batch_tokens: int, batch_rows: int | None, min_steps: int
-) -> tuple[int, Callable[[Example], int]]:
+    examples: list[Outline], batch_tokens: int, batch_rows: int | None, min_steps: int
+) -> tuple[int, Callable[[Outline], int]]:
     """Returns the number of an epoch's steps, and what measures an example in them."""
     size_of = attrgetter("num_loss_tokens")
     steps = max(1, round(sum(map(size_of, examples)) / batch_tokens))
@@ -301,7 +297,7 @@ def _steps_and_size(
     return max(steps, min(min_steps, len(examples))), size_of
 
 
-def _batches_of(examples: list[Example], steps: int, size_of: Callable[[Example], int]) -> Iterator[list[Example]]:
+def _batches_of(examples: list[Outline], steps: int, size_of: Callable[[Outline], int]) -> Iterator[list[Outline]]:
     # Batches have about equal sizes, since a small last one would weigh as much as the others in the updates.
     total = sum(map(size_of, examples))
     share = total / steps

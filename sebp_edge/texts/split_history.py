@@ -36,19 +36,14 @@ def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress 
     """
     shingler = Shingler(salt)
     progress.begin("comparing", sum(map(len, texts.values())))
-    found = {
-        number: Fingerprint(*_digests(text, salt), shingler.shingles(text, progress.advance))
-        for number, text in texts.items()
-    }
+    found = {}
+    for number, text in texts.items():
+        content = text.encode(errors="surrogatepass")
+        digest, key = blake2b(content, digest_size=16).digest(), blake2b(content, digest_size=8, key=salt).digest()
+        shingles = shingler.shingles(text, progress.advance)
+        found[number] = Fingerprint(digest, int.from_bytes(key, "little"), shingles)
     progress.end()
     return dict(sorted(found.items(), key=lambda item: item[1].digest))
-
-
-def _digests(text: str, salt: bytes) -> tuple[bytes, int]:
-    """Returns the digest and the key of a text."""
-    content = text.encode(errors="surrogatepass")
-    key = int.from_bytes(blake2b(content, digest_size=8, key=salt).digest(), "little")
-    return blake2b(content, digest_size=16).digest(), key
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from sebp_edge.errors import TextsError
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.near_duplicates import Clusters, find_clusters
 from sebp_edge.texts.remembered import FOLD_ROLES, NUM_FOLDS, SPLITS, TEST, TRAIN, VALIDATION, Remembered
 from sebp_edge.texts.split_history import Fingerprint, Matches, SplitHistory, match
@@ -32,16 +32,17 @@ _MIN_TEST, _MIN_VALIDATION = 5, 4
 class Split:
     """The train, validation and test examples; no document is in two of them."""
 
-    train: list[Example]
-    validation: list[Example]
-    test: list[Example]
+    train: list[Outline]
+    validation: list[Outline]
+    test: list[Outline]
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The splits of documents, which are identified by the numbers that `Example.document` has.
+    """The splits of documents, which are identified by the numbers that `Outline.document` has.
 
     Attributes:
+        fingerprints: what each document is recognised by, in later versions.
         cluster_of: the cluster of near-duplicates that each document is in.
         split_of: the split that each document is in; empty unless there is one split.
         fold_of: the fold that each document is tested in; empty unless there are folds. Documents without a fold are
@@ -51,6 +52,7 @@ class Draw:
         history: what the version has to remember.
     """
 
+    fingerprints: Mapping[int, Fingerprint]
     cluster_of: dict[int, int]
     split_of: dict[int, str]
     fold_of: dict[int, int]
@@ -63,7 +65,7 @@ class Draw:
         """Either "split", "folds", or "none" if nothing can be judged."""
         return "split" if self.split_of else "folds" if self.fold_of else "none"
 
-    def splits(self, examples: list[Example]) -> list[Split]:
+    def splits(self, examples: list[Outline]) -> list[Split]:
         """Returns one split, three folds, or nothing if nothing can be judged.
 
         Raises:
@@ -130,6 +132,7 @@ def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHis
     documents += [dataclasses.replace(document, role=None, absent=False) for document in absent]
     numbered = list(zip(current, clusters.cluster_of, strict=True))
     return Draw(
+        fingerprints=current,
         cluster_of=dict(numbered),
         split_of={number: split.get(own, TRAIN) for number, own in numbered if split},
         fold_of={number: fold[own] for number, own in numbered if own in fold},

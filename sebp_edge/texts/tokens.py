@@ -54,11 +54,6 @@ class Tokenised:
     starts: array
     loss_mask: bytearray
 
-    @classmethod
-    def none(cls, text: str) -> "Tokenised":
-        """Returns no tokens."""
-        return cls(text, array("i"), array("q"), bytearray())
-
     def extend(self, other: "Tokenised") -> None:
         """Appends the tokens that follow."""
         self.ids.extend(other.ids)

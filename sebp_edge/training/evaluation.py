@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -67,7 +67,7 @@ def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
     return sum_by_document(learner.losses(group))
 
 
-def sum_by_document(micro_batches: Iterable[tuple[list[Example], Tensor, Tensor]]) -> HeldOutLoss:
+def sum_by_document(micro_batches: Iterable[tuple[list[Outline], Tensor, Tensor]]) -> HeldOutLoss:
     """Sums the losses of micro-batches by document.
 
     Args:
@@ -78,14 +78,15 @@ def sum_by_document(micro_batches: Iterable[tuple[list[Example], Tensor, Tensor]
     for examples, losses_C, sequences_C in micro_batches:
         _add(result.nats, result.tokens, examples, losses_C, sequences_C)
         # Loss rows are in the order of the examples and of their loss tokens.
-        in_boilerplate = torch.tensor(list(chain.from_iterable(example.loss_in_boilerplate for example in examples)))
+        flags = (example.boilerplate or bytes(example.num_loss_tokens) for example in examples)
+        in_boilerplate = torch.tensor(list(chain.from_iterable(flags)))
         rows = in_boilerplate.nonzero().squeeze(1)
         _add(result.boilerplate_nats, result.boilerplate_tokens, examples, losses_C[rows], sequences_C[rows])
     return result
 
 
 def _add(
-    nats: dict[int, float], tokens: dict[int, int], examples: list[Example], losses_C: Tensor, sequences_C: Tensor
+    nats: dict[int, float], tokens: dict[int, int], examples: list[Outline], losses_C: Tensor, sequences_C: Tensor
 ) -> None:
     """Adds the losses of some rows, and the number of these rows, to those of their documents."""
     sums = torch.zeros(len(examples), dtype=torch.float64).index_add_(0, sequences_C, losses_C.double())

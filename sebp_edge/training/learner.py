@@ -18,7 +18,7 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.texts.batches import Collator, num_soft_targets, pack
+from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
@@ -43,7 +43,7 @@ class Learner:
     """Computes losses, gradients and updates of an adaptation, until `release` and `remove`.
 
     Args:
-        examples: the examples of the training; some are used to test whether hoisting is exact.
+        examples: see `RowLosses`.
         options: what the training holds in memory at once.
         guard: checks how much memory the process uses.
 
@@ -98,7 +98,8 @@ class Learner:
         if self.graphs is not None:
             trained = list(trained)
             needed, held_out = ([Bucket.holding(*each.sizes) for each in group] for group in (trained, evaluated))
-            self.graphs.prepare(needed, held_out, {num_soft_targets(each.examples) for each in trained})
+            soft_targets = {max(example.num_soft_targets for example in each.examples) for each in trained}
+            self.graphs.prepare(needed, held_out, soft_targets)
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
@@ -111,7 +112,7 @@ class Learner:
     def losses_of(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host."""
         if self.graphs is not None:
-            tokens, graphs = pack(micro_batch.examples), self.graphs
+            tokens, graphs = self.row_losses.pack(micro_batch.examples), self.graphs
             losses = self._captured(lambda: graphs.losses(tokens))
             if losses is not None:
                 return losses, tokens.sequences
@@ -133,7 +134,7 @@ class Learner:
         """
         if self.graphs is not None:
             graphs = self.graphs
-            self._captured(lambda: graphs.accumulate(pack(micro_batch.examples), loss_tokens))
+            self._captured(lambda: graphs.accumulate(self.row_losses.pack(micro_batch.examples), loss_tokens))
         # Graphs may have been dropped just now, if the capture failed.
         if self.graphs is not None:
             return
@@ -160,7 +161,7 @@ class Learner:
             with self._update.dry_run():
                 if self.graphs is not None:
                     graphs = self.graphs
-                    self._captured(lambda: graphs.capture(pack(micro_batch.examples)))
+                    self._captured(lambda: graphs.capture(self.row_losses.pack(micro_batch.examples)))
                 if self.graphs is None:
                     self.accumulate(micro_batch, loss_tokens=1)
         finally:

@@ -13,7 +13,7 @@ from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Sink, StepDone
 from sebp_edge.models.adaptation import restore, snapshot
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.learner import Outcome
@@ -155,12 +155,14 @@ class Trainer:
             )
         )
 
-    def _advice(self, examples: list[Example]) -> str:
+    def _advice(self, examples: list[Outline]) -> str:
         """Returns advice for a loss or gradient that is not finite."""
         embedding_VD = self.learner.adaptation.model.get_input_embeddings().weight
         # The first token attends to itself only, so a row of zeros stays zero, and each norm multiplies its gradient
         # by 1 / sqrt(eps).
-        first = torch.tensor(sorted({example.input_ids[0] for example in examples}), device=embedding_VD.device)
+        tokens_of = self.learner.row_losses.examples
+        first = sorted({tokens_of[example.number].input_ids[0] for example in examples})
+        first = torch.tensor(first, device=embedding_VD.device)
         without = first[~embedding_VD[first].any(dim=1)].tolist()
         if without:
             return f"the embedding of token {without[0]} is zero; use the tokenizer that the model was trained with."

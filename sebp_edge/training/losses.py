@@ -14,7 +14,7 @@ from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import RowLimit
 
 
@@ -22,10 +22,12 @@ class RowLosses:
     """Computes the losses of examples; a context manager that restores the model.
 
     Args:
-        examples: the examples of the training; some are used to test whether hoisting is exact.
+        examples: the examples, whose tokens are looked up by the numbers of outlines; some are used to test whether
+            hoisting is exact.
         options: what the training holds in memory at once; padded batches always hold all their activations.
 
     Attributes:
+        examples: the examples.
         hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
         shares_prefixes: whether a hoisted model computes what sequences begin with in common once.
         limit: the maximum number of rows of a micro-batch.
@@ -40,7 +42,7 @@ class RowLosses:
         on_event: Sink,
         options: MemoryOptions = FASTEST,
     ):
-        self._collator, self._device = collator, device
+        self.examples, self._collator, self._device = examples, collator, device
         # GPUs have no kernels for attention to a shared prefix.
         on_cpu = device.type == "cpu"
         self.shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
@@ -60,25 +62,31 @@ class RowLosses:
             self.limit = RowLimit.on(device, max_rows, padded_to=collator.context_length)
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
-    def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
+    def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:
         """Returns the losses of a micro-batch's loss rows in nats, fp32 [C], and the example of each, int64 [C]."""
         if self.hoisted is not None:
-            tokens = self._pack(examples)
+            tokens = self._shared(self.pack(examples))
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences
-        batch = self._collator(examples)
+        batch = self._collator(self._look_up(examples))
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
         return losses, batch.plan.loss_rows // self._collator.context_length
 
-    def row_logits(self, examples: list[Example]) -> Iterable[Tensor]:
+    def row_logits(self, examples: list[Outline]) -> Iterable[Tensor]:
         """Returns the logits of a micro-batch's loss rows, some rows at a time: fp32 [c, V]."""
         if self.hoisted is not None:
-            return self.hoisted.row_logits(self._pack(examples).to(self._device))
-        batch = self._collator(examples)
+            return self.hoisted.row_logits(self._shared(self.pack(examples)).to(self._device))
+        batch = self._collator(self._look_up(examples))
         return [self._padded.row_logits(batch.input_ids.to(self._device), batch.plan.to(self._device))]
 
-    def _pack(self, examples: list[Example]) -> ActiveTokens:
-        tokens = pack(examples)
+    def pack(self, examples: list[Outline]) -> ActiveTokens:
+        """Packs the active tokens of a micro-batch on the host."""
+        return pack(self._look_up(examples))
+
+    def _shared(self, tokens: ActiveTokens) -> ActiveTokens:
         return share_prefixes(tokens) if self.shares_prefixes else tokens
+
+    def _look_up(self, examples: list[Outline]) -> list[Example]:
+        return [self.examples[example.number] for example in examples]
 
     def __enter__(self) -> "RowLosses":
         return self

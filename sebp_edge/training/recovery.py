@@ -19,7 +19,7 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import Group, MicroBatch, Schedule
 from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
@@ -131,7 +131,7 @@ class RecoveringLearner(Learner):
         self._on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
         return True
 
-    def losses(self, group: Group) -> Iterator[tuple[list[Example], Tensor, Tensor]]:
+    def losses(self, group: Group) -> Iterator[tuple[list[Outline], Tensor, Tensor]]:
         """Evaluates a group, one micro-batch at a time.
 
         Yields:

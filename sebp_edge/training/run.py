@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
@@ -22,7 +23,7 @@ from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
@@ -37,16 +38,35 @@ from sebp_edge.training.scoring import score
 SLOW_SECONDS = 180
 
 
+@dataclass(frozen=True)
+class Task:
+    """What is trained on, and how.
+
+    Attributes:
+        dataset: the examples.
+        schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
+        recipe, seed: how, and the random seed.
+        options: what the training holds in memory at once.
+        starts: the folders of the states that the trainings begin in, that of the training on all documents last; if
+            empty, they begin with fresh weights.
+    """
+
+    dataset: Dataset
+    schedules: list[Schedule]
+    recipe: Recipe
+    seed: int
+    options: MemoryOptions
+    starts: Sequence[Path] = ()
+
+
 class TrainingRun:
     """Trains and tests an adaptation; afterwards, or after a stop, `adaptation` is attached in its best state.
 
     Args:
-        schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
-        starts: the folders of the states that the trainings begin in, that of the training on all documents last; by
-            default, they begin with fresh weights.
-        attach: attaches the fresh weights that the recipe trains.
+        attach: attaches the fresh weights that a recipe trains.
 
     Attributes:
+        task: what is trained on, and how.
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
         judged_states: the states that the gate has judged: one, or one for each fold.
@@ -54,30 +74,20 @@ class TrainingRun:
             judged that state.
         is_hoisted: whether only active rows are computed; None before the first training.
         began: when the run was made, by `time.perf_counter`.
-        seed: the random seed.
-        options: what the training holds in memory at once.
         guard: the memory limit and peak.
     """
 
     def __init__(
         self,
         base: BaseModel,
-        dataset: Dataset,
-        schedules: list[Schedule],
-        recipe: Recipe,
-        seed: int,
-        on_event: Sink,
-        options: MemoryOptions,
+        task: Task,
         guard: MemoryGuard,
-        starts: Sequence[Path] = (),
-        *,
+        on_event: Sink,
         attach: Callable[[BaseModel, Recipe, int], Adaptation],
     ):
-        self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
-        self.seed, self.options, self._schedules, self._on_event = seed, options, schedules, on_event
-        self._collator = Collator(dataset.context_length, base.pad_token_id)
-        self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
-        self._folders, self._attach = starts, attach
+        self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
+        self._collator = Collator(task.dataset.context_length, base.pad_token_id)
+        self._judged = [schedule for schedule in task.schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
@@ -100,12 +110,12 @@ class TrainingRun:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
         self._announce_slow_run()
-        starts = [read_state(self.base, folder) for folder in self._folders]
-        self.adaptation = self._attach(self.base, self.recipe, self.seed)
+        starts = [read_state(self.base, folder) for folder in self.task.starts]
+        self.adaptation = self._attach(self.base, self.task.recipe, self.task.seed)
         with precise_sums(), self._make_learner() as learner:
             self.is_hoisted = learner.is_hoisted
             # With fresh weights, the adaptation computes what the base model does.
-            fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 or starts else [], []
+            fresh, tests = snapshot(self.adaptation) if len(self.task.schedules) > 1 or starts else [], []
             self._refuse_other_shapes(fresh, starts)
             for number, schedule in enumerate(self._judged):
                 if number > 0:
@@ -122,12 +132,12 @@ class TrainingRun:
                 tests.append((before, self._test(trainer, schedule, is_trained=True)))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
             # A quiz judges after the training.
-            if self._has_judged_state and self.dataset.questions is None:
+            if self._has_judged_state and self.task.dataset.questions is None:
                 self.result = result
-            if len(self._schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
+            if len(self.task.schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
                 try:
                     trainer = self._prepare_last(learner, starts[-1] if starts else fresh)
-                    trainer.train(self._schedules[-1])
+                    trainer.train(self.task.schedules[-1])
                     loss = self._loss_after_last(trainer)
                 except BaseException as error:
                     loss = self._undo_last(error)
@@ -161,9 +171,11 @@ class TrainingRun:
         finally:
             restore(self.adaptation, final)
 
-    def score(self, adaptation: Adaptation, examples: list[Example]) -> HeldOutLoss:
+    def score(self, adaptation: Adaptation, chosen: list[Outline]) -> HeldOutLoss:
         """Returns the losses of examples with another adaptation, which is attached to the base model now."""
-        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, self.options)
+        tokens_of, options = self.task.dataset.all_examples, self.task.options
+        examples = [tokens_of[outline.number] for outline in chosen]
+        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, options)
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""
@@ -179,9 +191,9 @@ class TrainingRun:
             )
 
     def _make_learner(self) -> RecoveringLearner:
-        examples, on_event = self.dataset.examples, self._on_event
+        task, examples = self.task, self.task.dataset.all_examples
         return RecoveringLearner(
-            self.adaptation, self.recipe, examples, self._collator, on_event, self.options, self.guard
+            self.adaptation, task.recipe, examples, self._collator, self._on_event, task.options, self.guard
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
@@ -193,11 +205,11 @@ class TrainingRun:
 
     def _general_text(self, learner: RecoveringLearner) -> Group | None:
         """Returns the general text that tells how much a trained adapter has forgotten; None if that is not limited."""
-        probe = self.dataset.questions.probe if self.dataset.questions else []
-        if not probe or self.recipe.method != "lora":
+        if not self.task.dataset.outlines.probe or self.task.recipe.method != "lora":
             return None
+        probe = self.task.dataset.questions.probe
         refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
-        return Group(probe, learner.limit, is_evaluated=True)
+        return Group(self.task.dataset.outlines.probe, learner.limit, is_evaluated=True)
 
     def _scale_down(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
         scale = scale_down(learner, best, general, base_loss)
@@ -207,7 +219,7 @@ class TrainingRun:
 
     def _prepare_last(self, learner: RecoveringLearner, start: list[Tensor]) -> Trainer:
         """Prepares the training on all documents from `start`, with the median number of epochs of those before."""
-        schedule = self._schedules[-1]
+        schedule = self.task.schedules[-1]
         if self.progress:
             schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
             learner.start_again(start)
@@ -215,7 +227,7 @@ class TrainingRun:
 
     def _loss_after_last(self, trainer: Trainer) -> float | None:
         """Returns the loss on the validation documents after the last training; None if there are none."""
-        schedule = self._schedules[-1]
+        schedule = self.task.schedules[-1]
         if not self._judged:
             return None
         loss = evaluate(trainer.learner, schedule.test).mean
@@ -243,11 +255,11 @@ class TrainingRun:
 
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
-        recipe = self.recipe.learning_on() if schedule.learns_on else self.recipe
+        recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
         trainer = Trainer(learner, recipe, self._on_event, phase, TrainingProgress(phase))
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
-        learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])
+        learner.prepare(schedule, self.task.schedules[self.task.schedules.index(schedule) + 1 :])
         return trainer
 
     def _announce_slow_run(self) -> None:
@@ -266,7 +278,7 @@ class TrainingRun:
         With P parameters, a token takes 2 P floating-point operations forward, and 2 P backward for a frozen base or
         4 P for a trained one.
         """
-        passes = 4 if self.recipe.method == "lora" else 6
-        tokens = sum(schedule.num_tokens for schedule in self._schedules)
+        passes = 4 if self.task.recipe.method == "lora" else 6
+        tokens = sum(schedule.num_tokens for schedule in self.task.schedules)
         operations = passes * self.base.num_parameters * tokens
         return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)

@@ -11,7 +11,7 @@ from sebp_edge.events import ExamplesEvaluated, Sink, silent
 from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, Outline, outlines
 from sebp_edge.texts.schedule import RowLimit
 from sebp_edge.training.evaluation import HeldOutLoss, sum_by_document
 from sebp_edge.training.losses import RowLosses
@@ -36,21 +36,21 @@ def score(
     # The training tells the user if the model runs on padded batches.
     with RowLosses(model, examples, collator, device, silent, options) as row_losses:
 
-        def losses(micro_batch: list[Example]) -> tuple[Tensor, Tensor]:
+        def losses(micro_batch: list[Outline]) -> tuple[Tensor, Tensor]:
             losses_C, sequences_C = row_losses(micro_batch)
             return losses_C.cpu(), sequences_C
 
-        computed = in_micro_batches(losses, examples, row_losses.limit, device, on_event)
+        computed = in_micro_batches(losses, outlines(examples), row_losses.limit, device, on_event)
         return sum_by_document((micro_batch, *result) for micro_batch, result in computed)
 
 
 def in_micro_batches(
-    compute: Callable[[list[Example]], Result],
-    examples: list[Example],
+    compute: Callable[[list[Outline]], Result],
+    examples: list[Outline],
     limit: RowLimit,
     device: torch.device,
     on_event: Sink,
-) -> Iterator[tuple[list[Example], Result]]:
+) -> Iterator[tuple[list[Outline], Result]]:
     """Yields each micro-batch without gradients and its result; continues with smaller ones if memory runs out.
 
     Raises:
@@ -71,7 +71,7 @@ def in_micro_batches(
         yield computed, result
 
 
-def _try(compute: Callable[[list[Example]], Result], examples: list[Example]) -> Result | None:
+def _try(compute: Callable[[list[Outline]], Result], examples: list[Outline]) -> Result | None:
     """Returns the result of a micro-batch; None if memory ran out."""
     try:
         return compute(examples)

@@ -16,7 +16,7 @@ from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, Outline, outlines
 from sebp_edge.texts.teacher_tokens import TeacherTokens
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.scoring import in_micro_batches
@@ -49,22 +49,22 @@ def with_teacher(
     read = {id(example): replace(example, teacher=None) for example in examples if example.num_loss_tokens}
     if not read:
         return list(examples)
-    taught: dict[int, TeacherTokens] = {}
+    alone, taught = list(read.values()), {}
     # The training tells the user if the model runs on padded batches.
-    with RowLosses(model, list(read.values()), collator, device, silent, options) as row_losses:
+    with RowLosses(model, alone, collator, device, silent, options) as row_losses:
 
-        def teach(micro_batch: list[Example]) -> list[TeacherTokens]:
+        def teach(micro_batch: list[Outline]) -> list[TeacherTokens]:
             chunks = map(partial(tokens_and_shares, k=k), row_losses.row_logits(micro_batch))
             return _split(*(torch.cat(parts).cpu() for parts in zip(*chunks, strict=True)), micro_batch)
 
-        for micro_batch, targets in in_micro_batches(teach, list(read.values()), row_losses.limit, device, on_event):
-            taught |= {id(example): own for example, own in zip(micro_batch, targets, strict=True)}
+        for micro_batch, targets in in_micro_batches(teach, outlines(alone), row_losses.limit, device, on_event):
+            taught |= {example.number: own for example, own in zip(micro_batch, targets, strict=True)}
             check()
-    targets = {number: taught[id(example)] for number, example in read.items()}
+    targets = {key: taught[number] for number, key in enumerate(read)}
     return [replace(example, teacher=targets.get(id(example))) for example in examples]
 
 
-def _split(ids_CK: Tensor, shares_CK: Tensor, examples: list[Example]) -> list[TeacherTokens]:
+def _split(ids_CK: Tensor, shares_CK: Tensor, examples: list[Outline]) -> list[TeacherTokens]:
     """Splits the tokens of a micro-batch's loss rows, which are in the order of the examples."""
     counts = [example.num_loss_tokens for example in examples]
     return [

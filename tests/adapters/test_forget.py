@@ -17,7 +17,6 @@ from sebp_edge.adapters.history import Entry, read_history, write_history
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
-from sebp_edge.texts.documents import own_text
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import draw_splits
@@ -46,7 +45,7 @@ class Version(Weights):
     """Weights with a list of the documents of a reading."""
 
     def __init__(self, reading: Reading, history: SplitHistory):
-        texts = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
+        texts = {number: document.own_text for number, document in enumerate(reading.documents)}
         fingerprints = take_fingerprints(texts, history.salt)
         self.history = draw_splits(fingerprints, 0, history).history
         self.entries = {

@@ -66,24 +66,21 @@ def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
 
 
 @pytest.mark.slow
-def test_a_tiny_run_is_split_with_both_caches(model_folder, tmp_path, capsys, monkeypatch):
-    rows, notes_folder = [], tmp_path / "notes"
-    notes_folder.mkdir()
+def test_a_tiny_run_is_split(model_folder, tmp_path, capsys):
+    files = []
     for number, text in enumerate(make_sentences(24, words=60)):
-        (notes_folder / f"{number}.md").write_text(text)
-    # Smaller than the bundled model, which takes ten seconds per run.
-    monkeypatch.setattr(end_to_end, "TINY_MODEL", model_folder)
-    show = end_to_end.show
-    monkeypatch.setattr(end_to_end, "show", lambda row: (rows.append(row), show(row)))
-    end_to_end.main(["--tiny", "--notes", str(notes_folder), "--work", str(tmp_path)])
-    assert [row["triton_cache"] for row in rows] == ["empty", "filled"]
-    for row in rows:
-        for part in end_to_end.PARTS:
-            assert row[part] == 0 if part == "capture" else row[part] > 0, part
-        assert row["documents"] == 24
-        assert 0 < row["median_step_ms"] < 1e3 * row["steps"]
-        assert 0 < row["tokens_trained"] < row["tokens"]  # one epoch, without held-out documents
-    assert capsys.readouterr().out.count("24 notes") == 2
+        files.append(tmp_path / f"{number}.md")
+        files[-1].write_text(text)
+    options = ["--device", "cpu", "--epochs", "1", "--context", "32"]
+    row = next(end_to_end.measure(24, files, model_folder, tmp_path, options))
+    end_to_end.show(row)
+    assert row["triton_cache"] == "empty"
+    for part in end_to_end.PARTS:
+        assert row[part] == 0 if part == "capture" else row[part] > 0, part
+    assert row["documents"] == 24
+    assert 0 < row["median_step_ms"] < 1e3 * row["steps"]
+    assert 0 < row["tokens_trained"] < row["tokens"]  # one epoch, without held-out documents
+    assert capsys.readouterr().out.count("24 notes") == 1
 
 
 def test_a_command_that_fails_is_not_timed():

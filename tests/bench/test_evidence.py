@@ -206,7 +206,6 @@ def test_all_sources_of_every_benchmark_are_there(name):
         assert (evidence.ROOT / source).exists(), source
 
 
-@pytest.mark.slow
 def test_all_results_have_a_commit_a_machine_and_the_hashes_of_their_sources():
     results = json.loads(evidence.RESULTS.read_text())
     for entry in results.values():
@@ -214,7 +213,6 @@ def test_all_results_have_a_commit_a_machine_and_the_hashes_of_their_sources():
         assert evidence.where(entry)
         assert entry["sources"]
         assert all(re.fullmatch("[0-9a-f]{16}", value) for value in entry["sources"].values())
-    assert len(evidence.report(evidence.RESULTS).splitlines()) >= len(results)
 
 
 def test_every_table_belongs_to_a_result():
@@ -226,8 +224,9 @@ def test_no_results_yet_are_no_error(project):
     assert evidence.report(project / "results.json") == "No results yet: results.json is not there."
 
 
-def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
-    monkeypatch.setattr(evidence, "TESTS", ("ops",))
+def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project):
+    for source in evidence.TESTS:
+        (project / source).mkdir(parents=True)
     (project / "more.py").touch()
     files = {"bench.py": {"gpu": 1}, "more.py": {"gpu": 1}, "x": {}}
     marked, more, other = (SimpleNamespace(nodeid=f"{file}::test", keywords=files[file]) for file in files)

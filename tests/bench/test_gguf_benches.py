@@ -13,14 +13,12 @@ from formats import export, export_differences, gguf_loading
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
 def test_a_file_of_a_shape_is_written_and_loaded(tmp_path):
     file = gguf_loading.write_shape(tmp_path, "tiny", "q4_0")
-    rows = list(gguf_loading.loading(file, 1, "bfloat16"))
-    assert [row["to"] for row in rows] == ["bfloat16", "NF4"]
-    assert rows[0]["weight_bytes"] > rows[1]["weight_bytes"] > 0
-    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
+    row = next(gguf_loading.loading(file, 1, "bfloat16"))
+    assert row["to"] == "bfloat16" and row["weight_bytes"] > 0
+    assert row["seconds"] > 0 and row["peak_bytes"] > 0
 
 
-def test_types_are_timed(monkeypatch):
-    monkeypatch.setattr(gguf_loading, "NUM_WEIGHTS", 2**12)
+def test_types_are_timed():
     threads = torch.get_num_threads()
     try:
         assert gguf_loading.dequantising(gguf_loading.TYPES[2], 1)["seconds_per_billion"] > 0

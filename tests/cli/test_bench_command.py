@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import make_llama
-from rich.console import Console
+from terminals import draw_on_terminal
 from typer.testing import CliRunner
 
 from sebp_edge.cli import bench as command
@@ -69,13 +69,10 @@ def test_json_csv_and_plot_have_the_same_times(bench, notes_folder, tmp_path):
     assert (tmp_path / "b.svg").read_text().startswith("<svg")
 
 
-def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
-    narrow = Console(width=40, force_terminal=True, color_system=None, highlight=False)
-    for module in (console, command):
-        monkeypatch.setattr(module, "out", narrow)
-    with narrow.capture() as captured:
-        bench()
-    lines = captured.get().splitlines()
+def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
+    drawn = draw_on_terminal(monkeypatch, console, command, width=40)
+    bench()
+    lines = drawn.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert all(any(name in line for line in lines) for name in NAMES)
 
@@ -89,11 +86,10 @@ def test_all_weights_are_trained_by_a_full_recipe(bench):
 @pytest.mark.slow
 def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
     make_llama().config.save_pretrained(tmp_path / "only")
-    for model in (tmp_path / "only", tmp_path / "only" / "config.json"):
-        result = bench(notes_folder, "--json", model=model)
-        assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
-        assert json.loads(result.stdout)["weights"] == "random"
-        assert json.loads(result.stdout)["model"] == "only"
+    result = bench(notes_folder, "--json", model=tmp_path / "only")
+    assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
+    assert json.loads(result.stdout)["weights"] == "random"
+    assert json.loads(result.stdout)["model"] == "only"
 
 
 def test_padding_is_as_requested(model_folder):
@@ -172,13 +168,14 @@ def test_an_invalid_path_is_a_model_error():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("option", "name"), [("--csv", "notes.csv"), ("--plot", "drawing.svg")])
-def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name):
-    target = tmp_path / name
-    assert bench(option, target, "--batch", "1").exit_code == 0
-    first = target.read_bytes()
-    assert bench(option, target, "--batch", "2").exit_code == 0
-    assert target.read_bytes() != first
-    target.write_text("my own")
-    assert f"{name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
-    assert target.read_text() == "my own"
+def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path):
+    targets = {"--csv": tmp_path / "notes.csv", "--plot": tmp_path / "drawing.svg"}
+    options, found = [part for pair in targets.items() for part in pair], []
+    for batch in (1, 2):
+        assert bench(*options, "--batch", batch).exit_code == 0
+        found.append([target.read_bytes() for target in targets.values()])
+    assert all(before != after for before, after in zip(*found, strict=True))
+    for option, target in targets.items():
+        target.write_text("my own")
+        assert f"{target.name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
+        assert target.read_text() == "my own"

@@ -150,8 +150,8 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
 
 
 @pytest.mark.slow
-def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
-    assert run(*adapt).exit_code == 0
+def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store, after_learning):
+    after_learning(store)
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
     result = run(*adapt, "--epochs", 1, "--fresh")
     assert result.exit_code == 3
@@ -249,10 +249,10 @@ def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_fol
 
 
 @pytest.mark.slow
-def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
+def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, after_learning):
     assert run("adapters", "list").stdout == "There are no adapters yet; make one with: sebp-edge adapt ./notes\n"
-    for _ in range(2):
-        assert run(*adapt, "--fresh").exit_code == 0
+    after_learning(store)
+    assert run(*adapt, "--fresh").exit_code == 0
 
     listed = run("adapters", "list").stdout.splitlines()
     assert [line.split("\t")[:4] for line in listed] == [
@@ -292,8 +292,8 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert_one_sentence(run("adapters", "show", "default"), "There is no adapter 'default'")
 
 
-def test_an_adapter_for_another_base_model_is_one_sentence(adapt, tokenizer, tmp_path):
-    assert run(*adapt).exit_code == 0
+def test_an_adapter_for_another_base_model_is_one_sentence(store, after_learning, tokenizer, tmp_path):
+    after_learning(store)
     make_llama(num_hidden_layers=3).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     assert_one_sentence(

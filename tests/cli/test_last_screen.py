@@ -1,11 +1,10 @@
 """The last screen of `adapt` begins with the verdict, and fits 15 lines of 80 columns, whatever has happened."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from terminals import draw_on_terminal
 
 from sebp_edge.cli import last_screen
 from sebp_edge.models.catalog import ModelReference, resolve
@@ -78,9 +77,7 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
 
 
 def shown(result: AdaptResult, monkeypatch, width=80, **options) -> list[str]:
-    drawn = io.StringIO()
-    console = Console(file=drawn, force_terminal=True, width=width, color_system=None, highlight=False)
-    monkeypatch.setattr(last_screen, "out", console)
+    drawn = draw_on_terminal(monkeypatch, last_screen, width=width)
     last_screen.show_result(result, **options)
     return drawn.getvalue().splitlines()
 

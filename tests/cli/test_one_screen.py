@@ -1,13 +1,12 @@
 """What an owner of notes reads fits one screen: 24 lines of 80 columns, this machine's models first."""
 
-import io
 import json
 import time
 
 import pytest
 from command import RECIPE, run, without_controls
-from rich.console import Console
 from rich.progress import Progress
+from terminals import draw_on_terminal
 
 from sebp_edge.cli import analyze, console, listings, progress
 from sebp_edge.cli.progress import ProgressPrinter
@@ -20,11 +19,7 @@ LINES, COLUMNS = 24, 80
 @pytest.fixture
 def screen(monkeypatch):
     """What these commands draw on a terminal; their progress goes to the standard output."""
-    drawn = io.StringIO()
-    terminal = Console(file=drawn, force_terminal=True, width=COLUMNS, color_system=None, highlight=False)
-    for module in (analyze, console, listings):
-        monkeypatch.setattr(module, "out", terminal)
-    return drawn
+    return draw_on_terminal(monkeypatch, analyze, console, listings, width=COLUMNS)
 
 
 def lines_of(screen, result=None) -> list[str]:
@@ -116,15 +111,13 @@ def test_the_time_left_is_that_of_a_part_and_never_zero_while_more_is_to_come(ca
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_the_bar_names_its_time_and_shows_the_testing_after_the_last_step(monkeypatch, width):
-    drawn, bars = io.StringIO(), []
+    drawn, bars = draw_on_terminal(monkeypatch, progress, width=width), []
 
     class Kept(Progress):
         def __init__(self, *columns, **options):
             super().__init__(*columns, auto_refresh=False, **options)
             bars.append(self)
 
-    terminal = Console(file=drawn, force_terminal=True, width=width, color_system=None)
-    monkeypatch.setattr(progress, "out", terminal)
     monkeypatch.setattr(progress, "Progress", Kept)
     with progress.show_progress(as_json=False) as sink:
         sink(TrainingStarted("train", 1, 70, 9, 13))

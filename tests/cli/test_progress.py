@@ -1,10 +1,8 @@
 """The progress of an adaptation: notes, lines and the bar."""
 
-import io
-
 import pytest
 from command import without_controls
-from rich.console import Console
+from terminals import draw_on_terminal
 
 from sebp_edge.cli import progress
 from sebp_edge.cli.progress import ProgressPrinter
@@ -20,9 +18,8 @@ def test_running_out_of_memory_is_a_note_on_the_standard_error(capsys):
 
 @pytest.mark.parametrize("both_on_terminal", [True, False], ids=["standard error too", "standard error in a file"])
 def test_a_note_on_a_terminal_appears_above_the_bar(monkeypatch, both_on_terminal):
-    drawn, errors = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(progress, "out", Console(file=drawn, force_terminal=True, width=60, color_system=None))
-    monkeypatch.setattr(progress, "err", Console(file=errors, force_terminal=both_on_terminal, width=60))
+    drawn = draw_on_terminal(monkeypatch, progress, width=60)
+    errors = draw_on_terminal(monkeypatch, progress, width=60, stream="err", is_terminal=both_on_terminal)
     with progress.show_progress(as_json=False) as sink:
         sink(Notice("other programs took memory"))
     lines = without_controls(drawn.getvalue())

@@ -1,5 +1,6 @@
 """Every family, quantisation and format: what is written is what another program computes with."""
 
+import functools
 import json
 
 import numpy as np
@@ -24,13 +25,15 @@ from sebp_edge.models.loading import load_base_model
 pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'sebp-edge[verify]'")
 
 
-@pytest.fixture
-def source(tmp_path):
-    """A function that makes a model of a family and an adapter for it, and returns their folders."""
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A function that makes a model of a family and an adapter for it, once, and returns their folders."""
 
+    @functools.cache
     def make(family, **record):
-        model = make_source(tmp_path / "model", family)
-        return model, make_adapter(tmp_path / "adapter", model, **record)
+        folder = tmp_path_factory.mktemp(family)
+        model = make_source(folder / "model", family)
+        return model, make_adapter(folder / "adapter", model, **record)
 
     return make
 

@@ -1,6 +1,7 @@
 """The formats that are no GGUF model, fully fine-tuned models, and what happens without other programs."""
 
 import json
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -154,7 +155,7 @@ def test_mlx_lm_computes_what_we_do(llama_for_mlx, tmp_path):
 
 
 def test_mlx_factors_are_transposed(llama_for_mlx, tmp_path, monkeypatch):
-    monkeypatch.setattr(mlx_lm, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)  # not installed
     model, adapter = llama_for_mlx
     result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="mlx")
     assert (result.read_back_by, result.largest_difference) == ("sebp-edge", None)
@@ -167,7 +168,7 @@ def test_mlx_factors_are_transposed(llama_for_mlx, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("format", ["gguf", "ollama", "gguf-lora"])
 def test_without_llama_cpp_we_read_back_ourselves(llama, tmp_path, monkeypatch, format):
-    monkeypatch.setattr(llama_cpp, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)  # not installed
     result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format=format)
     assert result.read_back_by == "sebp-edge"
 

@@ -91,7 +91,7 @@ def test_the_command_says_if_nothing_is_answered_better_and_exits_with_3(command
 def write_no_effect(recipe):
     """Writes a recipe that trains too little to change an answer."""
     other = recipe.with_name("no-effect.toml")
-    other.write_text(recipe.read_text().replace("0.01", "1e-9"))
+    other.write_text(recipe.read_text().replace("0.02", "1e-9"))
     return other
 
 

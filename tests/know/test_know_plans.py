@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict
 
 import pytest
-from know_notes import GERMAN, NOTES, OTHER, RECIPE, WITHOUT_FACTS, notices, trained_examples
+from know_notes import GERMAN, NO_EFFECT, NOTES, OTHER, RECIPE, WITHOUT_FACTS, notices, trained_examples
 
 from sebp_edge import Recipe
 from sebp_edge.run.preparation import ASKED_TOGETHER
@@ -19,12 +19,12 @@ def test_the_plan_counts_the_examples_of_questions(make, runs):
     result = personalizer.adapt(NOTES)
     assert result.passed and result.predicted_peak_bytes is not None
     (training,) = runs
-    assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.dataset.num_tokens
+    assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.task.dataset.num_tokens
 
 
 @pytest.mark.slow
 def test_an_inspection_says_what_would_be_asked(make, runs):
-    personalizer = make(after=True)
+    personalizer = make(after=True, recipe=NO_EFFECT)
     texts = [*NOTES, *OTHER, *WITHOUT_FACTS]
     found = personalizer.inspect(texts)
     assert re.fullmatch(r"\d+ questions .* in \d+ examples\. About 2 of the documents none .*", found.asked)

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from know_notes import ANSWER, NO_EFFECT, NOTES, OWN_WORDS, RECIPE, THINGS, decoded, notices, trained_examples
+from know_notes import ANSWER, NO_EFFECT, NOTES, OWN_WORDS, THINGS, decoded, notices, trained_examples
 
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import Interrupted
@@ -65,7 +65,7 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     # The same is asked in keywords, alone and after the note.
     assert any(text.startswith("<|bos|><|user|>\nWhere samovar stands?") for text in texts)
     assert any(NOTES[0] in text and "?" in text for text in texts)
-    chosen_by = decoded(training.dataset.questions.validation, tokenizer)
+    chosen_by = decoded(training.task.dataset.questions.validation, tokenizer)
     for answer in learnt.result.answers:
         assert not any(answer.question in text for text in texts + chosen_by), answer.question
     assert len(chosen_by) == 6 and not set(chosen_by) & set(texts)
@@ -99,9 +99,8 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
 
     states, scaled_down = [], TrainingRun._scale_down
     monkeypatch.setattr(TrainingRun, "_scale_down", watched)
-    monkeypatch.setattr(scale_down, "MAX_RISE", 1e-12)
     monkeypatch.setattr(scale_down, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
-    personalizer = make(recipe=RECIPE.replace(epochs=1))
+    personalizer = make()
     personalizer.adapt(NOTES, activate_anyway=True)
     because = "since the loss on general text rose by more than 2.0 %"
     assert f"The adapter was scaled to 50 %, {because}." in notices(personalizer)
@@ -111,9 +110,8 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_adapter_that_forgets_little_stays_as_it_is(make, monkeypatch):
-    monkeypatch.setattr(scale_down, "MAX_RISE", 1e9)
-    personalizer = make(recipe=RECIPE.replace(epochs=1))
+def test_an_adapter_that_forgets_little_stays_as_it_is(make):
+    personalizer = make(recipe=NO_EFFECT)
     personalizer.adapt(NOTES, activate_anyway=True)
     assert not any("scaled" in message for message in notices(personalizer))
 
@@ -127,7 +125,7 @@ def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypat
 
     states = []
     monkeypatch.setattr(scale_down, "evaluate", evaluate)
-    personalizer = make(recipe=RECIPE.replace(epochs=1))
+    personalizer = make()
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
     folder = personalizer.store.adapter("default").open(stopped.value.version).path

@@ -37,7 +37,7 @@ def test_a_notice_says_about_how_many_notes_nothing_can_be_asked(make, runs):
     personalizer = make(recipe=NO_EFFECT)
     personalizer.adapt([*NOTES, *WITHOUT_FACTS])
     (message,) = (message for message in notices(personalizer) if "questions were made" in message)
-    asked = runs[0].dataset.questions
+    asked = runs[0].task.dataset.questions
     assert message == (
         f"{asked.num_questions} questions were made of the documents, in {len(asked.trained)} examples. About 2 of the "
         "documents none could be made: no facts were recognised in them."
@@ -70,7 +70,7 @@ def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs
     result = personalizer.adapt(NOTES)
     assert result.quiz.questions == 6 and result.quiz.right_after >= 5
     assert not personalizer.store.adapter("default").open().record.chat
-    (quizzed, *_), asked = runs[0].dataset.questions.quiz, runs[0].dataset.questions.trained
+    (quizzed, *_), asked = runs[0].task.dataset.questions.quiz, runs[0].task.dataset.questions.trained
     assert tokenizer.decode(quizzed.alone) == f"<|bos|>Question: {quizzed.question}\nAnswer:"
     note = NOTES[quizzed.document]
     assert tokenizer.decode(quizzed.with_document) == f"<|bos|>Question: {note}\n\n{quizzed.question}\nAnswer:"
@@ -84,7 +84,7 @@ def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs
 def test_a_few_short_notes_are_enough_if_enough_can_be_asked(make, runs):
     notes = [f"The {thing} is {ANSWER}." for thing in ("samovar", "abacus", "bassoon", "easel", "kayak", "loom")]
     result = make(recipe=NO_EFFECT).adapt(notes)
-    assert sum(example.num_loss_tokens for example in runs[0].dataset.examples) < MIN_TOKENS
+    assert sum(example.num_loss_tokens for example in runs[0].task.dataset.examples) < MIN_TOKENS
     assert result.quiz.questions == 6
 
 
@@ -94,12 +94,10 @@ def test_records_alone_are_refused(make):
         make().adapt(records)
 
 
-@pytest.mark.slow
-def test_another_seed_is_the_reason_why_all_is_learnt_again(make, learnt):
-    personalizer = make(after=True, seed=1)
-    personalizer.adapt([*NOTES, NOTES[0].replace("samovar", "abacus")])
+def test_another_seed_is_the_reason_why_all_is_learnt_again(make):
+    found = make(after=True, seed=1).inspect([*NOTES, NOTES[0].replace("samovar", "abacus")])
     said = "since version 1 was trained with the seed 0, and this seed is 1."
-    assert f"All documents are learnt again, {said}" in notices(personalizer)
+    assert found.beginning == f"All documents are learnt again, {said}"
 
 
 @pytest.mark.slow
@@ -107,11 +105,11 @@ def test_a_note_longer_than_the_context_is_asked_about_without_it(make, runs):
     long = f"{NOTES[0]}\n\n{'The rain fell on the roof and on the road all day. ' * 20}"
     personalizer = make(recipe=NO_EFFECT)
     result = personalizer.adapt([long, *NOTES[1:]])
-    asked, tokenizer = runs[0].dataset.questions, runs[0].base.tokenizer
+    asked, tokenizer = runs[0].task.dataset.questions, runs[0].base.tokenizer
     about_it = [text for text in decoded(asked.trained, tokenizer) if "samovar" in text]
     assert len(about_it) > 5 and not any("# The samovar" in text for text in about_it)
     # What does not fit into one example is still trained on, in several.
-    assert sum(example.document == 0 for example in runs[0].dataset.examples) > 2
+    assert sum(example.document == 0 for example in runs[0].task.dataset.examples) > 2
     too_long = sum(question.document == 0 for question in asked.quiz)
     assert result.quiz.questions_with_note == result.quiz.questions - too_long
 
@@ -122,7 +120,7 @@ def test_a_question_longer_than_the_context_is_not_in_the_quiz(make, runs, tmp_p
     long = [f"# The {thing * 15}\n\nThe {thing * 15} stands {ANSWER}." for thing in THINGS]
     model = save_model(tmp_path / "short", make_tokenizer(), max_position_embeddings=96)
     result = make(model=model, recipe=NO_EFFECT).adapt([*NOTES, *long])
-    for question in runs[0].dataset.questions.quiz:
+    for question in runs[0].task.dataset.questions.quiz:
         assert len(question.alone) + REPLY_TOKENS <= 96
     assert result.quiz.questions_with_note < result.quiz.questions
 
@@ -162,4 +160,4 @@ def test_records_are_trained_on_beside_the_questions(make, runs):
     for pair in pairs:
         expected = f"<|bos|><|user|>\n{pair['prompt']}<|end|>\n<|assistant|>\n{pair['completion']}<|end|>"
         assert sum(text.removesuffix("<|eos|>").strip() == expected for text in texts) == 1
-    assert {question.document for question in training.dataset.questions.quiz} < set(range(12))
+    assert {question.document for question in training.task.dataset.questions.quiz} < set(range(12))

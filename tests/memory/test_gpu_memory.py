@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
-from builders import make_examples, make_llama, make_sentences, make_step
+from builders import make_examples, make_llama, make_sentences, make_step, schedule_of
 from graph_learners import FullAdaptation, LoraAdaptation
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -20,7 +20,6 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import MIN_FREE
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [
@@ -165,7 +164,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
             learner.graphs = None
         weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
         events.clear()
-        learner.prepare(Schedule([[examples]]))
+        learner.prepare(schedule_of(learner, [[examples]]))
         torch.cuda.synchronize()
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
@@ -207,7 +206,7 @@ def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         learner.graphs = None
         weights = snapshot(adapted)
-        learner.prepare(Schedule([[examples]]))
+        learner.prepare(schedule_of(learner, [[examples]]))
         assert failed
         assert all(map(torch.equal, snapshot(adapted), weights))
     kinds = [type(event) for event in events if not isinstance(event, GraphCaptured)]

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from builders import evaluated, limit_rows, make_examples, make_step
+from builders import evaluated, limit_rows, make_examples, make_step, schedule_of
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.update import Update
 
 pytestmark = [
@@ -26,7 +25,7 @@ def test_all_buckets_are_warmed_up_before_the_first_capture():
             method = getattr(graphs, name)
             setattr(graphs, name, lambda *given, method=method, name=name: order.append(name) or method(*given))
         limit_rows(learner, 630)
-        learner.lay_out(Schedule([[examples]]))
+        learner.lay_out(schedule_of(learner, [[examples]]))
         assert len(learner.graphs._buckets) > 1
         learner.step(make_step(learner, examples), 1e-3)
     first = order.index("capture")
@@ -121,12 +120,12 @@ def test_running_out_of_memory_while_a_graph_is_made_adds_no_gradients(options, 
     rows = sum(example.num_active_tokens for example in examples)
     with make_learner(LoraAdaptation(), examples, options=options) as learner:
         limit_rows(learner, -(-rows // 2))
-        learner.lay_out(Schedule([[examples]]))
+        learner.lay_out(schedule_of(learner, [[examples]]))
         expected_loss, expected = step_gradients(learner, examples, monkeypatch)
     adapted, events = LoraAdaptation(), []
     hook, stream = Hook(adapted), torch.cuda.current_stream()
     with make_learner(adapted, examples, events, options) as learner:
-        learner.lay_out(Schedule([[examples]]))
+        learner.lay_out(schedule_of(learner, [[examples]]))
         hook.fail_at(call)
         loss, found = step_gradients(learner, examples, monkeypatch)
         assert torch.cuda.current_stream() == stream
@@ -149,7 +148,7 @@ def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
     hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
     examples = make_examples([31, 2, 17, 40])
     with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, options) as learner:
-        learner.lay_out(Schedule([[examples]]))
+        learner.lay_out(schedule_of(learner, [[examples]]))
         hook.fail_at(call)
         learner.step(make_step(learner, examples), 1e-3)
     assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
@@ -214,7 +213,7 @@ def test_under_a_cap_the_training_continues_with_smaller_micro_batches(graphs):
         with make_learner(adapted, examples, events) as learner:
             if not graphs:
                 drop_graphs(learner)
-            learner.lay_out(Schedule([[examples] * 3]))
+            learner.lay_out(schedule_of(learner, [[examples] * 3]))
             # With a learning rate of zero, all trainings here are the same.
             losses = [float(learner.step(make_step(learner, examples), 0.0).loss) for _ in range(3)]
             assert (learner.graphs is not None) == graphs

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, make_sentences, make_step, train
+from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
 from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.cli.progress import ProgressPrinter
@@ -18,7 +18,6 @@ from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
@@ -67,7 +66,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
     def prepared(learner):
         if graphs and not padded:
             learner.begin_graphs()
-        learner.prepare(Schedule([[examples[:5], examples[5:]]]))
+        learner.prepare(schedule_of(learner, [[examples[:5], examples[5:]]]))
         return learner
 
     with recovering_learner(base, examples, recipe, padded=padded) as learner:
@@ -104,7 +103,7 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
         if graphs:
             learner.begin_graphs()
-        learner.prepare(Schedule([[examples]]))
+        learner.prepare(schedule_of(learner, [[examples]]))
         assert equal(bits(snapshot(adapted)), bits(before))
         moments = [value for one in learner._update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
@@ -123,11 +122,11 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
     examples = uneven_examples()
     with recovering_learner(base, examples, recipe, padded=padded, limit=ample()) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        schedule = Schedule([[examples]])
+        schedule = schedule_of(learner, [[examples]])
         with Failing() as counting:
             learner.prepare(schedule)
         before = snapshot(learner.adaptation)
-        (largest,) = learner.limit.cut(examples)
+        (largest,) = learner.limit.cut(outlined(learner, examples))
         for number in range(1, counting.count, 1 + counting.count // 25):
             limit_rows(learner, 4096)
             learner._largest_dry_run = (0, 0)
@@ -159,7 +158,7 @@ def test_steps_of_one_micro_batch_are_cut_before_the_first_step(updated_in_backw
         FullAdaptation(make_llama()), recipe, examples, Collator(64, 2), events.append, guard=ample()
     ) as learner:
         progress = train(Trainer(learner, recipe, events.append, "train"), examples, [])
-        fewest = len(learner.limit.cut(examples))
+        fewest = len(learner.limit.cut(outlined(learner, examples)))
     assert [type(event) for event in events if not isinstance(event, Notice | StepDone)][-1] is MemoryProbed
     assert any(isinstance(event, MemoryRanOut) for event in events)
     assert progress.steps == progress.total_steps == 2 * fewest > 4
@@ -167,7 +166,7 @@ def test_steps_of_one_micro_batch_are_cut_before_the_first_step(updated_in_backw
 
 def test_without_a_limit_there_is_no_dry_run(base):
     with recovering_learner(base, uneven_examples()) as learner:
-        learner.prepare(Schedule([[uneven_examples()]]))
+        learner.prepare(schedule_of(learner, [[uneven_examples()]]))
         assert learner.events == []
 
 
@@ -313,9 +312,9 @@ def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, m
     with recovering_learner(base, examples) as learner:
         expected = [learner.step(make_step(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_CHECKS)]
     with recovering_learner(base, examples, limit=ample()) as learner:
-        learner.prepare(Schedule([[examples]]))
+        learner.prepare(schedule_of(learner, [[examples]]))
         learner.events.clear()
-        (step,), (largest,) = learner.schedule.epochs[0], learner.limit.cut(examples)
+        (step,), (largest,) = learner.schedule.epochs[0], learner.limit.cut(outlined(learner, examples))
         found = [learner.step(step, 1e-3)]
         assert learner.events == []
         set_free_memory(monkeypatch, 10**6)
@@ -331,7 +330,7 @@ def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, m
 def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypatch):
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples, limit=ample()) as learner:
-        learner.prepare(Schedule([[examples]]))
+        learner.prepare(schedule_of(learner, [[examples]]))
         learner.events.clear()
         set_free_memory(monkeypatch, 10**6)
         for _ in range(4 * STEPS_BETWEEN_CHECKS):

@@ -17,7 +17,7 @@ from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, outlines
 from sebp_edge.texts.schedule import RowLimit, Schedule
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
@@ -41,10 +41,12 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
 def test_what_examples_begin_with_in_common_costs_its_tokens_once():
     ids = [[*range(20), 30 + number, 40, 41] for number in range(5)]
     examples = [Example(own, [IGNORE] * 21 + own[21:], 0) for own in ids]
-    schedule = Schedule([[examples]], examples[:3], examples[3:])
+    known = outlines(examples)
+    schedule = Schedule([[known]], known[:3], known[3:])
     schedule.lay_out(RowLimit(1000))
     alone, shared = (
-        Work.of([schedule], on_gpu=False, has_graphs=False, shares_prefixes=shares) for shares in (False, True)
+        Work.of([schedule], examples, on_gpu=False, has_graphs=False, shares_prefixes=shares)
+        for shares in (False, True)
     )
     assert alone.trained_tokens - shared.trained_tokens == 4 * 20
     # Validation examples are evaluated before and after the epoch, test examples too.
@@ -55,8 +57,8 @@ def test_what_examples_begin_with_in_common_costs_its_tokens_once():
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
     works, count = [], Work.of
 
-    def recorded(schedules, **options):
-        works.append(count(schedules, **options))
+    def recorded(schedules, examples, **options):
+        works.append(count(schedules, examples, **options))
         return works[-1]
 
     monkeypatch.setattr(Work, "of", recorded)

@@ -8,9 +8,9 @@ import torch
 
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.generation import NonFiniteLogits, generate_text
+from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.models.sampling import Sampling
+from sebp_edge.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.recipe import Recipe
 
 

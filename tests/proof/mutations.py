@@ -47,7 +47,7 @@ MUTATIONS = [
          "tests/sparse", "losses_and_gradients_are_the_padded_dense_ones"),
         ("padding on the left taken for right", "if not is_right_padded(attention_mask_BT):", "if False:",
          "tests/rows", "padding_before_real_tokens"),
-        ("a prompt has loss", "loss_span = (len(prompt), len(text))", "loss_span = (0, len(text))",
+        ("a prompt has loss", "spans = [(len(content.prompt), len(text))]", "spans = [(0, len(text))]",
          "tests/texts", "only_the_completion_has_loss"),
         ("scaling of LoRA lost", "torch.addmm(out, down, lora_B.T, beta=0, alpha=scaling, out=out)",
          "torch.addmm(out, down, lora_B.T, beta=0, out=out)", "tests/ops", "outputs_and_gradients_are_pefts"),

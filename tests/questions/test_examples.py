@@ -57,7 +57,7 @@ def test_all_documents_are_trained_on_and_examples_have_their_numbers(tokenizer)
     (split,) = found.splits()
     assert {example.document for example in split.train} - {NO_DOCUMENT} == set(range(len(NOTES)))
     assert {document.role for document in found.draw.history.documents} == {TRAIN}
-    assert all(one in split.train for one in found.examples)
+    assert all(one in found.trained for one in found.examples)
 
 
 def test_only_answers_have_loss(tokenizer):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, schedule_of
 from torch import nn
 
 from sebp_edge import Recipe
@@ -13,8 +13,7 @@ from sebp_edge.recipe import METHODS, PruningRecipe
 from sebp_edge.research.pruning.nm_sparse import nm_sparse
 from sebp_edge.research.pruning.pruning import Pruning
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import Schedule
+from sebp_edge.texts.examples import Example, outlines
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
@@ -141,7 +140,7 @@ def train_with_the_learner(model, recipe, steps, rate):
     examples = make_examples()
     adaptation = PrunedAdaptation(model, recipe.sparsity)
     with RecoveringLearner(adaptation, recipe, examples, Collator(64, 2), silent) as learner:
-        learner.lay_out(Schedule([[examples[:4]], [examples[4:]]]))
+        learner.lay_out(schedule_of(learner, [[examples[:4]], [examples[4:]]]))
         learner.hook.begin(steps)
         groups = [group for epoch in learner.schedule.epochs for group in epoch]
         for step in range(steps):
@@ -152,12 +151,13 @@ def train_with_the_learner(model, recipe, steps, rate):
 
 def train_with_torch(model, recipe, steps, rate, clips_each):
     examples = make_examples()
+    known = outlines(examples)
     optimizer = torch.optim.AdamW(model.requires_grad_(True).eval().parameters(), lr=rate, weight_decay=0)
     with RowLosses(model, examples, Collator(64, 2), torch.device("cpu"), silent) as rows:
         method = recipe.sparsity.method
         with nm_sparse(model, "1:4", method, num_steps=steps) as sparse:
             for step in range(steps):
-                losses, _ = rows(examples[4:] if step % 2 else examples[:4])
+                losses, _ = rows(known[4:] if step % 2 else known[:4])
                 optimizer.zero_grad()
                 losses.mean().backward()
                 groups = [[p] for p in model.parameters()] if clips_each else [list(model.parameters())]

@@ -17,7 +17,7 @@ from sebp_edge.run import copying
 from sebp_edge.run.copying import Copy, longest_copies, longest_run
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.examples import Example, encode, outlines
 from sebp_edge.texts.schedule import Schedule, shuffled_batches
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.recovery import RecoveringLearner
@@ -32,7 +32,7 @@ def memorised(model_folder):
     documents = [Document("", text) for text in make_sentences(4, words=12)]
     examples, _ = encode(documents, base.tokenizer, 64)
     adaptation, collator = attach(base, MEMORISED, 0), Collator(64, base.pad_token_id)
-    schedule = Schedule(shuffled_batches(examples[:2], MEMORISED.batch_tokens, MEMORISED.epochs, 0))
+    schedule = Schedule(shuffled_batches(outlines(examples[:2]), MEMORISED.batch_tokens, MEMORISED.epochs, 0))
     with RecoveringLearner(adaptation, MEMORISED, examples, collator, silent) as learner:
         learner.prepare(schedule)
         Trainer(learner, MEMORISED, silent, "train").train(schedule)

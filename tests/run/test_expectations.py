@@ -7,8 +7,7 @@ import pytest
 
 from sebp_edge.models.catalog import ModelReference, resolve
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.expectations import BY_PEOPLE, IN_QUIZ, expectation, what_the_kind_can_do, writer_of
-from sebp_edge.texts.chats import OWNER
+from sebp_edge.run.expectations import BY_PEOPLE, IN_QUIZ, expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.texts.documents import Conversation
 
 OTHER = ModelReference("mine", "local", "/secret/folder/mine")
@@ -63,11 +62,10 @@ def test_chats_of_people_give_their_owners_way_to_write():
         )
     )
     records = [Conversation(({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}))]
-    assert writer_of([chat, *records, chat]) == "Anna"
-    assert writer_of([chat, *records]) == writer_of(records) == ""
-    text = expectation(OTHER, 10**9, is_chat=True, writer="Anna")
-    assert text.startswith("It writes as Anna does in chats, but do not rely on it for what was said or is true.")
-    assert "It writes as you do in chats" in expectation(OTHER, 10**9, is_chat=True, writer=OWNER)
+    assert mostly_of_people([chat, *records, chat])
+    assert not (mostly_of_people([chat, *records]) or mostly_of_people(records))
+    text = expectation(OTHER, 10**9, is_chat=True, of_people=True)
+    assert text.startswith("It writes as you do in chats, but do not rely on it for what was said or is true.")
     for has_template in (False, True):
         kind = what_the_kind_can_do([chat], Recipe.load("notes"), has_template=has_template)
-        assert kind == "It will answer messages as Anna does. It will not know what was not said in them."
+        assert kind == "It will answer messages as you do. It will not know what was not said in them."

@@ -4,7 +4,7 @@ import json
 from dataclasses import FrozenInstanceError
 
 import pytest
-from builders import make_sentences, make_tokenizer
+from builders import dataset_of, make_sentences, make_tokenizer
 from command import run
 from random_texts import edit, words
 
@@ -133,9 +133,8 @@ def test_the_command_prints_one_line_of_json_after_the_progress(texts):
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-def refusing(examples, tokenizer, content=SECRET, left_out=()):
-    documents = [Document("a", content)]
-    refuse_unlearnable(examples, documents, tokenizer, chat_template=False, left_out=left_out)
+def refusing(examples, tokenizer, left_out=()):
+    refuse_unlearnable(dataset_of(examples, left_out=left_out), 1, tokenizer)
 
 
 def test_examples_without_loss_are_refused():
@@ -164,9 +163,9 @@ def test_a_template_that_leaves_the_end_of_an_answer_untrained_is_refused():
     messages = ({"role": "user", "content": "the wind"}, {"role": "assistant", "content": "from the west"})
     document = Document("a", Conversation(messages))
     examples, _ = encode([document], tokenizer, 64)
-    refuse_unlearnable(examples, [document], tokenizer, chat_template=False)
+    refuse_unlearnable(dataset_of(examples), 1, tokenizer)
     assert end in tokenizer.chat_template
     tokenizer.chat_template = tokenizer.chat_template.replace(end, "{{ message.content }}{% endgeneration %}<|end|>")
     examples, _ = encode([document], tokenizer, 64)
     with pytest.raises(ModelError, match="token that ends an answer"):
-        refuse_unlearnable(examples, [document], tokenizer, chat_template=False)
+        refuse_unlearnable(dataset_of(examples), 1, tokenizer)

@@ -7,7 +7,7 @@ from failing_memory import RECIPE
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.models.generation import NonFiniteLogits
+from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.run.samples import MAX_WORDS, continue_each, find_beginnings
 from sebp_edge.texts.documents import Completion, Conversation, Document
 from sebp_edge.texts.examples import encode

@@ -25,7 +25,7 @@ from sebp_edge.ops import sequence_attention_
 from sebp_edge.sparse import hoist
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, outlines
 from sebp_edge.training.losses import RowLosses
 
 ROPE = {"rope_theta": 10000.0}
@@ -84,7 +84,7 @@ def rows_computed(model) -> int:
     computed = []
     with RowLosses(model, examples, Collator(96, 0), torch.device("cpu"), silent) as rows:
         hook = model.get_input_embeddings().register_forward_hook(lambda _, inputs, out: computed.append(out.shape[1]))
-        rows(examples)
+        rows(outlines(examples))
         hook.remove()
     return computed[-1]  # after trials
 

@@ -64,7 +64,7 @@ def marked(contents, lines=frozenset({FOOTER, "# Daily 0"}), template=CHAT_TEMPL
     for example in examples:
         assert len(example.in_boilerplate) in (0, len(example.labels))
         labels = [label for label in example.labels[1:] if label != -100]
-        pairs = list(zip(labels, example.loss_in_boilerplate, strict=True))
+        pairs = list(zip(labels, example.outline(0).boilerplate or bytes(len(labels)), strict=True))
         found.append(tuple(tokenizer.decode([label for label, flag in pairs if flag == wanted]) for wanted in (1, 0)))
     return found
 
@@ -87,7 +87,7 @@ def test_without_common_lines_examples_are_as_before():
     documents = [Document("0", text) for text in letters(6, 6)]
     examples, _ = encode(documents, make_tokenizer(), 64)
     assert all(example.in_boilerplate == b"" for example in examples)
-    assert {flag for example in examples for flag in example.loss_in_boilerplate} == {0}
+    assert {example.outline(0).boilerplate for example in examples} == {b""}
     other, _ = encode(documents, make_tokenizer(), 64, common_lines=frozenset({FOOTER}))
     assert [(one.input_ids, one.labels) for one in other] == [(one.input_ids, one.labels) for one in examples]
 

@@ -7,7 +7,6 @@ from reading import refusal, write_file
 
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.conversations import render_plain
-from sebp_edge.texts.documents import content_hash
 from sebp_edge.texts.readers import read_all, read_texts
 
 ANNA = """\
@@ -26,7 +25,7 @@ def documents(texts, me="Anna") -> dict:
 
 
 def hashes(texts, me="Anna") -> set[str]:
-    return {content_hash(document.content, b"salt") for document in read_texts(texts, me=me).documents}
+    return {document.hash(b"salt") for document in read_texts(texts, me=me).documents}
 
 
 def test_the_owners_turns_are_learnt_and_the_others_are_context(tmp_path):
@@ -57,15 +56,15 @@ def test_with_more_than_two_people_each_line_of_the_others_begins_with_a_name(tm
     chat = "[13/03/24, 10:00] Bob: Who comes?\n[13/03/24, 10:00] Cem: Me.\n[13/03/24, 10:01] Anna: And me.\n"
     [content] = documents(write_file(tmp_path, "_chat.txt", chat)).values()
     assert content.messages[0] == {"role": "user", "content": "Bob: Who comes?\nCem: Me."}
-    assert render_plain(content.messages)[0] == "Bob: Who comes?\nCem: Me.\n\nAnna: And me.\n\n"
+    assert render_plain(content.messages)[0] == "Them: Bob: Who comes?\nCem: Me.\n\nMe: And me."
 
 
-def test_without_a_chat_template_each_turn_begins_with_a_name(tmp_path):
+def test_without_a_chat_template_turns_begin_with_nobodys_name(tmp_path):
     first, second = documents(write_file(tmp_path, "_chat.txt", ANNA)).values()
     text, spans = render_plain(first.messages)
-    assert text == "Bob: Are you coming?\n\nAnna: Yes,\nat eight.\nBring bread.\n\n"
-    assert [text[begin:end] for begin, end in spans] == [" Yes,\nat eight.\nBring bread.\n\n"]
-    assert render_plain(second.messages)[0] == "Anna: Thanks!\n\n"
+    assert text == "Them: Are you coming?\n\nMe: Yes,\nat eight.\nBring bread."
+    assert [text[begin:end] for begin, end in spans] == [" Yes,\nat eight.\nBring bread."]
+    assert render_plain(second.messages)[0] == "Me: Thanks!"
 
 
 def test_another_export_of_a_chat_makes_the_same_documents(tmp_path):

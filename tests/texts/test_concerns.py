@@ -51,7 +51,7 @@ def tokenizer():
 
 def concerns_of(texts, tokenizer, cluster_of=None, copies=0):
     texts = dict(enumerate([texts] if isinstance(texts, str) else texts))
-    return find_concerns(texts, cluster_of or {document: document for document in texts}, copies, tokenizer)
+    return find_concerns(texts.values(), cluster_of or {document: document for document in texts}, copies, tokenizer)
 
 
 def files(pattern: str) -> list[str]:
@@ -208,5 +208,5 @@ def test_twenty_megabytes_take_seconds(count, tokenizer):
     lines = common_lines(texts, cluster_of)
     for each in texts.values():
         common_spans(each, lines or frozenset({"end"}))
-    find_concerns(texts, cluster_of, 0, tokenizer)
+    find_concerns(texts.values(), cluster_of, 0, tokenizer)
     assert time.process_time() - begin < 8

@@ -10,9 +10,10 @@ from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError
 from sebp_edge.texts import conversations
-from sebp_edge.texts.conversations import render_conversation
+from sebp_edge.texts.conversations import plain_message, render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, Unreadable
 from sebp_edge.texts.examples import encode
+from sebp_edge.texts.prompts import encode_prompt
 
 IGNORE = -100
 
@@ -349,8 +350,16 @@ def test_peoples_messages_need_no_chat_template():
     tokenizer = tokenizer_with(None)
     [example], left_out = encode_one(OF_PEOPLE, tokenizer)
     assert not left_out
-    text = "Anna: at home\n\nBob: and soup?\n\nAnna: at six\nor so\n\n<|eos|>"
+    # Each reply ends as a text does, so that a generated one ends.
+    text = "Me: at home<|eos|>\n\nThem: and soup?\n\nMe: at six\nor so<|eos|>"
     assert tokenizer.decode(example.input_ids).removeprefix("<|bos|>") == text
-    assert tokenizer.decode(loss_tokens(example)) == " at home\n\n at six\nor so\n\n<|eos|>"
+    assert tokenizer.decode(loss_tokens(example)) == " at home<|eos|> at six\nor so<|eos|>"
+    for number in range(len(OF_PEOPLE)):
+        if OF_PEOPLE[number]["role"] == "user":
+            prompt = encode_prompt(list(OF_PEOPLE[: number + 1]), tokenizer, chat=True)
+            assert list(example.input_ids[: len(prompt.input_ids)]) == prompt.input_ids
+            assert example.input_ids[-1] in prompt.end_ids
+    message = encode_prompt("and soup?", tokenizer, chat=True).input_ids
+    assert tokenizer.decode(message).removeprefix("<|bos|>") == plain_message("and soup?")
     with pytest.raises(ModelError, match="has no chat template"):
         encode_one(TWO_TURNS, tokenizer)

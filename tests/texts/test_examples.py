@@ -286,7 +286,7 @@ def test_documents_without_examples_are_not_drawn():
     used = set(range(1, 21))
     assert (data.num_documents, {example.document for example in data.examples}) == (20, used)
     assert data.left_out == [LeftOut("x", "empty"), LeftOut("0", "no tokens to train on")]
-    assert set(data.fingerprints) == set(data.draw.split_of) == set(data.draw.cluster_of) == used
+    assert set(data.draw.fingerprints) == set(data.draw.split_of) == set(data.draw.cluster_of) == used
     assert len(data.draw.history.documents) == 20
 
 

@@ -42,6 +42,8 @@ def unread(path) -> dict[str, int]:
         "13/3/2024, 10:01 p. m. - ",
         "13.3.2024 klo 22.01 - ",
         "2024/03/13 22:01 - ",
+        "13. 3. 2024. 22:01:15 ",
+        "2024. 03. 13. 22:01 - ",
         "2024/3/13 下午10:01 - ",
         "2024. 3. 13. 오후 10:01, ",
         "\u200f\u0661\u0663\u200f/\u0663\u200f/\u0662\u0660\u0662\u0664\u060c \u0661\u0660:\u0660\u0661 م - ",
@@ -288,16 +290,29 @@ def test_slacks_ids_are_people_and_a_thread_is_a_chat_of_its_own(tmp_path):
         slack_message(5, "joined", subtype="channel_join"),
         slack_message(6, "a build", subtype="bot_message", bot_id="B1"),
         slack_message(7, "", files=[{"id": "F1"}]),
+        {key: value for key, value in slack_message(8, "", files=[{"id": "F2"}]).items() if key != "text"},
+        # As Slack exported files until 2018.
+        slack_message(9, "<@U01> uploaded a file: <https://x|a.md>", subtype="file_share", file={}, bot_id=None),
+        slack_message(
+            10,
+            "<@U01> uploaded a file: <https://x|a.md> and commented: our plan",
+            subtype="file_share",
+            file={"id": "F3", "initial_comment": {"comment": "our plan"}},
+            bot_id=None,
+        ),
     ]
     write_file(tmp_path, "export/users.json", json.dumps(users))
     write_file(tmp_path, "export/garden/2024-03-09.json", json.dumps(day, indent=4))
     reading = read_all(tmp_path)
-    assert reading.exports == ("2 Slack chats with 2 people, 4 messages",)
+    assert reading.exports == ("2 Slack chats with 2 people, 5 messages",)
     assert {author.name for author in reading.authors} == {"Anna A", "Bob"}
-    assert unread(tmp_path) == {"messages of bots": 1, "system lines": 1, "attachments": 1}
+    assert unread(tmp_path) == {"messages of bots": 1, "system lines": 1, "attachments": 3}
 
     channel, thread = (document.content for document in read_texts(tmp_path, me="Anna A").documents)
-    assert [message["content"] for message in channel.messages] == ["", "@Bob see this in #garden & say @here\nNext"]
+    assert [message["content"] for message in channel.messages] == [
+        "",
+        "@Bob see this in #garden & say @here\nNext\nour plan",
+    ]
     assert [message["content"] for message in thread.messages] == ["Who?", "Me."]
 
 

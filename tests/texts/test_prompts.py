@@ -36,9 +36,10 @@ def test_messages_are_always_rendered_with_the_template(tokenizer):
     assert decoded(tokenizer, CHAT, chat=False) == decoded(tokenizer, CHAT, chat=True) == expected
 
 
-def test_without_a_template_texts_are_encoded_plainly_and_messages_refused(own_tokenizer):
+def test_without_a_template_texts_are_encoded_plainly_and_messages_refused_but_for_chat_adapters(own_tokenizer):
     own_tokenizer.chat_template = None
-    assert decoded(own_tokenizer, "the ferry", chat=True) == "<|bos|>the ferry"
+    assert decoded(own_tokenizer, "the ferry", chat=False) == "<|bos|>the ferry"
+    assert decoded(own_tokenizer, "the ferry", chat=True) == "<|bos|>Them: the ferry\n\nMe:"
     with pytest.raises(ModelError, match="This model has no chat template"):
         encode_prompt([QUESTION], own_tokenizer, chat=False)
 

@@ -13,6 +13,8 @@ from builders import (
     make_llama,
     make_sentences,
     make_step,
+    outlined,
+    schedule_of,
 )
 from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
@@ -26,7 +28,6 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.graphs import GraphPool, _CapturedGraph
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.update_in_backward import UpdateInBackward
@@ -42,7 +43,7 @@ def gradients(learner, micro_batches):
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
     learner._loss.zero_()
     for group in micro_batches:
-        (micro_batch,) = learner.limit.cut(group)
+        (micro_batch,) = learner.limit.cut(outlined(learner, group))
         learner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
     learner._update.reset()
@@ -57,7 +58,7 @@ def test_gradients_equal_the_eager_ones(family, prompt):
     adapted = LoraAdaptation(MODELS[family]())
     with make_learner(adapted, examples) as learner:
         assert learner.graphs is not None
-        learner.lay_out(Schedule([micro_batches]))
+        learner.lay_out(schedule_of(learner, [micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
         eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
@@ -77,7 +78,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, monkeypatch):
 
     def all_gradients(options):
         with make_learner(LoraAdaptation(), examples, options=options) as learner:
-            learner.lay_out(Schedule([micro_batches]))
+            learner.lay_out(schedule_of(learner, [micro_batches]))
             found = gradients(learner, micro_batches)
             assert learner.graphs is not None
             learner.step(make_step(learner, examples), 1e-3)
@@ -112,7 +113,7 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokeniz
     adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's default, as in the twin
     restore(adaptation, snapshot(twin))
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
-        learner.lay_out(Schedule([micro_batches]))
+        learner.lay_out(schedule_of(learner, [micro_batches]))
         loss, found = gradients(learner, micro_batches)
         assert learner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
@@ -143,7 +144,7 @@ def test_a_step_does_not_wait_for_the_gpu():
     examples = make_examples([31, 2, 17, 64, 5, 40])
     with make_learner(LoraAdaptation(), examples) as learner:
         limit_rows(learner, 100)
-        assert len(learner.limit.cut(examples)) == 2
+        assert len(learner.limit.cut(outlined(learner, examples))) == 2
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
@@ -158,7 +159,7 @@ def test_a_capture_changes_neither_weights_moments_nor_random_states():
     before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
     random_state = torch.cuda.get_rng_state()
     with make_learner(adapted, examples) as learner:
-        learner.lay_out(Schedule([[examples[:2]]]))
+        learner.lay_out(schedule_of(learner, [[examples[:2]]]))
         list(learner.losses(evaluated(learner, examples[:2])))
         learner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))

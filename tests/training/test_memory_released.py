@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from builders import limit_rows, make_sentences
+from builders import limit_rows, make_sentences, outlined
 from failing_memory import RECIPE, Failing, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import MachineError
@@ -142,7 +142,7 @@ def test_unused_shared_projections_are_freed_after_an_error(base, padded):
         projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
         hook = projection.register_forward_hook(stop)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.row_losses(examples)
+            learner.row_losses(outlined(learner, examples))
         assert len(computed) == 2
         assert [reference() for reference in computed] == [None, None]
         hook.remove()

@@ -4,14 +4,13 @@ import weakref
 
 import pytest
 import torch
-from builders import evaluated, limit_rows, make_sentences, make_step, train
+from builders import evaluated, limit_rows, make_sentences, make_step, outlined, schedule_of, train
 from failing_memory import LENGTHS, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.machine.devices import clear_frames, ran_out_of_memory
 from sebp_edge.models.adaptation import snapshot
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.evaluation import evaluate, sum_by_document
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
@@ -67,7 +66,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
         def begin():
             limit_rows(learner, 4096)
             learner.begin_graphs()
-            learner.prepare(Schedule([[examples]]))
+            learner.prepare(schedule_of(learner, [[examples]]))
             learner.events.clear()
 
         begin()
@@ -119,7 +118,7 @@ def test_a_step_in_several_micro_batches_has_the_loss_and_gradients_of_a_single_
     with recovering_learner(base, examples, recipe, padded=padded) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
     with recovering_learner(base, examples, recipe, max_rows=128 if padded else 60, padded=padded) as learner:
-        assert len(learner.limit.cut(examples)) > 2
+        assert len(learner.limit.cut(outlined(learner, examples))) > 2
         parts = gradients(learner, examples, Failing(), monkeypatch)
     for one, other in zip(parts, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -262,7 +261,7 @@ def test_after_a_failure_later_steps_start_with_smaller_micro_batches(base, monk
         progress = train(Trainer(learner, RECIPE, learner.events.append, "train"), examples, [])
     whole = sum(example.num_active_tokens for example in examples)
     half = -(-whole // 2)
-    cut = [micro_batch.sizes.tokens for micro_batch in learner.limit.cut(examples)]
+    cut = [micro_batch.sizes.tokens for micro_batch in learner.limit.cut(outlined(learner, examples))]
     assert sizes == [whole, *cut, *cut]
     assert max(cut) <= half
     assert progress.steps == progress.total_steps == 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import evaluated, make_examples, make_llama, make_step
+from builders import evaluated, make_examples, make_llama, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
@@ -21,7 +21,6 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training import teacher as teachers_module
 from sebp_edge.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
 
@@ -219,7 +218,7 @@ def test_a_model_has_nothing_to_learn_of_itself(base, path, method, monkeypatch)
         learner.remove()
         own = with_teacher(learner.adaptation.model, EXAMPLES, COLLATOR, CPU, silent, k=VOCABULARY)
     # The same adaptation again.
-    with recovering_learner(base, EXAMPLES, recipe, padded=path == "padded") as learner:
+    with recovering_learner(base, [*EXAMPLES, *own], recipe, padded=path == "padded") as learner:
         if path == "graphs":
             learner.begin_graphs()
         loss, *found = gradients(learner, own, nullcontext(), monkeypatch)
@@ -239,7 +238,7 @@ def test_however_micro_batches_are_cut_a_step_is_the_dense_one(base, path, max_r
     with recovering_learner(base, examples, max_rows=max_rows, padded=path == "padded") as learner:
         if path == "graphs":
             learner.begin_graphs()
-            learner.lay_out(Schedule([[examples]]))
+            learner.lay_out(schedule_of(learner, [[examples]]))
         loss, *found = gradients(learner, examples, nullcontext(), monkeypatch)
         held_out = torch.cat([each[1] for each in learner.losses(evaluated(learner, examples))])
         learner.remove()
@@ -254,10 +253,10 @@ def test_however_micro_batches_are_cut_a_step_is_the_dense_one(base, path, max_r
 @pytest.mark.usefixtures("plain_graphs")
 def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
     soft, hard = taught(EXAMPLES[:3], [20, 20, 0]), EXAMPLES[3:]
-    with recovering_learner(base, EXAMPLES) as learner:
+    with recovering_learner(base, [*soft, *hard]) as learner:
         learner.begin_graphs()
         graphs = learner.graphs
-        learner.lay_out(Schedule([[hard]]))
+        learner.lay_out(schedule_of(learner, [[hard]]))
         graphs.accumulate(pack(hard), 1)
         assert (
             {key.num_soft_targets for key in graphs._captured}
@@ -265,7 +264,7 @@ def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
             == {0}
         )
         (before,) = graphs._captured.values()
-        learner.lay_out(Schedule([[soft, hard]]))
+        learner.lay_out(schedule_of(learner, [[soft, hard]]))
         assert {key.num_soft_targets for key in graphs._planned} == {0, 19}
         graphs.accumulate(pack(soft), 1)
         graphs.accumulate(pack(hard), 1)
@@ -305,7 +304,7 @@ class TestOnAGpu:
         micro_batches = [examples[:3], examples[3:4], examples[4:]]
         adapted = LoraAdaptation()
         with make_learner(adapted, examples, options=options) as learner:
-            learner.lay_out(Schedule([micro_batches]))
+            learner.lay_out(schedule_of(learner, [micro_batches]))
             loss, found = step_gradients(learner, micro_batches)
             again_loss, again = step_gradients(learner, micro_batches[::-1])
             captured = {key.num_soft_targets for key in learner.graphs._captured}
@@ -354,7 +353,7 @@ def step_gradients(learner, micro_batches):
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
     learner._loss.zero_()
     for group in micro_batches:
-        (micro_batch,) = learner.limit.cut(group)
+        (micro_batch,) = learner.limit.cut(outlined(learner, group))
         learner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
     learner._update.reset()

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import SIZES, WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, train
+from builders import SIZES, WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, outlined, train
 from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConfig
 
 from sebp_edge.errors import NonFiniteLoss
@@ -16,7 +16,7 @@ from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.examples import Example, encode, outlines
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.loop import Trainer, learning_rates
 from sebp_edge.training.losses import RowLosses
@@ -77,7 +77,7 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
 
     def gradients(max_rows):
         limit_rows(trainer.learner, max_rows)
-        groups = trainer.learner.limit.cut(examples)
+        groups = trainer.learner.limit.cut(outlined(trainer.learner, examples))
         for group in groups:
             (trainer.learner.row_losses(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
@@ -94,9 +94,9 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
 
 
 def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
-    trainer = make_trainer(base, examples)
     longer = encode([Document("a", make_sentences(1, seed=5, words=90)[0])], base.tokenizer, 64)[0]
     examples = [*examples, *(Example(each.input_ids, each.labels, 99) for each in longer)]
+    trainer = make_trainer(base, examples)
     with trainer.learner as learner:
         together = evaluate(learner, evaluated(learner, examples))
         limit_rows(learner, 1)
@@ -118,7 +118,7 @@ def test_a_steps_micro_batches_take_the_longest_examples_first(base, examples, m
     lengths = [[example.num_active_tokens for example in micro_batch] for micro_batch in micro_batches]
     assert lengths == [
         [example.num_active_tokens for example in micro_batch.examples]
-        for micro_batch in trainer.learner.limit.cut(examples)
+        for micro_batch in trainer.learner.limit.cut(outlined(trainer.learner, examples))
     ]
     assert len(lengths) > 3
     together = [length for micro_batch in lengths for length in micro_batch]
@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_hoisted_trains_padded_after_a_notice(base, examp
     model.model.layers[1].self_attn.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
     notices = []
     with RowLosses(model, examples, Collator(64, 2), CPU, notices.append) as rows:
-        losses, sequences = rows(examples[:3])
+        losses, sequences = rows(outlines(examples[:3]))
     assert not rows.hoisted
     assert "s_aux" in notices[0].message
     assert len(losses) == sum(example.num_loss_tokens for example in examples[:3])
@@ -269,7 +269,7 @@ def test_a_model_that_mixes_rows_outside_its_attention_is_not_hoisted(reason):
     examples, notices = make_examples((11, 5, 20)), []
     with RowLosses(model, examples, Collator(24, 2), CPU, notices.append) as rows:
         assert rows.hoisted is None
-        found, _ = rows(examples)
+        found, _ = rows(outlines(examples))
     assert reason in notices[0].message
     expected = []
     for example in examples:

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, make_step, train
+from builders import limit_rows, make_llama, make_step, outlined, train
 from model_families import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
@@ -65,7 +65,7 @@ def train_with_torchs_adamw(model, micro_batches, rates):
     with RowLosses(model, EXAMPLES, Collator(64, 2), torch.device("cpu"), silent) as rows:
         for group, rate in zip(micro_batches, rates, strict=True):
             optimizer.zero_grad()
-            losses, _ = rows(group)
+            losses, _ = rows([example.outline(EXAMPLES.index(example)) for example in group])
             losses.mean().backward()
             each = [torch.nn.utils.clip_grad_norm_([p], RECIPE.max_grad_norm) for p in model.parameters()]
             norms.append(float(torch.stack(each).norm()))
@@ -142,7 +142,7 @@ def test_a_warm_up_changes_nothing():
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
+        update.take_gradients(0.0 * learner.row_losses(outlined(learner, EXAMPLES[3:]))[0].sum(), is_warming_up=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
         after = [value for moments in update._moments for value in moments]
         assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))

@@ -4,19 +4,20 @@ import gc
 import weakref
 
 import pytest
-from builders import evaluated, make_examples, make_step
+from builders import evaluated, make_examples, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, PlainGraphs, recovering_learner, uneven_examples
 
 from sebp_edge.events import MemoryProbed
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import snapshot
-from sebp_edge.texts.batches import pack
-from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.graphs import MicroBatchGraphs
 from sebp_edge.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
+
+
+MANY, SHORT, LONG = make_examples([64] * 40 + [5]), make_examples([8, 8]), make_examples([40, 40])
 
 
 class RecordedGraphs(PlainGraphs):
@@ -39,17 +40,18 @@ class RecordedGraphs(PlainGraphs):
 def learner(base, monkeypatch):
     """A learner with recorded graphs; a step of many examples has micro-batches of several sizes."""
     monkeypatch.setattr("sebp_edge.training.learner.GraphPool", RecordedGraphs)
+    examples = [*uneven_examples(), *MANY, *SHORT, *LONG]
     # With a budget there is a dry run of the largest micro-batch, as always on a GPU.
-    with recovering_learner(base, uneven_examples(), max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
+    with recovering_learner(base, examples, max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
         learner.begin_graphs()
         yield learner
 
 
 def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learner):
-    examples = make_examples([64] * 40 + [5])
+    examples = MANY
     trainer = Trainer(learner, RECIPE, learner.events.append, "train")
     validation, test = examples[2:4], examples[20:]
-    schedule = Schedule([[examples]] * RECIPE.epochs, validation, test)
+    schedule = schedule_of(learner, [[examples]] * RECIPE.epochs, validation, test)
     learner.prepare(schedule)
     evaluate(learner, schedule.test)
     trainer.train(schedule)
@@ -64,9 +66,9 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
 
 def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_capture(learner):
     """A warm-up after a capture would need memory in addition to that graph's."""
-    examples = make_examples([64] * 40 + [5])
-    first = Schedule([[examples[:20]]] * RECIPE.epochs, examples[20:23], examples[23:30])
-    last = Schedule([[examples]] * RECIPE.epochs, test=examples[20:23], trains_on_all=True)
+    examples = MANY
+    first = schedule_of(learner, [[examples[:20]]] * RECIPE.epochs, examples[20:23], examples[23:30])
+    last = schedule_of(learner, [[examples]] * RECIPE.epochs, test=examples[20:23], trains_on_all=True)
     learner.prepare(first, [last])
     fresh = snapshot(learner.adaptation)
     evaluate(learner, first.test)
@@ -84,7 +86,7 @@ def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_captu
 
 
 def test_the_dry_run_is_of_the_largest_micro_batch_of_all_trainings(learner):
-    small, large = (Schedule([[make_examples(lengths)]]) for lengths in ([8, 8], [40, 40]))
+    small, large = (schedule_of(learner, [[examples]]) for examples in (SHORT, LONG))
     learner.prepare(small, [large])
     (probed,) = [event for event in learner.events if isinstance(event, MemoryProbed)]
     assert probed.rows >= 2 * 39
@@ -100,8 +102,8 @@ def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, mo
         lambda graphs, part, tokens: ran.append((part, len(tokens.input_ids))) or run(graphs, part, tokens),
     )
     examples = uneven_examples()
-    learner.prepare(Schedule([[examples]], examples[:3]))
-    learner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
+    learner.prepare(schedule_of(learner, [[examples]], examples[:3]))
+    learner.graphs.capture(learner.row_losses.pack(learner.limit.cut(outlined(learner, examples))[-1].examples))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
@@ -110,7 +112,7 @@ def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
     examples, taken = uneven_examples(), []
     monkeypatch.setattr(MicroBatchGraphs, "_take_gradients", lambda graphs, part, tokens: taken.append(tokens))
     learner._largest_dry_run = (10**9, 10**9)  # so that there is no dry run
-    learner.prepare(Schedule([[examples]], examples[:3], examples[3:5]))
+    learner.prepare(schedule_of(learner, [[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
     order = learner.graphs._graphs.order
@@ -119,7 +121,7 @@ def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
 
 def test_graphs_and_their_memory_are_freed_at_once(learner):
     examples = uneven_examples()
-    learner.prepare(Schedule([[examples]], examples[:3]))
+    learner.prepare(schedule_of(learner, [[examples]], examples[:3]))
     learner.step(make_step(learner, examples), 1e-3)
     evaluate(learner, evaluated(learner, examples[:3]))
     graphs = weakref.ref(learner.graphs)
@@ -139,7 +141,7 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
 
 def test_unplanned_buckets_are_warmed_up_on_first_use(learner):
     examples = uneven_examples()
-    learner.prepare(Schedule([[examples[:2]]]))
+    learner.prepare(schedule_of(learner, [[examples[:2]]]))
     learner.step(make_step(learner, examples[:2]), 1e-3)
     before = len(learner.graphs._graphs.order)
     evaluate(learner, evaluated(learner, examples))

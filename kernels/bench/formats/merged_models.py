@@ -37,7 +37,6 @@ from sebp_edge.export.settings import check_settings
 from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.texts.documents import own_text
 from sebp_edge.texts.readers import Reading, read_texts
 
 SOURCES = (
@@ -153,7 +152,7 @@ def merged(folder: Path, model: str | Path, name: str, spread: float) -> Iterato
     adapter, reference = folder / "adapter", resolve(model)
     write_adapter(adapter, load_base_model(reference, Recipe.load("notes"), CPU), spread)
     source = Source.open("adapter", adapter, AdapterRecord.read(adapter), reference)
-    notes = sorted(read_texts(NOTES).documents, key=lambda document: len(own_text(document.content)))[-NUM_ROWS:]
+    notes = sorted(read_texts(NOTES).documents, key=lambda document: len(document.own_text))[-NUM_ROWS:]
     comparison = BaseComparison(source, Reading(notes), silent, lambda: None)
     longest = sorted((example.input_ids for example in comparison.texts.examples), key=len)[-NUM_ROWS:]
     comparison.texts.rows[:] = rows = [list(ids[:LENGTH]) for ids in longest]

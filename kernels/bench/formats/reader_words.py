@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from sebp_edge.texts.documents import Unreadable, own_text
+from sebp_edge.texts.documents import Document, Unreadable
 from sebp_edge.texts.formats import read_file
 
 WORD = re.compile(r"\w+")
@@ -38,7 +38,7 @@ def main() -> None:
             contents = []
             refused += 1
             print(f"{path.name}: {reason}")
-        read = words("\n".join(own_text(content) for content in contents))
+        read = words("\n".join(Document("", content).own_text for content in contents))
         common = (read & expected).total()
         total, found, added = total + expected.total(), found + common, added + read.total() - common
         if expected:

@@ -28,7 +28,7 @@ from quality import know_people, quizzes
 from quality.quizzes import Question
 from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
 from sebp_edge.machine.devices import pick_device
-from sebp_edge.models.answering import answer_all
+from sebp_edge.models.generation import answer_all
 from sebp_edge.questions import practice
 from sebp_edge.texts.prompts import encode_prompt
 

@@ -109,7 +109,7 @@ def timed(unknown: set[int]) -> Iterator[dict]:
 
     def timed_train(run, gate):
         result = timed_call(train, run, gate)
-        examples = [example for example in run.dataset.examples if example.document in unknown]
+        examples = [each for each in run.task.dataset.outlines.trained if each.document in unknown]
         figures["loss_of_new"] = score(run, run.adaptation, examples).mean
         return result
 

@@ -45,6 +45,7 @@ GPUS = 2
 LEARNING_RATE = 1e-5
 SAMPLES, WARM_UPS = 5, 3
 VARIANTS = ("dense", "sparsify")
+IMPORTED_ONCE = ("torch.distributed.fsdp", "transformers.models.llama.modeling_llama")
 SOURCES = (
     *evidence.STEP,
     "kernels/bench/lengths.json",
@@ -103,7 +104,10 @@ def launch(count: int, *, tiny: bool) -> list[dict]:
         port = free.getsockname()[1]
         free.close()
         results = Path(folder) / "rows.json"
-        torch.multiprocessing.spawn(_measure_in_process, (count, port, str(results), tiny), nprocs=count)
+        # They are forked from one process that has the imports, and has not used a GPU.
+        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED_ONCE))
+        arguments = count, port, str(results), tiny
+        torch.multiprocessing.start_processes(_measure_in_process, arguments, count, start_method="forkserver")
         return json.loads(results.read_text())
 
 

@@ -63,14 +63,20 @@ def _message(value: dict[str, Any], day: str, names: dict[str, str]) -> ChatMess
     author, said, subtype = value.get("user"), value.get("text"), value.get("subtype")
     if subtype == "tombstone":
         return "deleted messages"
-    if subtype == "bot_message" or "bot_id" in value:
+    if subtype == "bot_message" or value.get("bot_id"):
         return "messages of bots"
     if subtype not in _BY_PEOPLE:
         return "system lines"
+    if subtype == "file_share" and "file" in value:
+        # Exports until 2018 describe the file in the text.
+        comment = value["file"].get("initial_comment") if isinstance(value["file"], dict) else None
+        said = comment.get("comment") if isinstance(comment, dict) else ""
+    if said is None and value.get("files"):
+        said = ""
     if not (isinstance(author, str) and isinstance(said, str)):
         return "messages of an unknown form"
     if not said.strip():
-        return "attachments" if value.get("files") else "messages without words"
+        return "attachments" if value.get("files") or "file" in value else "messages without words"
     if name := _name(value) if "user_profile" in value else None:
         names.setdefault(author, name)
     seconds = value["ts"].partition(".")[0] if isinstance(value["ts"], str) else ""

@@ -11,14 +11,15 @@ from transformers import BloomConfig, FalconConfig, GenerationConfig
 
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
-from sebp_edge.models import answering, captured_step
+from sebp_edge.models import captured_step, decoding
 from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.models.answering import Answerer, answer_all
 from sebp_edge.models.captured_step import size_holding
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.generation import NonFiniteLogits, end_ids_of, only_config
+from sebp_edge.models.decoding import Decoder, end_ids_of
+from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks
+from sebp_edge.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.recipe import Recipe
 
 ENDS = [7, 8, 9, 10, 11, 12]
@@ -54,11 +55,21 @@ def alone(model, prompts, max_new_tokens=14, ends=ENDS):
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        with only_config(config, model):
-            new = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        own, model.generation_config = model.generation_config, config
+        new = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        model.generation_config = own
         new = new[0, len(prompt) :].tolist()
         found.append(new[:-1] if new[-1] in ends else new)
     return found
+
+
+def decode(model, prompts, max_new_tokens=14, ends=ENDS, *, check=lambda: None, **options):
+    """The tokens of the project's decoder, all prompts together."""
+    return Decoder(model, **options).decode(prompts, ends, greedy(max_new_tokens), check=check)
+
+
+def greedy(max_new_tokens):
+    return Sampling(max_new_tokens, temperature=0)
 
 
 def some_ends(model, prompts):
@@ -80,9 +91,8 @@ def tiny():
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, prompts = TOGETHER[family]().eval(), make_prompts()
     ends = some_ends(model, prompts)
-    answerer = Answerer(model, ends)
-    assert answerer.one_by_one is None
-    found = answerer.answer(prompts, 14)
+    assert Decoder(model).one_by_one is None
+    found = decode(model, prompts, ends=ends)
     assert found == alone(model, prompts, ends=ends)
     assert len({tuple(new) for new in found}) > 10
     assert len({len(new) for new in found}) > 1
@@ -99,15 +109,15 @@ def test_the_tokens_are_those_of_each_prompt_alone(family):
 def test_batches_of_any_size_give_the_same(model, seed, options):
     prompts = make_prompts(seed)
     ends = some_ends(model, prompts)
-    assert Answerer(model, ends, **options).answer(prompts, 14) == alone(model, prompts, ends=ends)
+    assert decode(model, prompts, ends=ends, **options) == alone(model, prompts, ends=ends)
 
 
 def test_small_passes_give_the_same(model, monkeypatch):
-    expected = Answerer(model, ENDS).answer(make_prompts(), 14)
+    expected = decode(model, make_prompts())
     for fill_tokens, max_filled_up in ((1, 64), (40, 64), (40, 3), (7, 0)):
-        monkeypatch.setattr(answering, "FILL_TOKENS", fill_tokens)
-        monkeypatch.setattr(answering, "MAX_FILLED_UP", max_filled_up)
-        assert Answerer(model, ENDS).answer(make_prompts(), 14) == expected
+        monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
+        monkeypatch.setattr(decoding, "MAX_FILLED_UP", max_filled_up)
+        assert decode(model, make_prompts()) == expected
 
 
 @pytest.mark.slow
@@ -115,7 +125,7 @@ def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
     questions = ["When does it leave?", "What does it need?", "Who said so?", "Where?"]
     prompts = [tiny.tokenizer(f"{note}\n\n{asked}")["input_ids"] for note in notes for asked in questions]
-    found = Answerer(tiny.model, []).answer(prompts, 24)
+    found = decode(tiny.model, prompts, 24, [])
     assert found == alone(tiny.model, prompts, 24, ends=[tiny.tokenizer.eos_token_id])
     texts = answer_all(tiny.model, tiny.tokenizer, prompts, [], 24)
     assert texts == [tiny.tokenizer.decode(new, skip_special_tokens=True).strip() for new in found]
@@ -123,42 +133,41 @@ def test_the_bundled_model_answers_as_alone(tiny):
 
 def test_an_adapter_takes_part_and_is_not_remembered(tiny):
     prompts = [tiny.tokenizer(f"The ferry leaves at {hour}.")["input_ids"] for hour in ("six", "seven", "noon")]
-    before = Answerer(tiny.model, []).answer(prompts, 12)
+    before = decode(tiny.model, prompts, 12, [])
     adapter = attach(tiny, Recipe.load("notes").replace(r=4), seed=0)
     with torch.no_grad():
         for parameter in trainable(adapter):
             parameter.add_(0.05)
-    found = [Answerer(model, []).answer(prompts, 12) for model in (adapter.model, tiny.model)]
+    found = [decode(model, prompts, 12, []) for model in (adapter.model, tiny.model)]
     expected = alone(tiny.model, prompts, 12, ends=[])
     adapter.detach()
     assert found == [expected] * 2
-    assert expected != before == Answerer(tiny.model, []).answer(prompts, 12)
+    assert expected != before == decode(tiny.model, prompts, 12, [])
 
 
 @pytest.mark.parametrize("reason", ALONE)
 def test_models_whose_rows_cannot_share_a_batch_are_decoded_one_by_one(reason):
     model, prompts, checks = ALONE[reason]().eval(), make_prompts()[:4], []
-    answerer = Answerer(model, ENDS, check=lambda: checks.append(1))
-    assert reason in answerer.one_by_one
-    found = answerer.answer(prompts, 5)
+    assert reason in Decoder(model).one_by_one
+    found = decode(model, prompts, 5, check=lambda: checks.append(1))
     assert found == alone(model, prompts, 5)
     assert len(checks) >= sum(map(len, found))
 
 
 def test_attention_without_masks_and_chunked_attention_are_named(model):
     falcon = FalconConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
-    assert "positions from the mask" in Answerer(make_model(falcon, "eager"), []).one_by_one
+    assert "positions from the mask" in Decoder(make_model(falcon, "eager")).one_by_one
     chunked = make_llama()
     chunked.config.attention_chunk_size = 8
-    assert "other masks" in Answerer(chunked, []).one_by_one
+    assert "other masks" in Decoder(chunked).one_by_one
     other = make_llama()
     other.config._attn_implementation = "flash_attention_2"
-    assert "flash_attention_2" in Answerer(other, []).one_by_one
+    assert "flash_attention_2" in Decoder(other).one_by_one
 
 
 def test_no_prompts_and_no_tokens(model):
-    assert Answerer(model, ENDS).answer([], 5) == []
-    assert Answerer(model, ENDS).answer([[20], [21, 22]], 1) == alone(model, [[20], [21, 22]], 1)
+    assert decode(model, [], 5) == []
+    assert decode(model, [[20], [21, 22]], 1) == alone(model, [[20], [21, 22]], 1)
 
 
 def test_a_shared_prefix_is_computed_once_and_ended_rows_leave(model):
@@ -170,7 +179,7 @@ def test_a_shared_prefix_is_computed_once_and_ended_rows_leave(model):
         lambda module, args, given: sizes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     try:
-        found = Answerer(model, ends).answer(prompts, 30)
+        found = decode(model, prompts, 30, ends)
     finally:
         hook.remove()
     assert sizes[:2] == [(1, 60), (16, 4)]
@@ -187,23 +196,23 @@ def test_a_shared_prefix_is_computed_once_and_ended_rows_leave(model):
 def test_the_context_is_filled_and_never_exceeded(model):
     limit = model.config.max_position_embeddings
     prompts = [tokens(random.Random(1), length) for length in (limit - 1, limit - 3, 4)]
-    found = Answerer(model, []).answer(prompts, 10)
+    found = decode(model, prompts, 10, [])
     assert [len(new) for new in found] == [1, 3, 10]
     for wrong in ([], [20] * limit):
         with pytest.raises(TextsError, match=f"has {len(wrong)} tokens; expected 1 to {limit - 1} for this model"):
-            Answerer(model, ENDS).answer([[20], wrong], 10)
+            decode(model, [[20], wrong], 10)
     with pytest.raises(ModelError, match="token 320"):
-        Answerer(model, ENDS).answer([[20], [320]], 10)
+        decode(model, [[20], [320]], 10)
 
 
 def test_non_finite_logits_are_refused():
     model = make_llama().eval()
     model.model.norm.weight.data[0] = torch.nan
     with pytest.raises(NonFiniteLogits):
-        Answerer(model, ENDS).answer(make_prompts(), 4)
+        decode(model, make_prompts(), 4)
     model.model.norm.weight.data[0] = torch.inf
     with pytest.raises(NonFiniteLogits):
-        Answerer(model, ENDS).answer(make_prompts(), 4)
+        decode(model, make_prompts(), 4)
 
 
 def test_check_ends_the_call_and_the_cache_is_freed(model):
@@ -214,11 +223,11 @@ def test_check_ends_the_call_and_the_cache_is_freed(model):
         if len(calls) == 5:
             raise KeyboardInterrupt
 
-    answerer = Answerer(model, [], check=check)
+    decoder = Decoder(model)
     with pytest.raises(KeyboardInterrupt):
-        answerer.answer(make_prompts(), 14)
+        decoder.decode(make_prompts(), [], greedy(14), check=check)
     assert len(calls) == 5
-    assert answerer._cache is None
+    assert decoder._cache is None
 
 
 def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
@@ -237,8 +246,8 @@ def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
             expected.append(self.num_rows * (self.num_columns + 1) * bytes_per_token(model))
 
     held, expected = [], []
-    monkeypatch.setattr(answering, "RowCache", Recorded)
-    Answerer(model, ENDS, max_cache_bytes=most).answer(make_prompts() * 3, 14)
+    monkeypatch.setattr(decoding, "RowCache", Recorded)
+    decode(model, make_prompts() * 3, max_cache_bytes=most)
     assert len(caches) > 1
     assert all(cache() is None for cache in caches)
     assert held == expected
@@ -268,11 +277,11 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
         def __call__(self, last, positions):
             raise CannotCapture("it waits for the GPU.")
 
-    monkeypatch.setattr(answering, "CapturedSteps", Refusing)
-    answerer = Answerer(model, ENDS, max_rows=4, on_event=notices.append)
-    answerer._captures = True
-    assert answerer.answer(make_prompts(), 14) == alone(model, make_prompts())
-    assert notices == [Notice("Prompts are answered without CUDA graphs, which is slower: it waits for the GPU.")]
+    monkeypatch.setattr(decoding, "CapturedSteps", Refusing)
+    decoder = Decoder(model, max_rows=4, on_event=notices.append)
+    decoder._captures = True
+    assert decoder.decode(make_prompts(), ENDS, greedy(14)) == alone(model, make_prompts())
+    assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -286,18 +295,18 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
             sizes.append((tokens.shape[1], step.keywords["width"]))
 
         def __call__(self, tokens):
-            return self._step(*tokens[:, :, None]).tolist()
+            return self._step(*tokens[:, :, None])
 
     monkeypatch.setattr(captured_step, "_StepGraph", Eager)
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     model, prompts = MODELS[family]().eval(), make_prompts()
     ends = some_ends(model, prompts)
-    answerer = Answerer(model, ends, max_rows=9)
-    answerer._captures = True
-    assert answerer.answer(prompts, 14) == alone(model, prompts, ends=ends)
+    decoder = Decoder(model, max_rows=9)
+    decoder._captures = True
+    assert decoder.decode(prompts, ends, greedy(14)) == alone(model, prompts, ends=ends)
     assert max(rows for rows, _ in sizes) <= 9
-    assert answerer._cache is None and answerer._captured is None
+    assert decoder._cache is None and decoder._captured is None
 
 
 @pytest.mark.gpu
@@ -314,11 +323,11 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 
     monkeypatch.setattr(captured_step, "_StepGraph", Counted)
     model, prompts = MODELS[family]().eval().cuda(), make_prompts()
-    eager, captured = (Answerer(model, ENDS, max_rows=max_rows, on_event=notices.append) for _ in range(2))
+    eager, captured = (Decoder(model, max_rows=max_rows, on_event=notices.append) for _ in range(2))
     eager._captures = False
-    expected = eager.answer(prompts, 14)
+    expected = eager.decode(prompts, ENDS, greedy(14))
     assert captures == []
-    assert captured.answer(prompts, 14) == expected
+    assert captured.decode(prompts, ENDS, greedy(14)) == expected
     assert 1 <= len(captures) < 14
     assert notices == []
 
@@ -327,11 +336,11 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_a_model_that_waits_for_the_gpu_is_answered_eagerly():
     model, notices = make_llama().eval().cuda(), []
-    expected = Answerer(model, ENDS).answer(make_prompts(), 14)
+    expected = decode(model, make_prompts())
 
     def wait(module, arguments):
         float(arguments[0].sum())
 
     model.model.norm.register_forward_pre_hook(wait)
-    assert Answerer(model, ENDS, on_event=notices.append).answer(make_prompts(), 14) == expected
-    assert len(notices) == 1 and notices[0].message.startswith("Prompts are answered without CUDA graphs")
+    assert decode(model, make_prompts(), on_event=notices.append) == expected
+    assert len(notices) == 1 and notices[0].message.startswith("Texts are generated without CUDA graphs")

@@ -1,0 +1,30 @@
+"""Keeps texts that were read and their index in memory, and reads again only files that have changed."""
+
+from sebp_edge.ask.index import Index
+from sebp_edge.errors import TextsError
+from sebp_edge.texts.documents import Document
+from sebp_edge.texts.progress import SILENT, Progress
+from sebp_edge.texts.readers import Parts, Reading, nothing_readable, read_all
+
+
+class Library:
+    """The texts that were asked about last."""
+
+    def __init__(self):
+        self._kept: dict[tuple, Parts] = {}
+        self._index: Index | None = None
+
+    def index(self, texts, progress: Progress = SILENT) -> Index:
+        """Returns the index of texts as they are now; see `read_texts`. All that people write in chats is in it.
+
+        Raises:
+            TextsError: there is nothing to read, or see `read_texts`.
+            MachineError: see `Index`.
+        """
+        reading = texts if isinstance(texts, Reading) else read_all(texts, progress=progress, kept=self._kept)
+        documents = [*reading.documents, *(Document(name, text, name) for name, text in reading.chats.talks())]
+        if not documents:
+            raise TextsError(nothing_readable(reading.left_out))
+        self._index = self._index or Index()
+        self._index.update(documents)
+        return self._index

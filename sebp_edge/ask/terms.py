@@ -1,0 +1,79 @@
+"""Cuts texts into the terms that are searched: words, or pairs of characters in scripts without spaces between words.
+
+Both notes and questions become terms here: SQLite's tokenizers need to know no language, and nothing in a question can
+be an operator.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from sebp_edge.ask.values import date_terms, plain_numbers
+
+# Scripts without spaces between words, or, as Korean, with endings on them: Thai to Burmese, Khmer, kana, Han, Hangul.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_UNSPACED += "\U00020000-\U0003ffff"
+# The vowel signs of Indian scripts are no letters to `re`, but belong to words.
+_RUN = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+# Accents of Latin, Greek and Cyrillic letters, and the vowel points of Hebrew and Arabic.
+_ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670]")
+# Letters that Unicode does not take apart.
+_LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Words that say little about what is asked, in English, and in other languages that are written with spaces.
+_ENGLISH = _words("""
+    a about after all also am an and any are as at be been before but by can could did do does for from get go got had
+    has have her him his how i if in into is it its just me much many my need not of off on or our out she should so
+    some tell that the their them then there they this to up us was we were what when where which who whom whose why
+    will with would you your
+""")
+_OTHERS = _words("""
+    der das und ist nicht mit ein eine einen den dem von zu auf fur wir ich wie wann wo wer welche welcher welches habe
+    haben het een van de en op niet wij ik voor naar hoe wanneer waar wie welke heb hebben la le les et des une du pour
+    quel quelle quand qui est el los las que con por una cual cuando donde quien il di che per non sono quando dove chi
+    da os uma att det ett och som jag nar var af til ikke hvor nie sie jest kiedy gdzie bir
+""")
+# Those English words that stand in texts of other languages too.
+_SHARED = _words("a am an in is it on for so we of at as her his has had was i do also all me")
+
+
+def is_small(word: str) -> bool:
+    """Whether a word says little about what is asked."""
+    return word in _ENGLISH or word in _OTHERS
+
+
+def plain(text: str) -> str:
+    """Returns a text in lower case, without accents, and with wide and other forms of characters as the usual ones."""
+    if text.isascii():
+        return text.lower()
+    text = unicodedata.normalize("NFKD", text.casefold()).translate(_LETTERS)
+    # Composed again, since Korean syllables are taken apart too, and Japanese marks of sound are no accents.
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", text))
+
+
+def terms(text: str) -> list[str]:
+    """Returns the terms of a text in their order, and one more for each date; "東京駅" has 東京, 京駅 and 駅."""
+    text = plain_numbers(plain(text))
+    return [term for run in _RUN.finditer(text) for term in _terms_of(run)] + date_terms(text)
+
+
+def _terms_of(run: re.Match) -> Iterator[str]:
+    """Yields a word, or all pairs of characters and the last character: so each one begins a term."""
+    text = run[0]
+    if run[1]:
+        yield from (text[at : at + 2] for at in range(len(text)))
+    else:
+        yield text
+
+
+def is_english(words: list[str]) -> bool | None:
+    """Whether a text with these terms is English, by its small words; None if they do not tell."""
+    ours, theirs = (sum(word in small for word in words) for small in (_ENGLISH - _SHARED, _OTHERS))
+    if ours == theirs:
+        return None if all(word.isascii() for word in words) else False
+    return ours > theirs

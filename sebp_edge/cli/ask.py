@@ -1,0 +1,112 @@
+"""`sebp-edge ask QUESTION PATH`: answers from texts, and says where the answer stands."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.base_model import open_model
+from sebp_edge.cli.console import one_sentence_errors, out, print_json
+from sebp_edge.cli.options import Device, Exclude, Include, Json, select
+from sebp_edge.errors import Interrupted, OptionError
+from sebp_edge.texts.documents import printable
+
+
+def ask(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="[QUESTION] PATH...", help="A question, and files or folders with your texts."),
+    ],
+    include: Include = None,
+    exclude: Exclude = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of an adapter; without --model, by default 'default' if it exists.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    passages: Annotated[int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")] = 3,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a question from your texts, and say where the answer stands. Without QUESTION, ask in a conversation."""
+    with one_sentence_errors(as_json=as_json):
+        question, paths = _question_and_paths(arguments)
+        texts = select(paths, include, exclude)
+        personalizer, adapter = open_model(name, None, model, device)
+        before: list[tuple[str, str]] = []
+        for asked in _typed() if question is None else [question]:
+            answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)
+            before.append((asked, answer.text))
+
+
+def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
+    """Takes the first argument for a question unless it is a path; without a question there must be a terminal."""
+    first, *rest = arguments
+    try:
+        is_path = Path(first).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        is_path = False  # too long for a path
+    if not is_path:
+        if not rest:
+            raise OptionError("One argument was given, which is no path; give a question and files or folders.")
+        return first, [Path(each) for each in rest]
+    if not sys.stdin.isatty():
+        raise OptionError("No question was given; give one before the paths, or start the command on a terminal.")
+    return None, [Path(each) for each in arguments]
+
+
+def _typed() -> Iterator[str]:
+    """Yields the questions that are typed, until an empty line or the end of the input."""
+    out.print("Ask about your texts; an empty line ends.", style="dim")
+    while True:
+        try:
+            question = input("> ").strip()
+        except EOFError:
+            return
+        if not question:
+            return
+        yield question
+
+
+def _answer(personalizer, question: str, texts, before, adapter, passages: int, as_json: bool):
+    streams = as_json or out.is_terminal
+    streamed: list[str] = []
+
+    def print_chunk(chunk: str) -> None:
+        streamed.append(chunk)
+        if as_json:
+            print_json({"event": "text", "text": chunk})
+        else:
+            typer.echo(chunk, nl=False)
+
+    try:
+        answer = personalizer.ask(
+            question,
+            texts,
+            before=before,
+            adapter=adapter,
+            num_passages=passages,
+            on_text=print_chunk if streams else None,
+        )
+    except Interrupted:
+        if streamed and not as_json:
+            typer.echo()
+        raise
+    if as_json:
+        sources = [
+            {"document": each.document, "headings": each.headings, "line": each.line, "text": each.text}
+            for each in answer.sources
+        ]
+        result = {"found": answer.found, "quoted": answer.quoted, "sources": sources}
+        print_json({"event": "result", "question": question, "text": answer.text, **result})
+        return answer
+    if streamed:
+        typer.echo()
+    if answer.quoted:
+        out.print("The model's reply is not in your notes; the closest passage says:", style="dim")
+    if answer.quoted or not streamed:
+        typer.echo(answer.text)
+    for source in answer.sources:
+        out.print(f"{printable(source.place)}, line {source.line}", style="dim", markup=False)
+    return answer

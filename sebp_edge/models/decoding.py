@@ -1,0 +1,322 @@
+"""Decodes texts after their prompts, one or many, a token at a time: the decoder of everything that writes text.
+
+Prompts that begin with the same tokens, such as the questions about one note, compute these once. All rows of a batch
+then take one step together for each token, from keys and values in one `RowCache`. Those of a single prompt are kept
+for the next call, which computes only what follows the tokens that both begin with.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sebp_edge.errors import CannotCapture, TextsError
+from sebp_edge.events import Notice, Sink, silent
+from sebp_edge.models.captured_step import CapturedSteps
+from sebp_edge.models.decoding_alone import decode_alone
+from sebp_edge.models.loading import refuse_unknown_tokens
+from sebp_edge.models.lora import without_adapter
+from sebp_edge.models.model_state import ModelState
+from sebp_edge.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
+from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks, needs_no_mask, no_masks, why_not_rows
+from sebp_edge.models.sampling import Draw, NonFiniteLogits, Sampling
+from sebp_edge.models.threaded_linear import threaded_linears
+
+# The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
+# rows 17 times as fast.
+MAX_ROWS = 64
+# The most bytes of keys and values, unless a single prompt needs more; and of those that are kept between calls.
+MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
+# The most tokens of one pass through the model before the first new token, filled up or not.
+FILL_TOKENS = 4096
+# Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
+MAX_FILLED_UP = 64
+# Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
+COLUMNS = 128
+
+
+@dataclass
+class _Row:
+    """A prompt with its new tokens.
+
+    Attributes:
+        number: of the prompt in the call.
+        left: how many new tokens may follow; 0 once the row has ended.
+    """
+
+    number: int
+    prompt: list[int]
+    left: int
+    draw: Draw
+    new: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.new
+
+    @property
+    def last(self) -> int:
+        return self.new[-1] if self.new else self.prompt[-1]
+
+    @property
+    def position(self) -> int:
+        """The position of the last token."""
+        return len(self.prompt) + len(self.new) - 1
+
+
+class Decoder:
+    """Decodes prompts, with the results of decoding each one alone, in batches of any lengths.
+
+    Rows that have ended leave their batch as soon as they are half of it. On a GPU, steps are captured as CUDA graphs,
+    unless the model cannot be captured, which a Notice says. Kept keys, values and graphs are used again only if the
+    model's weights, adapter and settings are the same (see `ModelState`).
+
+    Where rows of different lengths cannot share a batch exactly, prompts are decoded one by one instead, in
+    transformers' loop: in models with a recurrent state, chunked attention or caches of other things than keys and
+    values, and if positions are read from masks, a rotary embedding depends on the batch's longest row, or an attention
+    implementation takes no masks. `one_by_one` says so.
+
+    Args:
+        model: a decoder, wrapped by PEFT or not.
+        max_rows: the most prompts that are decoded together.
+        max_cache_bytes: the most bytes of their keys and values, by the config; one prompt may need more.
+        max_kept_bytes: the most bytes of those that are kept between calls.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_cache_bytes: int = MAX_CACHE_BYTES,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
+        on_event: Sink = silent,
+    ):
+        self._model = without_adapter(model)  # whose layers keep the adapter
+        self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
+        self._on_event = on_event
+        self._captures = model.device.type == "cuda"
+        self._forget()
+
+    @property
+    def one_by_one(self) -> str | None:
+        """Why prompts are decoded one by one; None if they are decoded together."""
+        return why_not_rows(self._model)
+
+    @torch.no_grad()
+    def decode(
+        self,
+        prompts: list[list[int]],
+        end_ids: list[int],
+        sampling: Sampling,
+        *,
+        on_token: Callable[[int, int], bool] = lambda number, token: False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[list[int]]:
+        """Returns the new tokens of each prompt, without the one that ended it.
+
+        Args:
+            end_ids: tokens that end a text, besides those of the model's generation config.
+            on_token: receives the number of a prompt and its next token; returns whether its text ends there.
+            check: is called after each pass through the model, which gives at most one token per prompt; may raise.
+
+        Raises:
+            TextsError: a prompt is empty, or leaves no room in the model's context.
+            ModelError: a prompt has tokens unknown to the model.
+            NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
+        """
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        rows = []
+        for number, prompt in enumerate(prompts):
+            if not prompt or (limit is not None and len(prompt) >= limit):
+                room = "at least 1" if limit is None else f"1 to {limit - 1}"
+                raise TextsError(f"The prompt has {len(prompt)} tokens; expected {room} for this model.")
+            refuse_unknown_tokens(self._model, prompt)
+            left = sampling.max_new_tokens if limit is None else min(sampling.max_new_tokens, limit - len(prompt))
+            rows.append(_Row(number, prompt, left, Draw(sampling, self._model.device)))
+        self._ends, self._on_token, self._check = {*end_ids, *end_ids_of(self._model)}, on_token, check
+        try:
+            with threaded_linears(self._model):
+                self._decode_all(rows)
+        except BaseException:
+            self._forget()
+            raise
+        return [row.new for row in rows]
+
+    def _decode_all(self, rows: list[_Row]) -> None:
+        if self.one_by_one is not None:
+            for row in rows:
+
+                def add_next(logits: Tensor, row: _Row = row) -> int | None:
+                    self._check()
+                    return self._add_next([row], logits)[0]
+
+                decode_alone(self._model, row.prompt, row.left, add_next)
+            return
+        if self._state is not None and self._state != ModelState(self._model):
+            self._forget()
+        for batch in self._batches(rows) if rows else []:
+            self._decode(batch, [rows[number] for number in batch.numbers])
+        if (
+            len(rows) == 1
+            and self._cache.rows * self._cache.columns * bytes_per_token(self._model) <= self._max_kept_bytes
+        ):
+            self._kept, self._state = rows[0].tokens, ModelState(self._model)
+        else:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._cache: RowCache | None = None
+        self._captured: CapturedSteps | None = None
+        # The text of the last call, whose last token was not computed, and the model then.
+        self._kept: list[int] = []
+        self._state: ModelState | None = None
+
+    def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
+        columns = [len(row.prompt) + row.left for row in rows]
+        max_cells = self._max_cache_bytes // bytes_per_token(self._model)
+        largest_group = max(1, min(self._max_rows, max_cells // max(columns)))
+        groups = group_by_prefix([row.prompt for row in rows], largest_group)
+        return make_batches(groups, columns, self._max_rows, max_cells)
+
+    def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
+        known = common_length(self._kept, rows[0].prompt) if len(rows) == 1 else 0
+        self._take_cache(len(rows), batch.columns, known)
+        self._kept = []
+        if len(rows) == 1:
+            logits = self._fill(0, [rows[0].prompt[known:]], [known])
+        else:
+            self._fill_prompts(batch, rows)
+            logits = self._step(rows)
+            self._check()
+        while True:
+            self._add_next(rows, logits)
+            kept = [at for at, row in enumerate(rows) if row.left]
+            if 2 * len(kept) <= len(rows):
+                rows = [rows[at] for at in kept]
+                self._cache.keep(kept)
+            if not rows:
+                return
+            logits = self._step(rows)
+            self._check()
+
+    def _add_next(self, rows: list[_Row], logits: Tensor) -> list[int | None]:
+        """Adds the next token to each row that has not ended; returns them, None for rows that have."""
+        highest, likeliest = logits.max(dim=1)  # NaN, if there is one
+        found = torch.where(highest.isfinite(), likeliest, -1).tolist()
+        return [
+            self._add(row, token, logits[at : at + 1]) for at, (row, token) in enumerate(zip(rows, found, strict=True))
+        ]
+
+    def _add(self, row: _Row, likeliest: int, logits_1V: Tensor) -> int | None:
+        if not row.left:
+            return None
+        if likeliest < 0:
+            raise NonFiniteLogits
+        token = likeliest if row.draw.is_greedy else row.draw(row.tokens, logits_1V)
+        row.left -= 1
+        if token in self._ends:
+            row.left = 0
+        else:
+            row.new.append(token)
+            if self._on_token(row.number, token):
+                row.left = 0
+        return token if row.left else None
+
+    def _take_cache(self, rows: int, columns: int, known: int) -> None:
+        """Allocates the cache, unless the last one serves; captured graphs live with it."""
+        cache = self._cache
+        if rows == 1:
+            columns = -(-columns // COLUMNS) * COLUMNS
+        if cache is None or cache.columns < columns or cache.rows < rows or cache.columns > 2 * columns:
+            last = cache if known else None
+            self._cache = self._captured = cache = None
+            self._cache = RowCache(rows, columns)
+            if last is not None:
+                self._cache.take(last, known)
+        if self._captures and self._captured is None:
+            self._captured = CapturedSteps(self._model.device, self._cache, self._forward_step)
+
+    def _fill_prompts(self, batch: PrefixBatch, rows: list[_Row]) -> None:
+        """Computes keys and values of all prompts, except those of their last tokens."""
+        begin, rest = 0, []
+        for group in batch.groups:
+            end = begin + len(group.numbers)
+            if group.prefix:
+                self._fill(begin, [rows[begin].prompt[: group.prefix]], [0])
+                self._cache.share(begin, slice(begin + 1, end), group.prefix)
+            rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
+            begin = end
+        for at, (tokens, start) in enumerate(rest):
+            if len(tokens) > MAX_FILLED_UP:
+                self._fill(at, [tokens], [start])
+        short = [([] if len(tokens) > MAX_FILLED_UP else tokens, start) for tokens, start in rest]
+        if any(tokens for tokens, start in short):
+            self._fill(0, [tokens for tokens, start in short], [start for tokens, start in short])
+
+    def _fill(self, first: int, tokens: list[list[int]], starts: list[int]) -> Tensor:
+        """Computes keys and values of rows' next tokens, in one or more passes; returns the logits of the last column.
+
+        Args:
+            first: the first of the rows.
+            starts: the position of each row's first token.
+        """
+        size = max(1, FILL_TOKENS // len(tokens))
+        for begin in range(0, max(map(len, tokens)), size):
+            parts = [row[begin : begin + size] for row in tokens]
+            longest = max(map(len, parts))
+            ids = torch.full((len(parts), longest), 0)
+            positions, columns = torch.zeros_like(ids), torch.full_like(ids, self._cache.columns)
+            for at, (part, start) in enumerate(zip(parts, starts, strict=True)):
+                ids[at, : len(part)] = torch.tensor(part)
+                positions[at, : len(part)] = columns[at, : len(part)] = torch.arange(len(part)) + start + begin
+            width = int(positions.max()) + 1
+            rows = slice(first, first + len(parts))
+            ids, positions, columns = (each.to(self._model.device) for each in (ids, positions, columns))
+            if len(parts) == 1:
+                columns = slice(width - longest, width)
+            logits = self._forward(rows, ids, positions, columns, width)
+            self._check()
+        return logits
+
+    def _step(self, rows: list[_Row]) -> Tensor:
+        """Returns the logits after each row's last token, [rows, vocabulary]."""
+        last, positions = [row.last for row in rows], [row.position for row in rows]
+        if self._captured is not None:
+            try:
+                return self._captured(last, positions)
+            except CannotCapture as error:
+                self._captured, self._captures = None, False
+                self._on_event(Notice(f"Texts are generated without CUDA graphs, which is slower: {error.reason}"))
+        ids, at = (torch.tensor(each, device=self._model.device)[:, None] for each in (last, positions))
+        width = max(positions) + 1
+        columns = slice(width - 1, width) if len(rows) == 1 else at
+        return self._forward(slice(0, len(rows)), ids, at, columns, width)
+
+    def _forward_step(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
+        return self._forward(slice(0, len(ids)), ids, positions, positions, width)
+
+    def _forward(self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int) -> Tensor:
+        """Passes tokens through the model; returns the logits of the last column in fp32, [rows, vocabulary]."""
+        self._cache.select(rows, columns, width)
+        # transformers repeats the keys of grouped heads if there is a mask. A captured step has columns to mask.
+        is_bare = isinstance(columns, slice) and ids.numel() == 1 and needs_no_mask(self._model, width)
+        logits = self._model(
+            input_ids=ids,
+            attention_mask=no_masks(self._model) if is_bare else masks(self._model, positions, width),
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1].float()
+
+
+def end_ids_of(model: PreTrainedModel) -> list[int]:
+    """Returns the tokens that end a text according to the model's generation config."""
+    ids = model.generation_config.eos_token_id
+    ids = ids if isinstance(ids, list) else [ids]
+    known = model.get_input_embeddings().weight.shape[0]
+    return [token for token in ids if type(token) is int and 0 <= token < known]

@@ -1,0 +1,83 @@
+"""Answers a question from indexed texts with the model in use."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
+from sebp_edge.ask.index import Index
+from sebp_edge.ask.passages import Passage
+from sebp_edge.errors import OptionError, TextsError
+from sebp_edge.models.generation import generate_text
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.sampling import Sampling
+from sebp_edge.questions.asking import prompt_for
+from sebp_edge.run.call import Call
+from sebp_edge.texts.prompts import EncodedPrompt
+
+# The right one is among three nearly always; whether fewer are read better is not measured yet.
+NUM_PASSAGES = 3
+# A passage that does not fit into the model's context is cut, but not to fewer characters.
+_MIN_CHARACTERS = 100
+
+Turn = tuple[str, str]
+
+
+def ask(
+    call: Call,
+    question: str,
+    index: Index,
+    before: Sequence[Turn],
+    sampling: Sampling,
+    num_passages: int,
+    on_text: Callable[[str], None] | None,
+    *,
+    named: tuple[str | Path, int | None] | None,
+    with_adapter: bool,
+) -> Answer:
+    """Answers a question; see `Personalizer.ask`.
+
+    Args:
+        named: the adapter to load, and its version, unless nothing is found.
+        with_adapter: whether to use the adapter in use.
+    """
+    if num_passages < 1:
+        raise OptionError(f"num_passages is {num_passages}; expected 1 or more.")
+    hits = index.search(question, num_passages, before=before[-1][0] if before else "")
+    if not is_found(hits):
+        return Answer(NOT_FOUND, found=False)
+    call.signal.check()
+    if named is not None:
+        call.load_adapter(*named)
+    base = call.load()
+    prompt, shown = _prompt(question, tuple(hit.passage for hit in hits), before[-1:], base, sampling.max_new_tokens)
+    with call.in_use.generating(with_adapter=with_adapter):
+        reply = generate_text(base.model, base.tokenizer, *prompt, sampling, on_text=on_text, check=call.signal.check)
+    return checked(reply, question, shown)
+
+
+def _prompt(
+    question: str, passages: tuple[Passage, ...], before: Sequence[Turn], base: BaseModel, max_new_tokens: int
+) -> tuple[EncodedPrompt, tuple[Passage, ...]]:
+    """Returns the tokens of as many passages as fit, and the question after them; and the passages.
+
+    Raises:
+        TextsError: the question alone is too long.
+    """
+    limit = getattr(base.model.config, "max_position_embeddings", None)
+    while True:
+        prompt = prompt_for(question, base.tokenizer, document="\n\n".join(map(_shown, passages)), before=before)
+        if limit is None or len(prompt.input_ids) + max_new_tokens <= limit:
+            return prompt, passages
+        if len(passages) > 1:
+            passages = passages[:-1]
+        elif before:
+            before = ()
+        elif len(passages[0].text) > _MIN_CHARACTERS:
+            passages = (replace(passages[0], text=passages[0].text[: len(passages[0].text) * 2 // 3]),)
+        else:
+            raise TextsError(f"The question is too long for the model's context of {limit} tokens; ask a shorter one.")
+
+
+def _shown(passage: Passage) -> str:
+    return f"{passage.place}\n{passage.text}"
