@@ -11,8 +11,8 @@ from sebp_edge.adapters.forget import Forgetting, forget
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.ask.answer import Answer
-from sebp_edge.ask.library import Library
+from sebp_edge.ask.answer import NUM_PASSAGES, Answer
+from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
@@ -30,7 +30,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.adapting import Adapting, train_again
-from sebp_edge.run.asking import NUM_PASSAGES, Turn, ask
+from sebp_edge.run.asking import Turn, ask
 from sebp_edge.run.call import Call
 from sebp_edge.run.generating import generate
 from sebp_edge.run.inspection import Inspection
@@ -95,7 +95,7 @@ class Personalizer:
         self.me = (me,) if isinstance(me, str) else tuple(me)
         self.on_event = on_event
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
-        self._library = Library()
+        self._searched = SearchedTexts()
         self._lock = threading.Lock()
         self._signal = StopSignal()  # of the running call, or of the last one
 
@@ -364,7 +364,7 @@ class Personalizer:
             raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
         sampling = Sampling(max_new_tokens, temperature=0, stop=("\n",))
         with self._exclusive_call(stop_when) as call:
-            index = self._library.index(texts, call.progress)
+            index = self._searched.index(texts, call.progress)
             named = (adapter, version) if is_named else None
             options = {"named": named, "with_adapter": adapter is not None}
             return ask(call, question, index, before, sampling, num_passages, on_text, **options)

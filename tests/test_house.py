@@ -46,22 +46,22 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_286
+MAX_LINES = 45_297
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_377,
     "adapters": 3_008,
-    "ask": 667,
+    "ask": 672,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_645,
+    "cli": 2_648,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
-    "models": 3_974,
+    "models": 3_979,
     "models.gguf": 1_174,
     "questions": 3_649,
     "research": 3_331,
-    "run": 3_343,
+    "run": 3_341,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,

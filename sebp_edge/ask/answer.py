@@ -9,6 +9,9 @@ from sebp_edge.ask.terms import is_small, plain, terms
 from sebp_edge.ask.values import values
 
 NOT_FOUND = "Not in your notes."
+# The passages that a model is shown. The first is the right one nearly always, and small models read one better than
+# three (kernels/bench/quality/README.md).
+NUM_PASSAGES = 1
 
 # Below both, nothing was found (see `Hit`). Calibrated so that at most 10 % of the questions that the development
 # people's 60 notes answer are refused.

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from sebp_edge.ask.answer import NUM_PASSAGES
 from sebp_edge.cli.base_model import open_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json
+from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.texts.documents import printable
@@ -25,7 +26,9 @@ def ask(
         str | None, typer.Option(help="Name of an adapter; without --model, by default 'default' if it exists.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
-    passages: Annotated[int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")] = 3,
+    passages: Annotated[
+        int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")
+    ] = NUM_PASSAGES,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -73,12 +76,9 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
     streams = as_json or out.is_terminal
     streamed: list[str] = []
 
-    def print_chunk(chunk: str) -> None:
+    def stream(chunk: str) -> None:
         streamed.append(chunk)
-        if as_json:
-            print_json({"event": "text", "text": chunk})
-        else:
-            typer.echo(chunk, nl=False)
+        print_chunk(chunk, as_json=as_json)
 
     try:
         answer = personalizer.ask(
@@ -87,7 +87,7 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
             before=before,
             adapter=adapter,
             num_passages=passages,
-            on_text=print_chunk if streams else None,
+            on_text=stream if streams else None,
         )
     except Interrupted:
         if streamed and not as_json:

@@ -191,6 +191,14 @@ def print_json(record: dict) -> None:
     JsonLines(sys.stdout).write(record)
 
 
+def print_chunk(chunk: str, *, as_json: bool) -> None:
+    """Prints a piece of a text that is being written."""
+    if as_json:
+        print_json({"event": "text", "text": chunk})
+    else:
+        typer.echo(chunk, nl=False)
+
+
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Prints a table whose last column wraps; in a narrow window one cell per line, on a pipe tab-separated rows."""
     if not out.is_terminal:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import open_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json
+from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json
 from sebp_edge.cli.options import Device, Json, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 
@@ -81,12 +82,6 @@ def generate(
         if not as_json and isinstance(request, str) and out.is_terminal:
             out.print(request, end="", style="bold", markup=False)
 
-        def print_chunk(chunk: str) -> None:
-            if as_json:
-                print_json({"event": "text", "text": chunk})
-            else:
-                typer.echo(chunk, nl=False)
-
         try:
             text = personalizer.generate(
                 request,
@@ -100,7 +95,7 @@ def generate(
                 stop=stop or (),
                 seed=seed,
                 sparse_kernels=sparse_kernels,
-                on_text=print_chunk,
+                on_text=partial(print_chunk, as_json=as_json),
             )
         except Interrupted:
             if not as_json:

@@ -137,12 +137,16 @@ class Decoder:
             left = sampling.max_new_tokens if limit is None else min(sampling.max_new_tokens, limit - len(prompt))
             rows.append(_Row(number, prompt, left, Draw(sampling, self._model.device)))
         self._ends, self._on_token, self._check = {*end_ids, *end_ids_of(self._model)}, on_token, check
+        # Compared outside of `threaded_linears`, which replaces methods of the model.
+        if self._state is not None and self._state != ModelState(self._model):
+            self._forget()
         try:
             with threaded_linears(self._model):
                 self._decode_all(rows)
         except BaseException:
             self._forget()
             raise
+        self._keep(rows)
         return [row.new for row in rows]
 
     def _decode_all(self, rows: list[_Row]) -> None:
@@ -155,14 +159,15 @@ class Decoder:
 
                 decode_alone(self._model, row.prompt, row.left, add_next)
             return
-        if self._state is not None and self._state != ModelState(self._model):
-            self._forget()
         for batch in self._batches(rows) if rows else []:
             self._decode(batch, [rows[number] for number in batch.numbers])
-        if (
-            len(rows) == 1
-            and self._cache.rows * self._cache.columns * bytes_per_token(self._model) <= self._max_kept_bytes
-        ):
+
+    def _keep(self, rows: list[_Row]) -> None:
+        """Keeps keys and values of a single prompt and its text for the next call."""
+        if self._cache is None:
+            return
+        size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
+        if len(rows) == 1 and size <= self._max_kept_bytes:
             self._kept, self._state = rows[0].tokens, ModelState(self._model)
         else:
             self._forget()

@@ -15,8 +15,6 @@ from sebp_edge.questions.asking import prompt_for
 from sebp_edge.run.call import Call
 from sebp_edge.texts.prompts import EncodedPrompt
 
-# The right one is among three nearly always; whether fewer are read better is not measured yet.
-NUM_PASSAGES = 3
 # A passage that does not fit into the model's context is cut, but not to fewer characters.
 _MIN_CHARACTERS = 100
 

@@ -8,8 +8,8 @@ import pytest
 
 from sebp_edge.ask.answer import best_sentence, checked, is_found, stands_in
 from sebp_edge.ask.index import Index
-from sebp_edge.ask.library import Library
 from sebp_edge.ask.passages import MAX_CHARACTERS, passages_of
+from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.texts.documents import Completion, Conversation, Document
 
@@ -111,22 +111,22 @@ def test_records_and_chats_are_searched(tmp_path):
             )
         )
     )
-    hits = Library().index(tmp_path).search("Which number has the cabin?")
+    hits = SearchedTexts().index(tmp_path).search("Which number has the cabin?")
     assert "Ana: the cabin is number twelve" in hits[0].passage.text
 
 
-def test_a_library_follows_a_folder_that_changes(tmp_path):
-    library = Library()
+def test_the_index_follows_a_folder_that_changes(tmp_path):
+    searched = SearchedTexts()
     with pytest.raises(TextsError, match="Nothing to read"):
-        library.index(tmp_path)
+        searched.index(tmp_path)
     (tmp_path / "a.md").write_text("The cabin is number 12.")
     (tmp_path / "b.md").write_text("The boat is teal.")
-    assert library.index(tmp_path).search("cabin")
+    assert searched.index(tmp_path).search("cabin")
     (tmp_path / "a.md").write_text("The lighthouse is open.")
-    index = library.index(tmp_path)
+    index = searched.index(tmp_path)
     assert not index.search("cabin") and index.search("lighthouse") and len(index) == 2
     (tmp_path / "b.md").unlink()
-    assert not library.index(tmp_path).search("boat")
+    assert not searched.index(tmp_path).search("boat")
 
 
 def test_a_follow_up_is_searched_with_the_question_before_it():

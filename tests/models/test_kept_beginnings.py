@@ -63,6 +63,20 @@ def test_a_continued_text_computes_only_the_new_turn(sizes):
     assert found[0] == 4  # the last token of the first text was chosen, but not computed
 
 
+def test_what_is_kept_is_used_if_threads_share_the_products(sizes):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = make_llama(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64).eval()
+        decoder, found = Decoder(model), sizes(model)
+        for end in ([20, 21], [22, 23, 24]):
+            found.clear()
+            write(decoder, [*COMMON, *end])
+        assert found[0] == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def by_weight(model):
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.weight.mul_(1.5)

@@ -7,7 +7,7 @@ from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.readers import Parts, Reading, nothing_readable, read_all
 
 
-class Library:
+class SearchedTexts:
     """The texts that were asked about last."""
 
     def __init__(self):
@@ -25,6 +25,8 @@ class Library:
         documents = [*reading.documents, *(Document(name, text, name) for name, text in reading.chats.talks())]
         if not documents:
             raise TextsError(nothing_readable(reading.left_out))
-        self._index = self._index or Index()
-        self._index.update(documents)
-        return self._index
+        # An update that fails leaves an index that holds a part of the texts.
+        index, self._index = self._index or Index(), None
+        index.update(documents)
+        self._index = index
+        return index
