@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from against_dense import all_gradients, padded_batch, with_adapter
+from against_dense import all_gradients, gradients, padded_batch, with_adapter
 from builders import make_examples, make_llama, make_step, row_losses
 from model_families import MODELS
 
@@ -129,6 +129,18 @@ def test_losses_without_gradients_are_the_same():
         expected = row_losses(rows, batch["input_ids"], plan)
     with torch.no_grad(), Hoisted(model, checkpoints=1) as rows:
         assert torch.equal(row_losses(rows, batch["input_ids"], plan), expected)
+
+
+def test_a_pass_without_gradients_keeps_nothing_to_recompute():
+    # It would overwrite the inputs that the other pass keeps in host memory.
+    model, batch = with_adapter(make_llama()), padded_batch()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model, checkpoints=1, offload=True) as rows:
+        losses = row_losses(rows, batch["input_ids"], plan)
+        with torch.no_grad():
+            row_losses(rows, batch["input_ids"].flip(0), plan)
+        found = gradients(model, losses)
+    assert_equal(found, all_gradients(model, 0))
 
 
 def test_the_random_state_is_unchanged():

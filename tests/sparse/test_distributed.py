@@ -170,6 +170,7 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
         ("root", "lora", False),
         ("blocks", "lora", True),
         ("blocks and ends", "tied", True),
+        ("layers", "untied", True),
         ("layers", "tied", False),
         ("accelerate", "lora", False),
         ("blocks", "gpt2", True),
@@ -269,7 +270,7 @@ def takes_rows_from_labels(rank, how, weights):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "weights"), [("ddp", "tied"), ("blocks", "lora")])
+@pytest.mark.parametrize(("how", "weights"), [("ddp", "tied"), ("blocks and ends", "tied"), ("blocks", "lora")])
 def test_rows_come_from_labels(processes, how, weights):
     processes.run(takes_rows_from_labels, how, weights)
 

@@ -291,6 +291,29 @@ def test_data_parallel_is_refused():
         sparsify(nn.DataParallel(make_llama()))
 
 
+class CountedReads(dict):
+    """Counts how often a value is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_each_lora_layer_is_inspected_once_per_pass():
+    model, batch = model_with("lora", "no"), padded_batch()
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.scaling = CountedReads(layer.scaling)
+    with sparsify(model):
+        model(**batch)
+        for layer in layers:
+            layer.scaling.reads = 0
+        model(**batch).loss.backward()
+    assert [layer.scaling.reads for layer in layers] == [1] * 3 * 7
+
+
 def saved_rows(model, batch):
     """Returns what the linear layers of a forward pass keep: each saved matrix's storage, rows and size."""
     saved = []

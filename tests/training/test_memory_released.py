@@ -81,11 +81,17 @@ def test_nothing_of_a_training_stays_alive(make, case, monkeypatch):
         monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", options)
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
-    seen = set()
+    seen, tensors = set(), []
 
     def see(event):
-        if isinstance(event, StepDone) and not seen:
-            seen.update(map(type, alive()))
+        # Each training has its own learner, whose moments and gradients are freed at its end.
+        if isinstance(event, StepDone) and event.step == 1:
+            found = alive()
+            seen.update(map(type, found))
+            for learner in (one for one in found if isinstance(one, RecoveringLearner)):
+                moments = [value for moments in learner._update._moments for value in moments if value is not None]
+                gradients = [parameter.grad for parameter in learner.parameters]
+                tensors.extend(map(weakref.ref, moments + gradients))
 
     personalizer = make(recipe=recipe, on_event=see)
     gc.collect()
@@ -95,9 +101,11 @@ def test_nothing_of_a_training_stays_alive(make, case, monkeypatch):
         result = personalizer.adapt(make_sentences(9 if case == "folds" else 24, words=60))
         known = {id(one) for one in before}
         assert [type(one) for one in alive() if id(one) not in known] == []
+        assert [tensor().shape for tensor in tensors if tensor() is not None] == []
     finally:
         gc.enable()
     assert len(seen) >= 8
+    assert len(tensors) > (100 if case == "folds" else 20)
     assert result.passed == (case != "not kept")
     model = personalizer.in_use.base.model
     assert not any("forward" in vars(module) for module in model.modules())
