@@ -66,9 +66,14 @@ def plan_of(shape, dataset, recipe, target, budget):
     return make_plan(shape, dataset, make_schedules(dataset, recipe, seed=0), recipe, target, budget)
 
 
-def candidates(shape, dataset, target):
-    schedules = make_schedules(dataset, RECIPE, seed=0)
-    return choosing._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
+def candidates(shape, dataset, target, recipe=RECIPE):
+    schedules = make_schedules(dataset, recipe, seed=0)
+    return choosing._Candidates(shape, dataset, schedules, recipe, target, Progress())
+
+
+def choices_3b(shape, dataset, recipe):
+    """All choices of which a plan takes the first that fits."""
+    return list(candidates(shape, dataset, Target.this_machine(CUDA, 650_000_000), recipe).for_recipe(recipe))
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
@@ -146,7 +151,8 @@ def test_a_size_beyond_any_memory_raises_one_sentence(size):
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(shape_3b):
-    plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
+    dataset = make_dataset(20)
+    plans = all_plans(lambda size: plan_3b(shape_3b, size, dataset), "80GB")
     assert (plans[0].chosen.options, plans[0].larger) == (FASTEST, None)
     assert len(plans) > 8
     for larger, smaller in pairwise(plans):
@@ -155,7 +161,8 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
         assert smaller.chosen.peak < larger.chosen.peak
     # A budget of exactly the peak is enough.
     for plan in plans[1::5]:
-        assert plan_3b(shape_3b, plan.chosen.peak).chosen == plan.chosen
+        assert plan_3b(shape_3b, plan.chosen.peak, dataset).chosen == plan.chosen
+    assert [plan.chosen for plan in plans] == list(choosing._ever_smaller(choices_3b(shape_3b, dataset, RECIPE)))
 
 
 @pytest.mark.slow
@@ -163,7 +170,8 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
 def test_plans_get_slower_before_they_get_less_precise(shape_3b):
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
-    chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    # These are all that some budget chooses.
+    chosen = list(choosing._ever_smaller(choices_3b(shape_3b, make_dataset(80), recipe)))
     precision = [(not each.options.moments_in_8_bits, not each.recipe.load_in_4bit, each.recipe.r) for each in chosen]
     assert precision == sorted(precision, reverse=True)
     assert precision[0] == (True, True, 16)
@@ -231,12 +239,11 @@ def test_on_a_cpu_nothing_is_offloaded(shape_3b, machine):
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_values_that_the_recipe_states_are_kept(shape_3b, stated):
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
-    largest = "12GB" if stated.get("method") is None else "20GB"
-    dataset = make_dataset(20)
-    for plan in all_plans(lambda size: plan_3b(shape_3b, size, dataset, recipe), largest):
-        for choice in filter(None, (plan.chosen, plan.larger, plan.smaller)):
-            assert {key: getattr(choice.recipe, key) for key in stated} == stated
-            assert choice.recipe.method == recipe.method
+    choices = choices_3b(shape_3b, make_dataset(20), recipe)
+    assert len(choices) > 20
+    for choice in choices:
+        assert {key: getattr(choice.recipe, key) for key in stated} == stated
+        assert choice.recipe.method == recipe.method
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -213,15 +213,15 @@ def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, c
 
 
 def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks):
-    # The micro-batch has about 1,200 rows.
-    chunk_rows(200)
+    # The micro-batch has about 500 rows.
+    chunk_rows(80)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     options_used = {"checkpoints": checkpoints, "offload": offload, "chunked_blocks": chunked_blocks}
     options = MemoryOptions(**options_used)
     setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, options=options)
-    tokens = some_tokens(30, 41)
+    tokens = some_tokens(12, 41)
     with Hoisted(model, **options_used) as hoisted:
         # The first pass creates gradients and host buffers.
         hoisted.row_losses(tokens).sum().backward()
