@@ -9,7 +9,6 @@ import sys
 import zlib
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +43,7 @@ import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
 from fake_machine import FakeMachine
+from quick import SHORT_ASSESSMENT
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -51,7 +51,6 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
-from sebp_edge.run import samples
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
@@ -119,14 +118,6 @@ def own_random_numbers(request):
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
-@pytest.fixture(scope="session")
-def probe_folder(tmp_path_factory):
-    """A probe of general text that is shorter than the tests' notes."""
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "short.txt").write_text("the ferry left at six", encoding="utf-8")
-    return folder
-
-
 @pytest.fixture(autouse=True, scope="session")
 def one_trial_per_config():
     """Tries a small copy once per class and config, which alone it depends on; that is a fifth of a tiny adaptation."""
@@ -155,12 +146,11 @@ def shared_renderers():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def short_assessment(probe_folder):
-    """Shortens what is assessed of adaptations in this process, which would take most of a tiny one's time."""
+def short_assessment():
+    """Shortens what is assessed of adaptations in this process; `warm` does so in those that it forks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
-        patch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
-        patch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+        for name, value in SHORT_ASSESSMENT.items():
+            patch.setattr(name, value)
         yield
 
 

@@ -43,7 +43,7 @@ def decoder(model):
 
 MODELS = {
     "llama": lambda: decoder(make_llama(use_cache=False, num_hidden_layers=1).double()),
-    "llama, lora": lambda: decoder(with_lora(make_llama(use_cache=False).double())),
+    "llama, lora": lambda: decoder(with_lora(make_llama(use_cache=False, num_hidden_layers=1).double())),
     "bert, sequences": lambda: bert(AutoModelForSequenceClassification),
     "bert, tokens": lambda: bert(AutoModelForTokenClassification),
 }
@@ -102,7 +102,7 @@ def test_separately_compiled_blocks_train_like_dense_without_a_graph_for_each_ba
 def test_a_compiled_model_can_be_sparsified_and_restored():
     model, batches = decoder(make_llama(use_cache=False, num_hidden_layers=1).double())
     dense = loss_and_gradients(model, batches[0])
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
     for given in (model, compiled):
         with sparsify(given) as sparsified:
@@ -121,7 +121,7 @@ def test_an_approximation_drops_the_same_rows_when_compiled():
     with sparsify(model, rows=rule, keep_logits=True) as plain:
         expected = [loss_and_gradients(model, batches[0]) for _ in range(2)]
     with sparsify(model, rows=rule) as sparsified:
-        compiled = torch.compile(model, backend="aot_eager")
+        compiled = torch.compile(model, backend="eager")
         for one in expected:
             assert_same(one, gradients(compiled, batches[0]), tolerance=1e-10)
     assert sparsified.dropped() == plain.dropped()
