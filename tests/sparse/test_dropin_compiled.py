@@ -56,10 +56,12 @@ def gradients(compiled, batch):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_whole_model_is_one_graph_and_trains_like_dense(model):
+    # Inductor needs a C++ compiler. Once it generates code; to see that a model is one graph, tracing is enough.
+    backend = "inductor" if model == "llama" and shutil.which("g++") else "aot_eager"
     model, batches = MODELS[model]()
     dense = [loss_and_gradients(model, batch) for batch in batches]
     with sparsify(model):
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
         for batch, expected in zip(batches, dense, strict=True):
             assert_same(expected, gradients(compiled, batch), tolerance=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
@@ -74,14 +76,6 @@ def test_gpt2_has_no_more_graph_breaks_than_the_dense_model_and_trains_like_dens
     with sparsify(model):
         assert_same(expected, gradients(torch.compile(model, backend="aot_eager"), batch), tolerance=1e-10)
     assert counters["stats"]["unique_graphs"] == dense_graphs
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, and there is no g++ here")
-def test_code_that_inductor_generates_trains_like_dense():
-    model, (batch, *_) = decoder(make_llama(use_cache=False, num_hidden_layers=1))
-    dense = loss_and_gradients(model, batch)
-    with sparsify(model):
-        assert_same(dense, gradients(torch.compile(model, fullgraph=True), batch), tolerance=1e-4)
 
 
 def test_separately_compiled_blocks_train_like_dense_without_a_graph_for_each_batch():
