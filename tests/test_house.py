@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 41_981
+MAX_LINES = 41_987
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_384,
     "adapters": 3_008,
@@ -66,7 +66,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_166,
     "sparse.rows": 759,
     "texts": 10_317,
-    "training": 2_587,
+    "training": 2_593,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 51

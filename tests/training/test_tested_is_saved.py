@@ -92,7 +92,11 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [("lora, 4 bits", torch.float32), ("full", torch.float32), *((name, torch.bfloat16) for name in METHODS)],
+    [
+        ("lora, 4 bits", torch.float32),
+        ("full", torch.float32),
+        *((name, torch.bfloat16) for name in ("lora, for q4_0", "full", "full, pruned")),
+    ],
     ids=str,
 )
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
