@@ -46,22 +46,22 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 41_987
+MAX_LINES = 41_959
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_384,
     "adapters": 3_008,
     "ask": 676,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_656,
+    "cli": 2_672,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
-    "models": 3_979,
+    "models": 3_919,
     "models.gguf": 1_174,
     "questions": 344,
     "research": 3_331,
-    "run": 3_348,
+    "run": 3_364,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
@@ -69,7 +69,7 @@ MAX_LINES_OF_ROOM = {
     "training": 2_593,
 }
 MAX_ENTRIES_AT_ROOT = 21
-MAX_IMPORTS_WITHIN_FUNCTIONS = 51
+MAX_IMPORTS_WITHIN_FUNCTIONS = 52
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
