@@ -101,8 +101,9 @@ class Index:
         texts: dict[Key, list[str]] = {}
         for key, document in documents.items():
             texts[key] = []
+            title = terms(_title(document))
             for passage in passages_of(document):
-                columns = [terms(part) for part in (_title(document), " ".join(passage.headings), passage.text)]
+                columns = [title, terms(" ".join(passage.headings)), terms(passage.text)]
                 cut.append((key, passage, columns))
                 texts[key] += columns[2]
         found = {key: is_english(words) for key, words in texts.items()}
@@ -110,33 +111,31 @@ class Index:
         # What is too short to tell is in the language of most of the others.
         mostly = sum(known) > len(known) / 2
         english = {key: mostly if each is None else each for key, each in found.items()}
-        self._learn_stems({word for key, words in texts.items() if english[key] for word in words})
+        self._learn_stems({word for key, _, columns in cut if english[key] for column in columns for word in column})
         rows = []
         self._documents |= {key: [] for key in documents}
         for key, passage, columns in cut:
             self._documents[key].append(self._next)
             self._passages[self._next] = passage
             if english[key]:
-                columns = [[self._stem(word) for word in column] for column in columns]
+                columns = [[self._stems.get(word, word) for word in column] for column in columns]
             rows.append((self._next, *(" ".join(column) for column in columns)))
             self._next += 1
         self._database.executemany("INSERT INTO passages(rowid, name, headings, text) VALUES (?, ?, ?, ?)", rows)
 
     def _stem(self, word: str) -> str:
         """Returns the stem of an English word, marked as one; what is no word of ASCII letters stays."""
-        if not (word.isascii() and word.isalpha()):
-            return word
-        if word not in self._stems:
-            self._learn_stems({word})
-        return self._stems[word]
+        self._learn_stems({word})
+        return self._stems.get(word, word)
 
     def _learn_stems(self, words: set[str]) -> None:
-        """Has SQLite find the stems of words."""
+        """Has SQLite find the stems of words, which it takes for one text."""
         new = [word for word in words if word not in self._stems and word.isascii() and word.isalpha()]
-        self._database.execute("DELETE FROM words")
-        self._database.executemany("INSERT INTO words(rowid, word) VALUES (?, ?)", enumerate(new))
-        for number, stem in self._database.execute("SELECT doc, term FROM stems"):
-            self._stems[new[number]] = _STEM + stem
+        if new:
+            self._database.execute("DELETE FROM words")
+            self._database.execute("INSERT INTO words VALUES (?)", (" ".join(new),))
+            for position, stem in self._database.execute("SELECT offset, term FROM stems"):
+                self._stems[new[position]] = _STEM + stem
 
     def search(self, question: str, limit: int = 5, *, before: str = "") -> list[Hit]:
         """Returns the best passages for a question, best first; none if none has a word that says something.

@@ -6,15 +6,15 @@ be an operator.
 
 import re
 import unicodedata
-from collections.abc import Iterator
 
 from sebp_edge.ask.values import date_terms, plain_numbers
 
 # Scripts without spaces between words, or, as Korean, with endings on them: Thai to Burmese, Khmer, kana, Han, Hangul.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _UNSPACED += "\U00020000-\U0003ffff"
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
 # The vowel signs of Indian scripts are no letters to `re`, but belong to words.
-_RUN = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+_WORD = re.compile(rf"(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
 # Accents of Latin, Greek and Cyrillic letters, and the vowel points of Hebrew and Arabic.
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670]")
 # Letters that Unicode does not take apart.
@@ -57,18 +57,16 @@ def plain(text: str) -> str:
 
 
 def terms(text: str) -> list[str]:
-    """Returns the terms of a text in their order, and one more for each date; "東京駅" has 東京, 京駅 and 駅."""
+    """Returns the words of a text, the pairs of characters in other runs, and one term more for each date.
+
+    "東京駅" has 東京, 京駅 and 駅, so each character begins a term.
+    """
     text = plain_numbers(plain(text))
-    return [term for run in _RUN.finditer(text) for term in _terms_of(run)] + date_terms(text)
-
-
-def _terms_of(run: re.Match) -> Iterator[str]:
-    """Yields a word, or all pairs of characters and the last character: so each one begins a term."""
-    text = run[0]
-    if run[1]:
-        yield from (text[at : at + 2] for at in range(len(text)))
-    else:
-        yield text
+    found = _WORD.findall(text) + date_terms(text)
+    if not text.isascii():
+        runs = _UNSPACED_RUN.findall(text)
+        found += [run[at : at + 2] for run in runs for at in range(len(run))]
+    return found
 
 
 def is_english(words: list[str]) -> bool | None:

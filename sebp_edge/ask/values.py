@@ -4,6 +4,9 @@ import re
 from typing import NamedTuple
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+# Rare, and found ten times faster than numbers.
+_COMMA = re.compile(r",(?<=\d,)\d")
+_DIGIT = re.compile(r"\d")
 
 # The beginnings of months' names, without accents, in English, German, Dutch, French, Spanish, Italian and others.
 _MONTHS = (
@@ -55,12 +58,14 @@ class Values(NamedTuple):
 
 def plain_numbers(text: str) -> str:
     """Returns a text with "1,200" as "1200"."""
-    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text) if _COMMA.search(text) else text
 
 
 def date_terms(text: str) -> list[str]:
     """Returns terms for the days in a plain text, by which they are found however they are written."""
-    return [f"d{day.replace('-', '')}" for date in _dates(text)[0] for day in (date.day, date.other) if day]
+    # No pattern goes over the end of a line, and most lines have no digit.
+    lines = "\n".join(line for line in text.split("\n") if _DIGIT.search(line))
+    return [f"d{day.replace('-', '')}" for date in _dates(lines)[0] for day in (date.day, date.other) if day]
 
 
 def values(text: str) -> Values:
@@ -82,7 +87,7 @@ def values(text: str) -> Values:
 
 def _dates(text: str) -> tuple[list[Date], str]:
     """Returns the dates in a text, and the text without them."""
-    if not any(map(str.isdigit, text)):
+    if not _DIGIT.search(text):
         return [], text
     found: list[Date] = []
 
