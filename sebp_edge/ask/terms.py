@@ -12,6 +12,7 @@ from sebp_edge.ask.values import date_terms, plain_numbers
 # Scripts without spaces between words, or, as Korean, with endings on them: Thai to Burmese, Khmer, kana, Han, Hangul.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _UNSPACED += "\U00020000-\U0003ffff"
+_ASCII_WORD = re.compile(r"[a-z0-9]+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
 # The vowel signs of Indian scripts are no letters to `re`, but belong to words.
 _WORD = re.compile(rf"(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
@@ -38,8 +39,8 @@ _OTHERS = _words("""
     quel quelle quand qui est el los las que con por una cual cuando donde quien il di che per non sono quando dove chi
     da os uma att det ett och som jag nar var af til ikke hvor nie sie jest kiedy gdzie bir
 """)
-# Those English words that stand in texts of other languages too.
-_SHARED = _words("a am an in is it on for so we of at as her his has had was i do also all me")
+# Without those that stand in texts of other languages too.
+_ENGLISH_ONLY = _ENGLISH - _words("a am an in is it on for so we of at as her his has had was i do also all me")
 
 
 def is_small(word: str) -> bool:
@@ -62,16 +63,15 @@ def terms(text: str) -> list[str]:
     "東京駅" has 東京, 京駅 and 駅, so each character begins a term.
     """
     text = plain_numbers(plain(text))
-    found = _WORD.findall(text) + date_terms(text)
-    if not text.isascii():
-        runs = _UNSPACED_RUN.findall(text)
-        found += [run[at : at + 2] for run in runs for at in range(len(run))]
-    return found
+    if text.isascii():
+        return _ASCII_WORD.findall(text) + date_terms(text)
+    pairs = [run[at : at + 2] for run in _UNSPACED_RUN.findall(text) for at in range(len(run))]
+    return _WORD.findall(text) + pairs + date_terms(text)
 
 
 def is_english(words: list[str]) -> bool | None:
     """Whether a text with these terms is English, by its small words; None if they do not tell."""
-    ours, theirs = (sum(word in small for word in words) for small in (_ENGLISH - _SHARED, _OTHERS))
+    ours, theirs = (sum(map(small.__contains__, words)) for small in (_ENGLISH_ONLY, _OTHERS))
     if ours == theirs:
         return None if all(word.isascii() for word in words) else False
     return ours > theirs

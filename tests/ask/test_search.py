@@ -8,7 +8,7 @@ import pytest
 
 from sebp_edge.ask.answer import best_sentence, checked, is_found, stands_in
 from sebp_edge.ask.index import Index
-from sebp_edge.ask.passages import MAX_CHARACTERS, passages_of
+from sebp_edge.ask.passages import MAX_CHARACTERS, Passage, passages_of
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.texts.documents import Completion, Conversation, Document
@@ -167,8 +167,23 @@ def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
     answer = checked("Number 99", "Which cabin?", passages)
     assert answer.quoted and answer.text == "The cabin is number 12." and answer.sources == passages
     assert not checked("12", "Which cabin?", passages).quoted
-    assert best_sentence("cabin", "One line") == "One line"
-    assert best_sentence("Which cabins?", "# Cabins\n\nWood.\n\nThe cabin is red.") == "The cabin is red."
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "sentence"),
+    [
+        ("cabin", "One line", "One line"),
+        ("cabin", "# Cabin", "# Cabin"),
+        ("Which cabins?", "# Cabins\n\nWood.\n\nThe cabin is red.", "The cabin is red."),
+        ("Where is the cabin?", "The cabin\nNext to the old mill at the lake.", "Next to the old mill at the lake."),
+        ("When is the cabin ours?", "The cabin is red and ours. Ours from 4 March.", "Ours from 4 March."),
+        ("How many people does the cabin sleep?", "The cabin has a stove. It sleeps 12.", "It sleeps 12."),
+        ("Wann gehört die Hütte uns?", "Die Hütte bei Dr. Noll ist rot. Frei ab 3. Mai.", "Frei ab 3. Mai."),
+        ("What about 4 March, when is it?", "4 March it is, as ever. Maybe on 5 March.", "Maybe on 5 March."),
+    ],
+)
+def test_the_quoted_sentence_says_what_the_question_asks_for(question, text, sentence):
+    assert best_sentence(question, Passage("cabin.md", (), 1, text)) == sentence
 
 
 def test_a_python_without_fts5_gets_a_sentence(monkeypatch):
