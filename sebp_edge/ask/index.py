@@ -20,8 +20,9 @@ from sebp_edge.texts.documents import Document, as_json
 WEIGHTS = (2.0, 1.5, 1.0)
 # How much the best score of another passage counts for each passage of the document.
 SHARE_OF_DOCUMENT = 0.5
-# Words of at least so many characters find longer ones that begin with them, such as German compounds.
-MIN_PREFIX = 5
+# Words of at least so many characters find longer ones with their beginning, such as German compounds, and shorter ones
+# within them, in languages other than English.
+MIN_COMMON = 5
 # How much a word counts that says little.
 SMALL = 0.2
 # A question with fewer words that say something is searched with the one before it.
@@ -35,7 +36,7 @@ OTHER_PASSAGES = 100
 # Marks stems of English words, so that no other word is equal to one.
 _STEM = "="
 
-Key = tuple[str, str]  # of a document: its source and content
+Key = tuple[str, str, str]  # of a document: its source, front matter and content
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,12 @@ class Hit:
     """A passage that was found.
 
     Attributes:
-        strength: as much as this many words that only this passage has; higher is better.
-        coverage: the share of the question's words in its document, rare words counting more, from 0 to 1.
+        strength: its score, divided by the square root of what the question's words count together, and of what a
+            word counts that stands nowhere. So it neither grows with the number of notes, nor with the question.
     """
 
     passage: Passage
     strength: float
-    coverage: float
 
 
 class Index:
@@ -69,6 +69,7 @@ class Index:
             )
             self._database.execute("CREATE VIRTUAL TABLE words USING fts5(word, tokenize = 'porter ascii')")
             self._database.execute("CREATE VIRTUAL TABLE stems USING fts5vocab(words, instance)")
+            self._database.execute("CREATE VIRTUAL TABLE vocabulary USING fts5vocab(passages, row)")
         except sqlite3.OperationalError as error:
             raise MachineError(
                 "This Python's SQLite cannot search texts (it lacks FTS5); use a Python from python.org, Homebrew or a "
@@ -78,6 +79,8 @@ class Index:
         self._documents: dict[Key, list[int]] = {}
         self._passages: dict[int, Passage] = {}
         self._next = 1
+        # Words in languages other than English.
+        self._vocabulary: list[str] = []
         self.update(documents)
 
     def __len__(self) -> int:
@@ -95,6 +98,8 @@ class Index:
                 del self._passages[row]
         self._add(new)
         self._database.execute("COMMIT")
+        # Digits and marked stems are before ">".
+        self._vocabulary = [term for (term,) in self._database.execute("SELECT term FROM vocabulary WHERE term > '>'")]
 
     def _add(self, documents: dict[Key, Document]) -> None:
         cut: list[tuple[Key, Passage, list[list[str]]]] = []
@@ -151,57 +156,44 @@ class Index:
     def _ranked(self, words: list[str], limit: int) -> list[Hit]:
         found = sorted(
             ((is_small(word), self._scores(word)) for word in words), key=lambda each: (not each[1], len(each[1]))
-        )
-        total = 0.0
+        )[:MAX_TERMS]
+        total = sum((SMALL if small else 1.0) * self._rarity(len(rows)) for small, rows in found)
         scores: defaultdict[int, float] = defaultdict(float)
-        of_documents: dict[str, dict[int, float]] = defaultdict(dict)
-        covered: defaultdict[str, float] = defaultdict(float)
-        telling = {row for small, rows in found if not small for row in rows}
-        for number, (small, rows) in enumerate(found[:MAX_TERMS]):
-            weight = SMALL if small else 1.0
-            rarity = weight * self._rarity(len(rows))
-            total += rarity
+        best: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        for number, (small, rows) in enumerate(found):
             for row, score in rows.items():
-                score *= weight
-                document = self._passages[row].document
+                score *= SMALL if small else 1.0
                 scores[row] += score
-                if number not in of_documents[document]:
-                    covered[document] += rarity
-                of_documents[document][number] = max(score, of_documents[document].get(number, 0))
-        whole = {document: sum(best.values()) for document, best in of_documents.items()}
-        ranked = sorted(
-            (
-                (score + SHARE_OF_DOCUMENT * (whole[self._passages[row].document]), -row)
-                for row, score in scores.items()
-                if row in telling
-            ),
-            reverse=True,
-        )[:limit]
-        return [
-            Hit(
-                passage := self._passages[-row],
-                score / self._rarity(0),
-                covered[passage.document] / total if total else 0.0,
-            )
-            for score, row in ranked
-        ]
+                of_document = best[self._passages[row].document]
+                of_document[number] = max(score, of_document.get(number, 0))
+        whole = {document: SHARE_OF_DOCUMENT * sum(of_words.values()) for document, of_words in best.items()}
+        telling = {row for small, rows in found if not small for row in rows}
+        ranked = sorted(((scores[row] + whole[self._passages[row].document], -row) for row in telling), reverse=True)
+        scale = math.sqrt(total * self._rarity(0))
+        return [Hit(self._passages[-row], score / scale) for score, row in ranked[:limit]]
 
     def _scores(self, word: str) -> dict[int, float]:
         """Returns the rows that have a word of a question, each with BM25's score of the word in it.
 
         SQLite takes the forms of a word for words of different rarity, so that of all of them takes its place.
         """
-        forms = [f'"{form}"' for form in dict.fromkeys((word, self._stem(word)))]
-        if (len(word) >= MIN_PREFIX and word.isalpha()) or (len(word) == 1 and not word.isascii()):
-            forms.append(f'"{word}" *')
         found: dict[int, float] = {}
-        for form in forms:
-            rows = self._database.execute(_QUERY, (form,)).fetchall()
+        for form in {word, self._stem(word), *self._related(word)}:
+            rows = self._database.execute(_QUERY, (f'"{form}"',)).fetchall()
             rarity = max(1e-6, math.log((len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5)))  # as in SQLite
             for row, score in rows:
                 found[row] = max(found.get(row, 0.0), score / rarity)
         rarity = self._rarity(len(found))
         return {row: rarity * score for row, score in found.items()}
+
+    def _related(self, word: str) -> list[str]:
+        """Returns words in languages other than English that are forms, compounds or parts of a word."""
+        if len(word) == MIN_COMMON - 1 or (len(word) == 1 and not word.isascii()):
+            return [term for term in self._vocabulary if term.startswith(word)]
+        if len(word) < MIN_COMMON:
+            return []
+        common = word[: max(MIN_COMMON, len(word) - 2)]
+        return [term for term in self._vocabulary if common in term or (len(term) >= MIN_COMMON and term in word)]
 
     def _rarity(self, found: int) -> float:
         """Returns how much a word counts that so many passages have: BM25's inverse document frequency."""
@@ -209,7 +201,8 @@ class Index:
 
 
 def _key(document: Document) -> Key:
-    return document.source, document.content if isinstance(document.content, str) else as_json(document.content)
+    content = document.content if isinstance(document.content, str) else as_json(document.content)
+    return document.source, document.front_matter, content
 
 
 def _title(document: Document) -> str:

@@ -37,7 +37,9 @@ _OTHERS = _words("""
     der das und ist nicht mit ein eine einen den dem von zu auf fur wir ich wie wann wo wer welche welcher welches habe
     haben het een van de en op niet wij ik voor naar hoe wanneer waar wie welke heb hebben la le les et des une du pour
     quel quelle quand qui est el los las que con por una cual cuando donde quien il di che per non sono quando dove chi
-    da os uma att det ett och som jag nar var af til ikke hvor nie sie jest kiedy gdzie bir
+    da os uma att det ett och som jag nar var af til ikke hvor nie sie jest kiedy gdzie bir muss wird sind mein meine
+    meiner meines unser unsere uns zum zur im bei laut viel oft kann soll ab vor nach aus mich mir welchem wem wat mijn
+    onze ons moet zijn er aan bij tot kan uit te dat die gaat mon ma mes notre nos sont mi mis nuestro nuestra mio mia
 """)
 # Without those that stand in texts of other languages too.
 _ENGLISH_ONLY = _ENGLISH - _words("a am an in is it on for so we of at as her his has had was i do also all me")

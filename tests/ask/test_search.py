@@ -178,7 +178,7 @@ def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
         ("Where is the cabin?", "The cabin\nNext to the old mill at the lake.", "Next to the old mill at the lake."),
         ("When is the cabin ours?", "The cabin is red and ours. Ours from 4 March.", "Ours from 4 March."),
         ("How many people does the cabin sleep?", "The cabin has a stove. It sleeps 12.", "It sleeps 12."),
-        ("Wann gehört die Hütte uns?", "Rot, von Dr. Noll: die Hütte. Frei ist sie erst ab 3. Mai.", "Frei ist sie erst ab 3. Mai."),
+        ("Wann gehört die Hütte uns?", "Rot: die Hütte. Frei ist sie für uns erst ab 3. Mai.", "Frei ist sie für uns erst ab 3. Mai."),
         ("What about 4 March, when is it?", "4 March it is, as ever. Maybe on 5 March.", "Maybe on 5 March."),
     ],
 )
