@@ -29,6 +29,7 @@ _NUMBER_OF = {name: number for names in _MONTHS.split("\n") for number, name in 
 MONTH = rf"(?:{'|'.join(sorted(_NUMBER_OF, key=len, reverse=True))})\b"
 _NAME = rf"(?P<name>{MONTH})\.?"
 _YEAR, _MONTH, _DAY = r"(?P<year>(?:19|20)\d\d)", r"(?P<month>\d\d?)", r"(?P<day>\d\d?)"
+_MAYBE_DATE = re.compile(rf"\d[-/.]\d|[月월]|\b{MONTH}")
 _DATES = tuple(
     map(
         re.compile,
@@ -76,8 +77,8 @@ def plain_numbers(text: str) -> str:
 
 def date_terms(text: str) -> list[str]:
     """Returns terms for the days in a plain text, by which they are found however they are written."""
-    # No pattern goes over the end of a line, and most lines have no digit.
-    lines = "\n".join(line for line in text.split("\n") if _DIGIT.search(line))
+    # No pattern goes over the end of a line, and most lines have no date.
+    lines = "\n".join(line for line in text.split("\n") if _DIGIT.search(line) and _MAYBE_DATE.search(line))
     return [f"d{day.replace('-', '')}" for date in _dates(lines)[0] for day in (date.day, date.other) if day]
 
 
