@@ -46,11 +46,11 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_291
+MAX_LINES = 45_345
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_377,
     "adapters": 3_008,
-    "ask": 672,
+    "ask": 713,
     "basics": 403,
     "basics.pages": 331,
     "cli": 2_648,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_346,
+    "texts": 10_359,
     "training": 2_589,
 }
 MAX_ENTRIES_AT_ROOT = 21

@@ -24,9 +24,7 @@ FEW_WORDS = 2
 
 # Words that ask for a date or time, and for a number, in English, German, Dutch, French, Spanish and Italian.
 _WHEN = frozenset(terms("when day date time month until since wann tag datum wanneer dag quand jour cuando dia quando"))
-_HOW_MANY = frozenset(
-    terms("how many much number code wie viel hoe hoeveel nummer combien cuanto cuantos quanto quanti")
-)
+_HOW_MANY = frozenset(terms("how many much number code viel viele hoeveel nummer combien cuanto cuantos quanto quanti"))
 
 # Not after "Dr." or an initial, between "3." and "Mai", or within a paragraph of long lines.
 _SENTENCE_END = re.compile(

@@ -91,6 +91,8 @@ class Index:
         wanted = {_key(document): document for document in documents}
         gone = [key for key in self._documents if key not in wanted]
         new = {key: document for key, document in wanted.items() if key not in self._documents}
+        if not (gone or new):
+            return
         self._database.execute("BEGIN")
         for key in gone:
             for row in self._documents.pop(key):
@@ -155,7 +157,8 @@ class Index:
 
     def _ranked(self, words: list[str], limit: int) -> list[Hit]:
         found = sorted(
-            ((is_small(word), self._scores(word)) for word in words), key=lambda each: (not each[1], len(each[1]))
+            ((is_small(word), self._scores(word, related=len(words) <= MAX_TERMS)) for word in words),
+            key=lambda each: (not each[1], len(each[1])),
         )[:MAX_TERMS]
         total = sum((SMALL if small else 1.0) * self._rarity(len(rows)) for small, rows in found)
         scores: defaultdict[int, float] = defaultdict(float)
@@ -172,13 +175,13 @@ class Index:
         scale = math.sqrt(total * self._rarity(0))
         return [Hit(self._passages[-row], score / scale) for score, row in ranked[:limit]]
 
-    def _scores(self, word: str) -> dict[int, float]:
+    def _scores(self, word: str, *, related: bool) -> dict[int, float]:
         """Returns the rows that have a word of a question, each with BM25's score of the word in it.
 
         SQLite takes the forms of a word for words of different rarity, so that of all of them takes its place.
         """
         found: dict[int, float] = {}
-        for form in {word, self._stem(word), *self._related(word)}:
+        for form in {word, self._stem(word), *(self._related(word) if related else ())}:
             rows = self._database.execute(_QUERY, (f'"{form}"',)).fetchall()
             rarity = max(1e-6, math.log((len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5)))  # as in SQLite
             for row, score in rows:

@@ -33,7 +33,9 @@ from sebp_edge.texts.readers import read_texts
 PRACTICE = sorted(Path(evidence.ROOT, "sebp_edge/questions/practice").glob("*.toml"))
 SOURCES = (
     "sebp_edge/ask",
-    "sebp_edge/texts",
+    "sebp_edge/texts/documents.py",
+    "sebp_edge/texts/formats",
+    "sebp_edge/texts/readers.py",
     *KINDS.values(),
     *PRACTICE,
     know_people.__file__,
