@@ -31,6 +31,8 @@ _SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)[\"”’)]?\s+(?=\W*[^\W_a-z])"
     rf"(?!(?<=\d\.\s)(?i:{MONTH}))|(?<=[。！？])|(?<!.{{60}})\n+|\n+(?=\n|\s*[-*#|>\d])"
 )
+# When a note was made is no answer to "when".
+_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)\n.*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def best_sentence(question: str, passage: Passage) -> str:
     It says something that the question does not, and counts the question's words in it; those of the document's name
     and headings little, since all of the passage is about them. A value of the kind asked for counts as one more.
     """
-    sentences = [part.strip() for part in _SENTENCE_END.split(passage.text) if part and part.strip()]
+    text = _FRONT_MATTER.sub("", passage.text).strip() or passage.text
+    sentences = [part.strip() for part in _SENTENCE_END.split(text) if part and part.strip()]
     headings = [sentence for sentence in sentences if sentence.startswith("#")]
     asked, subject = _beginnings(question), _beginnings(" ".join((passage.place, *headings)))
     has_value = _has_value_asked(question)

@@ -244,6 +244,8 @@ def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
             "Rot: die Hütte. Frei ist sie für uns erst ab 3. Mai.",
             "Frei ist sie für uns erst ab 3. Mai.",
         ),
+        ("When is the cabin ours?", "---\ndate: 2024-05-03\n---\nThe cabin is ours now.", "The cabin is ours now."),
+        ("cabin", "---\ntags: [cabin]\n---", "tags: [cabin]"),
         ("What about 4 March, when is it?", "4 March it is, as ever. Maybe on 5 March.", "Maybe on 5 March."),
     ],
 )
