@@ -46,11 +46,11 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_348
+MAX_LINES = 45_352
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_377,
     "adapters": 3_008,
-    "ask": 716,
+    "ask": 720,
     "basics": 403,
     "basics.pages": 331,
     "cli": 2_648,

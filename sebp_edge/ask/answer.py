@@ -60,8 +60,7 @@ def is_found(hits: list[Hit]) -> bool:
 def checked(reply: str, question: str, passages: tuple[Passage, ...]) -> Answer:
     """Returns a reply as the answer if it stands in the passages, else their best sentence."""
     reply = reply.strip()
-    shown = [f"{passage.place}\n{passage.text}" for passage in passages]
-    if reply and stands_in(reply, question, "\n".join(shown)):
+    if reply and stands_in(reply, question, "\n".join(passage.shown for passage in passages)):
         return Answer(reply, found=True, sources=passages)
     return Answer(best_sentence(question, passages[0]), found=True, quoted=True, sources=passages)
 

@@ -38,6 +38,11 @@ class Passage:
         """The document and the headings, such as "trips.md, Norway, Cabins"."""
         return ", ".join((self.document, *self.headings))
 
+    @property
+    def shown(self) -> str:
+        """The passage below its place, as a model is shown it."""
+        return f"{self.place}\n{self.text}"
+
 
 class _Block(NamedTuple):
     """A heading, an item, a row, a paragraph or code, from one character of the text to another."""

@@ -33,9 +33,8 @@ from sebp_edge.texts.readers import read_texts
 PRACTICE = sorted(Path(evidence.ROOT, "sebp_edge/questions/practice").glob("*.toml"))
 SOURCES = (
     "sebp_edge/ask",
-    "sebp_edge/texts/documents.py",
-    "sebp_edge/texts/formats",
-    "sebp_edge/texts/readers.py",
+    "sebp_edge/texts/formats/front_matter.py",
+    "sebp_edge/texts/formats/notes.py",
     *KINDS.values(),
     *PRACTICE,
     know_people.__file__,
