@@ -47,6 +47,13 @@ def test_notes_in_a_language_are_found_and_not_refused(language):
     assert sum(note["answer"] in text for text, note in zip(quoted, notes, strict=True)) >= 0.8 * len(notes)
 
 
+@pytest.mark.parametrize("language", NOTES)
+def test_a_question_is_refused_once_its_note_is_gone(language):
+    notes = NOTES[language]
+    hits = [_index([each for each in notes if each is not note]).search(note["question"]) for note in notes]
+    assert sum(map(is_found, hits)) <= 0.1 * len(notes)
+
+
 def test_each_language_is_found_among_the_other():
     documents = [
         Document(f"{language}/{note['name']}", note["text"].strip(), note["name"])
