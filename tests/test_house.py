@@ -46,11 +46,11 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 41_959
+MAX_LINES = 42_009
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_384,
     "adapters": 3_008,
-    "ask": 676,
+    "ask": 720,
     "basics": 403,
     "basics.pages": 331,
     "cli": 2_672,
@@ -61,11 +61,11 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 344,
     "research": 3_331,
-    "run": 3_364,
+    "run": 3_357,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_317,
+    "texts": 10_330,
     "training": 2_593,
 }
 MAX_ENTRIES_AT_ROOT = 21

@@ -75,9 +75,15 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """Says what of a file that is used was not read. It stands among the file's contents."""
+    """Says what of a file that is used was not read. It stands among the file's contents.
+
+    Attributes:
+        reason: what is missing; "" if that goes without saying.
+        front_matter: of a note, which is searched, but not learnt.
+    """
 
     reason: str
+    front_matter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,13 @@ class Document:
         source: the name of its origin, for the report.
         content: a plain text, a prompt with its completion, or a conversation.
         name: the source, if that is a name by which its owner knows the document; None if it is a number only.
+        front_matter: of a note, with its marks, which is searched, but not learnt.
     """
 
     source: str
     content: Content
     name: str | None = None
+    front_matter: str = ""
 
     @property
     def own_text(self) -> str:

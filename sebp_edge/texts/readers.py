@@ -138,7 +138,9 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
             contents, read = [reason], 0
         size += max(0, read - source.size)
         contents += [NotRead(f"{kind}: {number:,}") for kind, number in unread.items() if number]
-        reading.left_out += [LeftOut(source.name, part.reason) for part in contents if isinstance(part, NotRead)]
+        unread_parts = [part for part in contents if isinstance(part, NotRead)]
+        reading.left_out += [LeftOut(source.name, part.reason) for part in unread_parts if part.reason]
+        front_matter = "".join(part.front_matter for part in unread_parts)
         contents = [content for content in contents if not isinstance(content, NotRead)]
         if not (contents or read or unread):
             contents = [Unreadable("empty")]
@@ -147,7 +149,7 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
             name = source.name if is_alone else f"{source.name}, record {position + 1}"
             # A large text is not kept beside its clean copy.
             content, contents[position] = contents[position], None
-            additions.add(name, content, faults, is_named=source.is_named)
+            additions.add(name, content, faults, front_matter, is_named=source.is_named)
         reading.left_out += faults.left_out
         progress.advance(source.size)
     progress.end()
@@ -198,7 +200,9 @@ class _Additions:
         self._reading = reading
         self._seen = {_digest(document.content): document.source for document in reading.documents}
 
-    def add(self, name: str, content: Content | Unreadable, faults: "_Faults", *, is_named: bool) -> None:
+    def add(
+        self, name: str, content: Content | Unreadable, faults: "_Faults", front_matter: str = "", *, is_named: bool
+    ) -> None:
         """Adds a document, or what is wrong with it to the faults."""
         content, num_pictures = _cleaned(content)
         if num_pictures:
@@ -211,7 +215,7 @@ class _Additions:
             faults.add(name, f"the same as {self._seen[key]}", "the same as other documents")
         else:
             self._seen[key] = name
-            self._reading.documents.append(Document(name, content, name if is_named else None))
+            self._reading.documents.append(Document(name, content, name if is_named else None, front_matter))
 
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:

@@ -38,7 +38,8 @@ def read_mdx(path: Path) -> list[str | NotRead]:
         Unreadable: see `decode` and `find_parts`.
     """
     text = unix_newlines(decode(path))
-    text = text[len(front_matter(text)) :]
+    front = front_matter(text)
+    text = text[len(front) :]
     parts = find_parts(text, MDX)
     code, num_comments = parts.code, len(parts.comments)
     if parts.comments:
@@ -49,7 +50,7 @@ def read_mdx(path: Path) -> list[str | NotRead]:
     text = text.replace(_MARK, "")
     reasons = [f"{kind}: {counts[kind]:,}" for kind in _KINDS if counts[kind]]
     seen = Seen("", num_comments + counts["comments"], parts.is_cut)
-    return [text, *map(NotRead, reasons), *comments_not_read(seen)]
+    return [text, *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
 
 
 def _find_components(text: str, shown: str) -> tuple[list[Edit], Counter[str]]:
