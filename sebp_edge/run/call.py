@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
@@ -21,7 +22,8 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.recipe import Recipe
+from sebp_edge.recipe import FittingRecipe, Recipe
+from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
@@ -35,7 +37,8 @@ class Call:
     """What a call works with.
 
     Attributes:
-        recipe, seed, store: those of the Personalizer.
+        recipe: the Personalizer's; after `with_texts`, that of the texts.
+        seed, store: those of the Personalizer.
         me: the owner's names in chats.
         budget: how much memory this process may use; None sets no limit.
         in_use: the model, and the adapter in use.
@@ -43,7 +46,7 @@ class Call:
         sink: receives the events.
     """
 
-    recipe: Recipe
+    recipe: Recipe | FittingRecipe
     seed: int
     store: AdapterStore
     me: tuple[str, ...]
@@ -81,6 +84,18 @@ class Call:
         if reading.exports:
             self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
         return reading
+
+    def with_texts(self, texts, adapter: Adapter | None = None) -> tuple["Call", Reading]:
+        """Reads texts; returns the call with the recipe for them, and what was read.
+
+        Args:
+            adapter: the adapter that is learnt on from.
+        """
+        reading = self.read(texts)
+        recipe = choose_recipe(self.recipe, reading, adapter)
+        if recipe is not self.recipe and recipe.name != "notes":
+            self.notify(Notice(f"The recipe is {recipe.name!r}; --recipe NAME (recipe=) chooses another."))
+        return replace(self, recipe=recipe), reading
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.

@@ -1,0 +1,47 @@
+"""Says which bundled recipe fits texts, and which one an adaptation to them has; imports no torch."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.errors import AdapterError
+from sebp_edge.recipe import FittingRecipe, Recipe
+from sebp_edge.texts.documents import Completion, Content, Conversation
+from sebp_edge.texts.readers import Reading
+
+
+def choose_recipe(asked: Recipe | FittingRecipe, reading: Reading, adapter: Adapter | None = None) -> Recipe:
+    """Returns the recipe that was asked for.
+
+    If none was: the active version's, if it is bundled; else "chat" if most texts are conversations; else "notes".
+
+    Args:
+        adapter: the adapter that is learnt on from.
+    """
+    is_chat = mostly([document.content for document in reading.documents], Conversation)
+    return asked.or_bundled(_recipe_of_active(adapter) or ("chat" if is_chat else "notes"))
+
+
+def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
+    """Returns the name of the bundled recipe that fits documents with these numbers of tokens."""
+    if mostly(contents, Conversation):
+        return "chat"
+    if mostly(contents, Completion | Conversation):
+        return "instruct"
+    is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
+    return "long" if is_long else "notes"
+
+
+def mostly(contents: Sequence[Content], kind) -> bool:
+    """Returns whether most contents are of a kind."""
+    return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
+
+
+def _recipe_of_active(adapter: Adapter | None) -> str | None:
+    """Returns the name of the active version's recipe; None if it is not bundled, or there is no readable version."""
+    try:
+        version = adapter.active() if adapter else None
+        name = adapter.open(version).record.recipe["name"] if version else None
+    except AdapterError:
+        return None
+    return name if name in Recipe.names() else None
