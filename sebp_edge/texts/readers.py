@@ -117,13 +117,28 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
-    additions, read_now = _Additions(reading), {}
+    read_now: Kept = {}
+    for num_bytes_done in progress.watch(_read_into(reading, sources, memory, kept, read_now)):
+        progress.advance(num_bytes_done)
+    progress.end()
+    if kept is not None:
+        kept.clear()
+        kept.update(read_now)
+    reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
+    return reading
+
+
+def _read_into(
+    reading: Reading, sources: Sequence["_TextSource"], memory: int | None, kept: Kept | None, read_now: Kept
+) -> Iterator[int]:
+    """Adds what is in the sources to a reading; yields, after each piece, how many more bytes are done."""
+    additions, size = _Additions(reading), sum(source.size for source in sources)
     for source in sources:
         contents, read = [], 0
         unread: Counter[str] = Counter()
         try:
             for content in source.load() if kept is None else _load_changed(source, kept, read_now):
-                progress.advance(0)
+                yield 0
                 if isinstance(content, Chat | Names):
                     unread.update(content.left_out if isinstance(content, Chat) else {})
                     if isinstance(content, Chat) and not content.messages:
@@ -149,13 +164,7 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
             content, contents[position] = contents[position], None
             additions.add(name, content, faults, is_named=source.is_named)
         reading.left_out += faults.left_out
-        progress.advance(source.size)
-    progress.end()
-    if kept is not None:
-        kept.clear()
-        kept.update(read_now)
-    reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
-    return reading
+        yield source.size
 
 
 def _load_changed(source: "_TextSource", kept: Kept, read_now: Kept) -> Iterable[Part]:
