@@ -112,8 +112,12 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
         kept: what an earlier call has read of the files, which is used for those that have not changed; then holds what
             this one has read.
     """
-    reading = Reading()
-    sources = _with_different_names(list(_sources(texts, reading)))
+    reading, sources = Reading(), []
+    progress.begin("reading", 0)
+    for source in _sources(texts, reading):  # in this thread, which the caller's iterators may need
+        sources.append(source)
+        progress.advance(0)
+    sources = _with_different_names(sources)
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
