@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_291
+MAX_LINES = 45_435
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_377,
+    "files at the root": 1_407,
     "adapters": 3_008,
     "ask": 672,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_648,
+    "cli": 2_650,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
@@ -61,11 +61,11 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 3_649,
     "research": 3_331,
-    "run": 3_341,
+    "run": 3_396,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_346,
+    "texts": 10_403,
     "training": 2_589,
 }
 MAX_ENTRIES_AT_ROOT = 21

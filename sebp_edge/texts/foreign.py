@@ -76,7 +76,7 @@ _ID_OF_DISCORD = re.compile(r"\d{17,20}")
 
 def _is_channel(value: dict) -> bool:
     """Whether this is a channel of Slack or of Discord, or Discord's list of their names by their ids."""
-    is_of_discord = bool(value) and all(map(_ID_OF_DISCORD.fullmatch, value))
+    is_of_discord = bool(value) and all(map(_ID_OF_DISCORD.fullmatch, map(str, value)))
     return is_of_discord or _has(value, "id", "created", "members") or _ID_OF_DISCORD.fullmatch(str(value.get("id")))
 
 
