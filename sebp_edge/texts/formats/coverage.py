@@ -121,14 +121,8 @@ def _open_document_text(path: Path) -> str:
     data = path.read_bytes() if is_flat else b" ".join(_parts(path, _OPEN_DOCUMENT_PART))
     xml = data.decode("latin-1")
     xml = _without(_without(xml, r"\A", r"<office:text\b[^<>]*>"), r"<office:binary-data>", r"</office:binary-data>")
-    for name in (
-        "text:tracked-changes",
-        "office:annotation",
-        "text:[a-z-]*(?:index|content)",
-        "text:note-citation",
-        "svg:title",
-        "svg:desc",
-    ):
+    of_text = ("text:tracked-changes", "text:[a-z-]*(?:index|content)", "text:note-citation")
+    for name in (*of_text, "office:annotation", "svg:title", "svg:desc"):
         xml = _without(xml, rf"<{name}(?=[\s>])", rf"</{name}>")
     xml = _TAG.sub(" ", _IN_LINE_XML.sub("", xml))
     return html.unescape(_from_bytes(xml))
