@@ -128,7 +128,6 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
     if kept is not None:
         kept.clear()
         kept.update(read_now)
-    reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
     return reading
 
 
@@ -169,6 +168,7 @@ def _read_into(
             additions.add(name, content, faults, is_named=source.is_named)
         reading.left_out += faults.left_out
         yield source.size
+    reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
 
 
 def _load_changed(source: "_TextSource", kept: Kept, read_now: Kept) -> Iterable[Part]:
