@@ -95,7 +95,7 @@ class Personalizer:
         self.seed = check_seed(seed)
         self.me = (me,) if isinstance(me, str) else tuple(me)
         self.on_event = on_event
-        self.in_use = ModelInUse(self.reference, self.recipe.or_bundled("notes"), self.device)
+        self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._searched = SearchedTexts()
         self._lock = threading.Lock()
         self._signal = StopSignal()  # of the running call, or of the last one

@@ -166,7 +166,7 @@ class Recipe:
     general: float = 0.0
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
+        for field in dataclasses.fields(Recipe):
             object.__setattr__(self, field.name, _validate(self.name, field, getattr(self, field.name)))
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
@@ -195,16 +195,16 @@ class Recipe:
         object.__setattr__(self, "load_in_4bit", False)
 
     @classmethod
-    def load(cls, name: "str | Path | Recipe | FittingRecipe | None") -> "Recipe | FittingRecipe":
+    def load(cls, name: "str | Path | Recipe | None") -> "Recipe":
         """Reads a bundled recipe by name, or a TOML file by path; None is a `FittingRecipe`.
 
         Raises:
             RecipeError: unknown name or key (the message suggests the closest), unreadable file, or invalid value.
         """
-        if name is None:
-            return FittingRecipe()
-        if isinstance(name, Recipe | FittingRecipe):
+        if isinstance(name, Recipe):
             return name
+        if name is None:
+            return FittingRecipe(**vars(cls.load("notes")))
         if Path(name).suffix == ".toml":
             return _parse(Path(name).stem, _read_file(Path(name)))
         bundled = resources.files("sebp_edge.recipes")
@@ -269,21 +269,20 @@ class Recipe:
             raise OptionError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class FittingRecipe:
-    """Stands for the bundled recipe that fits texts, as long as they are not read.
+@dataclass(frozen=True, kw_only=True)
+class FittingRecipe(Recipe):
+    """The recipe "notes" as long as no texts are read, in place of the bundled one that fits them.
 
     Attributes:
-        changes: values that differ from the bundled recipe's.
+        changes: the values that were changed.
     """
 
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def replace(self, **changes) -> "FittingRecipe":
         """See `Recipe.replace`."""
-        changed = FittingRecipe({**self.changes, **{key: value for key, value in changes.items() if value is not None}})
-        changed.or_bundled("notes")  # refuses invalid values
-        return changed
+        changes = {key: value for key, value in changes.items() if value is not None}
+        return super().replace(**changes, changes={**self.changes, **changes})
 
     def or_bundled(self, name: str) -> Recipe:
         """Returns the bundled recipe of this name, with the changes."""

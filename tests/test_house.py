@@ -46,9 +46,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_416
+MAX_LINES = 45_415
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_407,
+    "files at the root": 1_406,
     "adapters": 3_008,
     "ask": 672,
     "basics": 403,

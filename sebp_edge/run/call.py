@@ -22,7 +22,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.recipe import FittingRecipe, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.texts.progress import Progress
@@ -46,7 +46,7 @@ class Call:
         sink: receives the events.
     """
 
-    recipe: Recipe | FittingRecipe
+    recipe: Recipe
     seed: int
     store: AdapterStore
     me: tuple[str, ...]

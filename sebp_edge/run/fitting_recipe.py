@@ -5,12 +5,12 @@ from statistics import median
 
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import AdapterError
-from sebp_edge.recipe import FittingRecipe, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.texts.documents import Completion, Content, Conversation
 from sebp_edge.texts.readers import Reading
 
 
-def choose_recipe(asked: Recipe | FittingRecipe, reading: Reading, adapter: Adapter | None = None) -> Recipe:
+def choose_recipe(asked: Recipe, reading: Reading, adapter: Adapter | None = None) -> Recipe:
     """Returns the recipe that was asked for.
 
     If none was: the active version's, if it is bundled; else "chat" if most texts are conversations; else "notes".

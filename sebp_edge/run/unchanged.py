@@ -6,7 +6,7 @@ from pathlib import Path
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.recipe import FittingRecipe, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.texts.readers import Reading
@@ -75,7 +75,7 @@ def find_unchanged(
     store: AdapterStore,
     name: str,
     reference: ModelReference,
-    recipe: Recipe | FittingRecipe,
+    recipe: Recipe,
     seed: int,
     reading: Reading,
     *,

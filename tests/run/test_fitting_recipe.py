@@ -9,7 +9,6 @@ from command import run
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Notice
-from sebp_edge.recipe import FittingRecipe
 from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.texts.readers import read_texts
 
@@ -37,7 +36,7 @@ def test_most_of_the_texts_decide(chats, notes, name):
 def test_changes_apply_to_the_recipe_that_is_chosen():
     changed = Recipe.load(None).replace(epochs=4, context_length=None)
     assert changed.or_bundled("chat") == Recipe.load("chat").replace(epochs=4)
-    assert changed.replace(epochs=5) == FittingRecipe({"epochs": 5})
+    assert changed.replace(epochs=5).or_bundled("notes") == Recipe.load("notes").replace(epochs=5)
     with pytest.raises(OptionError, match="epochs must be a whole number above 0"):
         changed.replace(epochs=0)
 
@@ -47,7 +46,7 @@ def test_a_version_keeps_its_recipe_unless_another_is_named_or_it_starts_over(ma
     notes, events = make_sentences(24, words=20), []
     store = make().store
     make(recipe=Recipe.load("long").replace(**QUICK)).adapt(notes, activate_anyway=True)
-    quick = FittingRecipe(QUICK)
+    quick = Recipe.load(None).replace(**QUICK)
     more = [*notes, *conversations(30)]
     personalizer = make(recipe=quick, on_event=events.append)
     assert personalizer.inspect(more).recipe == "long"
