@@ -13,7 +13,8 @@ from sebp_edge.texts.readers import Reading
 def choose_recipe(asked: Recipe, reading: Reading, adapter: Adapter | None = None) -> Recipe:
     """Returns the recipe that was asked for.
 
-    If none was: the active version's, if it is bundled; else "chat" if most texts are conversations; else "notes".
+    If none was: the active version's, if that is learnt on from; else "chat" if most texts are conversations; else
+    "notes".
 
     Args:
         adapter: the adapter that is learnt on from.
@@ -38,10 +39,11 @@ def mostly(contents: Sequence[Content], kind) -> bool:
 
 
 def _recipe_of_active(adapter: Adapter | None) -> str | None:
-    """Returns the name of the active version's recipe; None if it is not bundled, or there is no readable version."""
+    """Returns the name of the active version's recipe; None if no training with a bundled one can learn on from it."""
     try:
         version = adapter.active() if adapter else None
         name = adapter.open(version).record.recipe["name"] if version else None
     except AdapterError:
         return None
-    return name if name in Recipe.names() else None
+    recipe = Recipe.load(name) if name in Recipe.names() else None
+    return name if recipe and recipe.method == "lora" and not recipe.questions else None

@@ -5,6 +5,7 @@ import json
 import pytest
 from builders import make_sentences
 from command import run
+from failing_memory import RECIPE
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import OptionError
@@ -58,8 +59,9 @@ def test_a_version_keeps_its_recipe_unless_another_is_named_or_it_starts_over(ma
     assert make(recipe=quick).adapt(more, fresh=True, activate_anyway=True).recipe == "chat"
     assert make(recipe=quick).adapt(more, out=tmp_path / "out").recipe == "chat"
     assert chosen(more, adapter=store.adapter("default")) == "chat"
-    make().adapt(notes, fresh=True, activate_anyway=True)  # with a recipe that is not bundled
-    assert chosen(more, adapter=store.adapter("default")) == "chat"
+    for other in (RECIPE, Recipe.load("full").replace(epochs=1)):  # not bundled, and none that can be learnt on from
+        make(recipe=other).adapt(notes, fresh=True, activate_anyway=True)
+        assert chosen(more, adapter=store.adapter("default")) == "chat"
 
 
 @pytest.mark.slow
