@@ -64,7 +64,8 @@ class Personalizer:
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, a GGUF file, a model of Ollama or LM
             Studio ("ollama:llama3.2:3b", "lmstudio:NAME"), or a Hub id.
-        recipe: a bundled recipe's name, a TOML file, or a Recipe.
+        recipe: a bundled recipe's name, a TOML file, or a Recipe. By default, that of the version that is learnt on
+            from; without one, "chat" if most texts are conversations, such as chats and mails, else "notes".
         device: "cuda", "mps" or "cpu"; by default the best available one.
         store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
         memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: of
@@ -78,7 +79,7 @@ class Personalizer:
         self,
         model: str | Path = DEFAULT_MODEL,
         *,
-        recipe: str | Path | Recipe = "notes",
+        recipe: str | Path | Recipe | None = None,
         device: str | None = None,
         memory_budget: str | int | MemoryBudget | None = None,
         store: AdapterStore | str | Path | None = None,
@@ -229,7 +230,7 @@ class Personalizer:
         call = self._make_call(StopSignal())
         size = None if gpu is None else call.parse_gpu_memory(gpu)
         with quiet_libraries():
-            return Preparation(call, call.read(texts)).plan(gpu=size).plan
+            return Preparation(*call.with_texts(texts)).plan(gpu=size).plan
 
     def inspect(self, texts=None, *, name: str | None = None, stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.

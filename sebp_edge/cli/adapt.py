@@ -123,15 +123,14 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
         The texts, or what was read of them; and what `find_unchanged` returns.
     """
     from sebp_edge.adapters.store import AdapterStore
-    from sebp_edge.questions.practice import practice_reading
+    from sebp_edge.run.fitting_recipe import read_for
     from sebp_edge.run.unchanged import find_unchanged
-    from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
     if store.adapter(name).active() is None:
         return texts, None, None
     recipe, seed, model = settings["recipe"], settings["seed"], resolve(settings["model"])
-    reading = practice_reading() if recipe.questions else read_texts(texts, me=settings["me"])
+    reading = read_for(recipe, texts, me=settings["me"])
     return None if recipe.questions else reading, *find_unchanged(
         store, name, model, recipe, seed, reading, fresh=fresh, sync=sync
     )

@@ -48,7 +48,9 @@ Exclude = Annotated[
 ModelName = Annotated[
     str, typer.Option(help="Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")
 ]
-RecipeName = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
+RecipeName = Annotated[
+    str | None, typer.Option(help="Name of a recipe, or a TOML file.", show_default="one that fits the texts")
+]
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
 Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
@@ -76,7 +78,7 @@ class Request:
         include: Include = None,
         exclude: Exclude = None,
         model: ModelName = "tiny",
-        recipe: RecipeName = "notes",
+        recipe: RecipeName = None,
         epochs: Epochs = None,
         context: Context = None,
         seed: Seed = 0,

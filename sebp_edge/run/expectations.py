@@ -1,10 +1,10 @@
 """Says what to expect of an adapted model, and what a model of its size will not do."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.fitting_recipe import mostly
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.documents import Completion, Content, Conversation
 
@@ -39,7 +39,7 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
     """
     if recipe.questions:
         return _WHAT_A_QUIZ_SHOWS
-    if not _mostly(contents, Completion | Conversation):
+    if not mostly(contents, Completion | Conversation):
         return (
             "It will continue texts in your voice. It will not answer questions about them; for that, use the command "
             "`sebp-edge ask`."
@@ -51,7 +51,7 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
             "This base model has no chat template: it learns to continue each prompt with its completion, and is no "
             "assistant; choose an instruct model for answers."
         )
-    if recipe.chat_template or _mostly(contents, Conversation):
+    if recipe.chat_template or mostly(contents, Conversation):
         return "It will answer in chats, as your records do. It will not know what they do not say."
     return (
         f"The recipe {recipe.name!r} trains on prompts without the model's chat template, so it will continue prompts, "
@@ -63,20 +63,6 @@ def mostly_of_people(contents: Iterable[Content]) -> bool:
     """Returns whether most contents are chats of people."""
     found = [isinstance(content, Conversation) and is_of_people(content.messages) for content in contents]
     return 2 * sum(found) > len(found)
-
-
-def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
-    """Returns the name of the bundled recipe that fits documents with these numbers of tokens."""
-    if _mostly(contents, Conversation):
-        return "chat"
-    if _mostly(contents, Completion | Conversation):
-        return "instruct"
-    is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
-    return "long" if is_long else "notes"
-
-
-def _mostly(contents: Sequence[Content], kind) -> bool:
-    return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
 
 
 def _what_is_learnt(is_chat: bool, of_people: bool) -> str:

@@ -12,7 +12,8 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
 from sebp_edge.run.call import Call
-from sebp_edge.run.expectations import expectation, fitting_recipe, mostly_of_people, what_the_kind_can_do
+from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
+from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
@@ -123,9 +124,10 @@ class Inspection:
     @classmethod
     def of(cls, call: Call, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
-        store, reference, recipe = call.store, call.reference, call.recipe
+        store, reference = call.store, call.reference
         earlier = latest_history(store.adapter(name))
-        reading = call.read(texts)
+        call, reading = call.with_texts(texts, store.adapter(name))
+        recipe = call.recipe
         active = compare_with_active(store, name, reference, recipe, call.seed, reading)
         preparation = Preparation(call, reading, earlier)
         preparation.learn_on_from(active, sync=False)
@@ -145,7 +147,7 @@ class Inspection:
         kind = what_the_kind_can_do(
             [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
         )
-        fits = fitting_recipe([documents[number].content for number in contents], list(tokens.values()))
+        fits = fitting_recipe([document.content for document in documents], list(tokens.values()))
         if recipe.questions:
             fits = recipe.name
         used = [documents[number].content for number in contents]

@@ -57,6 +57,7 @@ class _Facts:
     heldout_loss_after: float | None = _read("report.record.heldout_loss_after")
     gain: float | None = _read("judged.gain.gain")
     gain_at_least: float | None = _read("judged.gain.lower")
+    recipe: str = property(lambda self: self.report.record.recipe["name"])
     margin: float = property(lambda self: self.report.record.recipe["margin"])
     boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.report.training.tested))
     compared_with: int | None = _read("report.record.compared_with")
@@ -113,6 +114,7 @@ class AdaptResult(_Facts):
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
         gain: by how much it fell, as a share of the loss before; None if it was not judged.
         gain_at_least: the lower bound of the gain, with 95 % confidence.
+        recipe: the name of the recipe.
         margin: the gain that the gate asks for.
         boilerplate: the loss on lines that stand in many documents; None if there are none.
         compared_with: the version that was active before; None if there was none.

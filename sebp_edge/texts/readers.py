@@ -112,18 +112,36 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
         kept: what an earlier call has read of the files, which is used for those that have not changed; then holds what
             this one has read.
     """
-    reading = Reading()
-    sources = _with_different_names(list(_sources(texts, reading)))
+    reading, sources = Reading(), []
+    progress.begin("reading", 0)
+    for source in _sources(texts, reading):  # in this thread, which the caller's iterators may need
+        sources.append(source)
+        progress.advance(0)
+    sources = _with_different_names(sources)
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
-    additions, read_now = _Additions(reading), {}
+    read_now: Kept = {}
+    for num_bytes_done in progress.watch(_read_into(reading, sources, memory, kept, read_now)):
+        progress.advance(num_bytes_done)
+    progress.end()
+    if kept is not None:
+        kept.clear()
+        kept.update(read_now)
+    return reading
+
+
+def _read_into(
+    reading: Reading, sources: Sequence["_TextSource"], memory: int | None, kept: Kept | None, read_now: Kept
+) -> Iterator[int]:
+    """Adds what is in the sources to a reading; yields, after each piece, how many more bytes are done."""
+    additions, size = _Additions(reading), sum(source.size for source in sources)
     for source in sources:
         contents, read = [], 0
         unread: Counter[str] = Counter()
         try:
             for content in source.load() if kept is None else _load_changed(source, kept, read_now):
-                progress.advance(0)
+                yield 0
                 if isinstance(content, Chat | Names):
                     unread.update(content.left_out if isinstance(content, Chat) else {})
                     if isinstance(content, Chat) and not content.messages:
@@ -151,13 +169,8 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
             content, contents[position] = contents[position], None
             additions.add(name, content, faults, front_matter, is_named=source.is_named)
         reading.left_out += faults.left_out
-        progress.advance(source.size)
-    progress.end()
-    if kept is not None:
-        kept.clear()
-        kept.update(read_now)
+        yield source.size
     reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
-    return reading
 
 
 def _load_changed(source: "_TextSource", kept: Kept, read_now: Kept) -> Iterable[Part]:

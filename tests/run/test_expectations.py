@@ -1,6 +1,5 @@
 """What to expect is said in two sentences, for each kind of texts and each size of model."""
 
-
 import pytest
 
 from sebp_edge.models.catalog import ModelReference, resolve
