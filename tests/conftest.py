@@ -43,7 +43,7 @@ import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
 from fake_machine import FakeMachine
-from quick import SHORT_ASSESSMENT
+from quick import SHORT_ASSESSMENT, skip_assessment
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -152,6 +152,12 @@ def short_assessment():
         for name, value in SHORT_ASSESSMENT.items():
             patch.setattr(name, value)
         yield
+
+
+@pytest.fixture
+def unassessed(monkeypatch):
+    """Leaves out most of what is assessed of an adaptation, for tests that do not look at it."""
+    skip_assessment(monkeypatch)
 
 
 @pytest.fixture

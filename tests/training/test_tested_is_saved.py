@@ -17,6 +17,7 @@ from sebp_edge.texts.schedule import make_schedules
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
+pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=200)
 METHODS = {
     "lora": {},
