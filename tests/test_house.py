@@ -69,7 +69,7 @@ MAX_LINES_OF_ROOM = {
     "training": 2_593,
 }
 MAX_ENTRIES_AT_ROOT = 21
-MAX_IMPORTS_WITHIN_FUNCTIONS = 51
+MAX_IMPORTS_WITHIN_FUNCTIONS = 52
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
