@@ -196,6 +196,6 @@ def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
     model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
     reading.main(["--people", "1", "--arms", "base", "reader", "--device", "cpu", "--model", str(model)])
     base, reader = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert base[:3] == ["base", "0", "1"] and reader[:3] == ["reader", "0", "1"]
+    assert base[:4] == ["model", "base", "0", "1"] and reader[:4] == ["model", "reader", "0", "1"]
     # A random model's replies stand in no passage, so that a sentence of the passage is quoted.
-    assert (base[3:5], base[9:11]) == (["found", "0.0%"], reader[9:11])
+    assert (base[4:6], base[10:12]) == (["found", "0.0%"], reader[10:12])

@@ -1,6 +1,6 @@
 """Measures how well a model answers from notes that a search finds: the base model, a voice adapter, and a reader.
 
-    python kernels/bench/quality/reading.py [--model FOLDER] [--arms base voice reader] [--people 0 1 2] [--seeds 0 1 2]
+    python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base voice reader] [--people 0 1 2] [--seeds 0 1 2]
                                             [--device cpu] [--processes 7] [--minutes 8] [--record [FILE]]
 
 The notes and questions are those of invented people who are for testing only (know_people.py): 60 notes and 120
@@ -71,7 +71,7 @@ class Job:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--people", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -81,7 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     people = tuple(options.people)
     jobs = [
-        Job(options.model, arm, seed, group, options.device)
+        Job(model, arm, seed, group, options.device)
+        for model in options.model
         for seed in options.seeds
         for arm in options.arms
         for group in ([(person,) for person in people] if arm == "voice" else [people])
@@ -91,9 +92,16 @@ def main(arguments: list[str] | None = None) -> None:
     on_cpu = pick_device(options.device).type == "cpu"
     for found in side_by_side.run(measure, jobs, options.processes, options.minutes):
         for row in found:
-            print(row["arm"], row["seed"], row["person"], *(f"{each} {row[each]:.1%}" for each in COLUMNS), flush=True)
+            print(
+                row["model"],
+                row["arm"],
+                row["seed"],
+                row["person"],
+                *(f"{each} {row[each]:.1%}" for each in COLUMNS),
+                flush=True,
+            )
             rows.append(row | {"at_once": options.processes})
-        rows.sort(key=lambda row: [row[column] for column in ("arm", "seed", "person")])
+        rows.sort(key=lambda row: [row[column] for column in ("model", "arm", "seed", "person")])
         if options.record:
             evidence.record("reading-cpu" if on_cpu else "reading-gpu", SOURCES, rows, options.record, on_cpu)
 
