@@ -1,6 +1,6 @@
 """Measures how well a model answers from notes that a search finds: the base model, a voice adapter, and a reader.
 
-    python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base voice reader] [--people 0 1 2] [--seeds 0 1 2]
+    python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base voice reader] [--people 0 1 2] [--seeds 0]
                                             [--device cpu] [--processes 7] [--minutes 8] [--record [FILE]]
 
 The notes and questions are those of invented people who are for testing only (know_people.py): 60 notes and 120
