@@ -132,7 +132,7 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokeniz
 
 def test_held_out_losses_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
-    with make_learner(LoraAdaptation(), examples) as learner:
+    with make_learner(LoraAdaptation(), [*examples, other]) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
         assert learner.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
@@ -183,7 +183,7 @@ def test_a_capture_changes_neither_weights_moments_nor_random_states():
 def test_examples_in_a_graph_do_not_affect_each_other():
     examples = make_examples([31, 17, 20])
     other = Example([7] * 31, [7] * 31, 0)
-    with make_learner(LoraAdaptation(), examples) as learner:
+    with make_learner(LoraAdaptation(), [*examples, other]) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
         ((_, changed, _),) = learner.losses(evaluated(learner, [other, *examples[1:]]))
     assert torch.equal(losses[owners > 0], changed[owners > 0])

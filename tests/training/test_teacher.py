@@ -320,7 +320,7 @@ class TestOnAGpu:
 
     def test_each_replay_reads_its_own_teacher(self):
         one, other = (taught(make_examples([31, 17], prompt=3), [20, 20], vocabulary=size) for size in (320, 100))
-        with make_learner(LoraAdaptation(), one) as learner:
+        with make_learner(LoraAdaptation(), [*one, *other]) as learner:
             found = [[each[1] for each in learner.losses(evaluated(learner, each))] for each in (one, other, one)]
             drop_graphs(learner)
             eager = [[each[1] for each in learner.losses(evaluated(learner, each))] for each in (one, other)]
