@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pathlib import Path
 # network, and each process uses one thread, since a second one only waits with models this small.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Objects from imports and from pytest's collection live until the exit. Keeping them out of garbage collection saves
@@ -33,7 +34,7 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
     import interpreter
 
-    interpreter.patch_once_per_launch()
+    interpreter.work_once()
 
 # Failed assertions in these modules show the compared values, as in a test file.
 pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
@@ -42,6 +43,7 @@ import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
 from fake_machine import FakeMachine
+from quick import SHORT_ASSESSMENT, skip_assessment
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -49,7 +51,6 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
-from sebp_edge.run import samples
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
@@ -111,12 +112,10 @@ def own_data_folder(tmp_path, monkeypatch):
     return tmp_path / "data" / "sebp-edge" / "adapters"
 
 
-@pytest.fixture(scope="session")
-def probe_folder(tmp_path_factory):
-    """A probe of general text that is shorter than the tests' notes."""
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "short.txt").write_text("the ferry left at six", encoding="utf-8")
-    return folder
+@pytest.fixture(autouse=True)
+def own_random_numbers(request):
+    """Gives a test the same random numbers whatever ran before it."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -147,13 +146,18 @@ def shared_renderers():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def short_assessment(probe_folder):
-    """Shortens what is assessed of adaptations in this process, which would take most of a tiny one's time."""
+def short_assessment():
+    """Shortens what is assessed of adaptations in this process; `warm` does so in those that it forks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
-        patch.setattr("sebp_edge.run.copying.MAX_TOKENS", 200)
-        patch.setattr("sebp_edge.run.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
+        for name, value in SHORT_ASSESSMENT.items():
+            patch.setattr(name, value)
         yield
+
+
+@pytest.fixture
+def unassessed(monkeypatch):
+    """Leaves out most of what is assessed of an adaptation, for tests that do not look at it."""
+    skip_assessment(monkeypatch)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import torch
 
 from sebp_edge.machine import devices
+from sebp_edge.memory import target
 
 
 class FakeMachine:
@@ -26,6 +27,12 @@ class FakeMachine:
     def computes_in(self, dtype: torch.dtype) -> None:
         """Sets the number format of weights, on every device."""
         self._monkeypatch.setattr(devices, "pick_dtype", lambda device: dtype)
+        self._monkeypatch.setattr(devices, "lacks_bf16", lambda device: dtype != torch.bfloat16)
+
+    def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
+        """Sets which optional libraries plans find."""
+        self._monkeypatch.setattr(target, "has_triton", lambda: triton)
+        self._monkeypatch.setattr(target, "has_bitsandbytes", lambda: bitsandbytes)
 
     def multiplies(self, rate: float) -> None:
         """Sets how many floating-point operations a second a product of matrices makes."""

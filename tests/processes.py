@@ -1,18 +1,29 @@
 """Runs functions in several processes at once, which form a process group of torch.distributed."""
 
 import gc
-import multiprocessing
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 import torch
+from command import start
 from torch import distributed
 
 # Longer than any check, so that processes that wait for each other fail a test instead of hanging it.
 TIMEOUT = 120
+# The pipe is the standard input.
+CODE = """
+import sys
+from multiprocessing.connection import Connection
+pipe = Connection(0)
+sys.path[:] = pipe.recv()
+from processes import serve
+serve(pipe, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+"""
 
 
 class Processes:
@@ -45,23 +56,14 @@ class Processes:
             raise AssertionError("\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(failures)))
 
     def _start(self) -> None:
-        # Forks each from a process that has imported torch and transformers.
-        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-        context.set_forkserver_preload(
-            [
-                "torch.distributed.fsdp",
-                "transformers.models.llama.modeling_llama",
-                "peft",
-                "accelerate.utils.fsdp_utils",
-            ]
-        )
         for rank in range(self.count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.count, self.backend), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
+            ours, theirs = Pipe()
+            self._processes.append(
+                start([CODE, rank, self.count, self.backend], stdin=theirs.fileno(), stdout=None, stderr=None)
+            )
             self._pipes.append(ours)
+            theirs.close()
+            ours.send(sys.path)
 
     def _failure(self, pipe) -> str | None:
         try:
@@ -73,7 +75,7 @@ class Processes:
         """Ends the processes; the next run starts new ones."""
         for process in self._processes:
             process.kill()
-            process.join()
+            process.wait()
         self._processes, self._pipes = [], []
 
     def __enter__(self) -> "Processes":
@@ -83,7 +85,8 @@ class Processes:
         self.stop()
 
 
-def _serve(pipe, rank: int, count: int, backend: str) -> None:
+def serve(pipe: Connection, rank: int, count: int, backend: str) -> None:
+    """Runs what comes through the pipe, until this process is ended."""
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)

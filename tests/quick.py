@@ -1,6 +1,17 @@
 """Leaves out what most tests of trainings do not look at, and what takes longer than these trainings."""
 
+from dataclasses import replace
+from pathlib import Path
+
+from sebp_edge.run import samples
 from sebp_edge.run.general_loss import GeneralLoss
+
+# What is assessed would take most of a tiny adaptation's time.
+SHORT_ASSESSMENT = {
+    "sebp_edge.texts.general_probe.PROBE": Path(__file__).parent / "short_probe",
+    "sebp_edge.run.copying.MAX_TOKENS": 200,
+    "sebp_edge.run.samples.SAMPLING": replace(samples.SAMPLING, max_new_tokens=2),
+}
 
 
 def skip_losses_of_texts(patch) -> None:

@@ -15,6 +15,8 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import BaseModelMismatch, Interrupted, TextsError
 from sebp_edge.texts.split_history import SplitHistory
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 
 def weights(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}

@@ -25,6 +25,7 @@ from sebp_edge.run.assessment import Assessor
 from sebp_edge.run.preparation import make_schedules
 from sebp_edge.texts.split_history import take_fingerprints
 
+pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
 NO_EFFECT = 1e-6
 NOTES, MORE = make_sentences(40)[:30], make_sentences(40)[30:]
@@ -41,11 +42,6 @@ def model(tmp_path_factory, tokenizer):
     make_llama(initializer_range=0.1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    skip_assessment(monkeypatch)
 
 
 @pytest.fixture(scope="module")

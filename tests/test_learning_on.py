@@ -11,7 +11,6 @@ import pytest
 from builders import make_llama, make_sentences
 from command import records, run
 from failing_memory import RECIPE as SMALL
-from quick import skip_assessment
 from random_texts import edit
 from safetensors.torch import load_file
 
@@ -23,6 +22,7 @@ from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress,
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
+pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
 # What is learnt on after it need not be good.
 SHORT = RECIPE.replace(epochs=1)
@@ -39,11 +39,6 @@ def model(tmp_path_factory, tokenizer):
     make_llama(initializer_range=0.1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    skip_assessment(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from contextlib import suppress
 
 import pytest
 from builders import make_sentences
-from command import COMMAND, assert_one_sentence, records, run
+from command import assert_one_sentence, process, records, run
 from failing_memory import RECIPE
 
 from sebp_edge import Personalizer
@@ -152,8 +151,7 @@ def test_on_a_terminal_it_asks_who_the_owner_is(adapt_export, answer):
     import pty
 
     ours, theirs = pty.openpty()
-    command = [*COMMAND, "inspect", *adapt_export[1:]]
-    going = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
+    going = process("inspect", *adapt_export[1:], stdin=theirs, stderr=theirs)
     os.close(theirs)
     os.write(ours, f"{answer}\n".encode())
     said = b""
@@ -161,7 +159,7 @@ def test_on_a_terminal_it_asks_who_the_owner_is(adapt_export, answer):
         while chunk := os.read(ours, 10_000):
             said += chunk
     os.close(ours)
-    output, said = going.communicate(timeout=120)[0].decode(), said.decode()
+    output, said = going.communicate(timeout=120)[0], said.decode()
     assert going.returncode == 0, said
     assert f"Found {FOUND}." in said
     assert "1  Bob, WhatsApp: 72 messages" in said

@@ -24,7 +24,7 @@ def ask(
     include: Include = None,
     exclude: Exclude = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of an adapter; without --model, by default 'default' if it exists.")
+        str | None, typer.Option(help="Name of an adapter; without --model, by default 'reader' or 'default'.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     passages: Annotated[
@@ -39,7 +39,7 @@ def ask(
         if question is None and as_json:
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
-        personalizer, adapter = open_model(name, None, model, device)
+        personalizer, adapter = open_model(name, None, model, device, defaults=("reader", "default"))
         before: list[tuple[str, str]] = []
         if question is not None:
             _answer(personalizer, question, texts, before, adapter, passages, as_json)

@@ -5,6 +5,7 @@ Training on, and then scaling down, keeps more of what was learnt at the same lo
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from sebp_edge.models.adaptation import restore, restore_scaled, snapshot
 from sebp_edge.texts.general_probe import MAX_RISE
@@ -30,10 +31,15 @@ def scale_down(learner: RecoveringLearner, progress: TrainingProgress, general: 
         return evaluate(learner, general).mean / base_loss - 1 <= MAX_RISE
 
     try:
-        scale = 1.0 if is_little(1.0) else SCALES[bisect_left(SCALES, True, lo=1, hi=len(SCALES) - 1, key=is_little)]
+        scale = largest_scale(is_little)
         restore_scaled(learner.adaptation, trained, scale)
     except BaseException:
         restore(learner.adaptation, trained)
         raise
     progress.best_state = snapshot(learner.adaptation)
     return scale
+
+
+def largest_scale(is_little: Callable[[float], bool]) -> float:
+    """Returns the largest of `SCALES` at which the loss rises little, or else the least; tries at most five."""
+    return 1.0 if is_little(1.0) else SCALES[bisect_left(SCALES, True, lo=1, hi=len(SCALES) - 1, key=is_little)]

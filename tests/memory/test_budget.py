@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.memory import choosing, target
+from sebp_edge.memory import choosing
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST
@@ -42,18 +42,17 @@ def shape_3b(tmp_path):
 
 
 @pytest.fixture
-def gpu_with_bf16(machine, monkeypatch):
+def gpu_with_bf16(machine):
     """Simulates an NVIDIA GPU with bf16 for plans, on any machine."""
     machine.computes_in(torch.bfloat16)
     machine.multiplies(700e12)
     machine.has_memory(64e9)
-    monkeypatch.setattr("sebp_edge.memory.target.has_triton", lambda: True)
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: False)
+    machine.has_libraries(triton=True, bitsandbytes=False)
 
 
 @pytest.fixture
-def has_bitsandbytes(gpu_with_bf16, monkeypatch):
-    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+def has_bitsandbytes(gpu_with_bf16, machine):
+    machine.has_libraries(triton=True, bitsandbytes=True)
 
 
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
@@ -67,9 +66,14 @@ def plan_of(shape, dataset, recipe, target, budget):
     return make_plan(shape, dataset, make_schedules(dataset, recipe, seed=0), recipe, target, budget)
 
 
-def candidates(shape, dataset, target):
-    schedules = make_schedules(dataset, RECIPE, seed=0)
-    return choosing._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
+def candidates(shape, dataset, target, recipe=RECIPE):
+    schedules = make_schedules(dataset, recipe, seed=0)
+    return choosing._Candidates(shape, dataset, schedules, recipe, target, Progress())
+
+
+def choices_3b(shape, dataset, recipe):
+    """All choices of which a plan takes the first that fits."""
+    return list(candidates(shape, dataset, Target.this_machine(CUDA, 650_000_000), recipe).for_recipe(recipe))
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
@@ -147,7 +151,8 @@ def test_a_size_beyond_any_memory_raises_one_sentence(size):
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(shape_3b):
-    plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
+    dataset = make_dataset(20)
+    plans = all_plans(lambda size: plan_3b(shape_3b, size, dataset), "80GB")
     assert (plans[0].chosen.options, plans[0].larger) == (FASTEST, None)
     assert len(plans) > 8
     for larger, smaller in pairwise(plans):
@@ -156,7 +161,8 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
         assert smaller.chosen.peak < larger.chosen.peak
     # A budget of exactly the peak is enough.
     for plan in plans[1::5]:
-        assert plan_3b(shape_3b, plan.chosen.peak).chosen == plan.chosen
+        assert plan_3b(shape_3b, plan.chosen.peak, dataset).chosen == plan.chosen
+    assert [plan.chosen for plan in plans] == list(choosing._ever_smaller(choices_3b(shape_3b, dataset, RECIPE)))
 
 
 @pytest.mark.slow
@@ -164,7 +170,8 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
 def test_plans_get_slower_before_they_get_less_precise(shape_3b):
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
-    chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    # These are all that some budget chooses.
+    chosen = list(choosing._ever_smaller(choices_3b(shape_3b, make_dataset(80), recipe)))
     precision = [(not each.options.moments_in_8_bits, not each.recipe.load_in_4bit, each.recipe.r) for each in chosen]
     assert precision == sorted(precision, reverse=True)
     assert precision[0] == (True, True, 16)
@@ -232,12 +239,11 @@ def test_on_a_cpu_nothing_is_offloaded(shape_3b, machine):
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_values_that_the_recipe_states_are_kept(shape_3b, stated):
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
-    largest = "12GB" if stated.get("method") is None else "20GB"
-    dataset = make_dataset(20)
-    for plan in all_plans(lambda size: plan_3b(shape_3b, size, dataset, recipe), largest):
-        for choice in filter(None, (plan.chosen, plan.larger, plan.smaller)):
-            assert {key: getattr(choice.recipe, key) for key in stated} == stated
-            assert choice.recipe.method == recipe.method
+    choices = choices_3b(shape_3b, make_dataset(20), recipe)
+    assert len(choices) > 20
+    for choice in choices:
+        assert {key: getattr(choice.recipe, key) for key in stated} == stated
+        assert choice.recipe.method == recipe.method
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
+from command import start
 from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.cli.progress import ProgressPrinter
@@ -127,7 +126,7 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
             learner.prepare(schedule)
         before = snapshot(learner.adaptation)
         (largest,) = learner.limit.cut(outlined(learner, examples))
-        for number in range(1, counting.count, 1 + counting.count // 25):
+        for number in range(1, counting.count, 1 + counting.count // 10):
             limit_rows(learner, 4096)
             learner._largest_dry_run = (0, 0)
             learner.events.clear()
@@ -178,6 +177,11 @@ def fitting_budget(make, texts):
     return make(memory_budget=AMPLE).plan(texts).chosen.peak + 50_000_000
 
 
+def beyond(budget):
+    """Returns how many bytes more take this process beyond its budget."""
+    return budget - process.resident() + 50_000_000
+
+
 def weights_of(personalizer):
     return [weight.detach().clone() for weight in personalizer.in_use.load(silent).model.parameters()]
 
@@ -192,7 +196,7 @@ def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_save
     def grow(event):
         events.append(event)
         if isinstance(event, StepDone) and event.epoch == 3 and not taken:
-            taken.append(torch.ones(personalizer.memory_budget.size // 4))
+            taken.append(torch.ones(beyond(personalizer.memory_budget.size) // 4))
 
     personalizer.on_event = grow
     with pytest.raises(BudgetExceeded) as raised:
@@ -230,7 +234,7 @@ def hold_memory_beside(monkeypatch, rows, size):
 def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step(make, monkeypatch):
     texts, events = make_sentences(24, words=30), []
     budget = fitting_budget(make, texts)
-    held = hold_memory_beside(monkeypatch, 200, budget)
+    held = hold_memory_beside(monkeypatch, 200, beyond(budget))
     result = make(memory_budget=budget, on_event=events.append).adapt(texts)
     held.clear()
     kinds = [type(event) for event in events if not isinstance(event, Notice)]
@@ -250,7 +254,7 @@ def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first
     texts, events = make_sentences(24, words=30), []
     personalizer = make(memory_budget=fitting_budget(make, texts), on_event=events.append)
     before = weights_of(personalizer)
-    held = hold_memory_beside(monkeypatch, 0, personalizer.memory_budget.size)
+    held = hold_memory_beside(monkeypatch, 0, beyond(personalizer.memory_budget.size))
     with pytest.raises(MachineError) as raised:
         personalizer.adapt(texts)
     held.clear()
@@ -274,7 +278,7 @@ def growing(sink, event):
     own(sink, event)
     steps.append(event.event)
     if steps.count("step") == 5 and not taken:
-        taken.append(torch.ones(500_000_000))
+        taken.append(torch.ones(250_000_000))
 
 progress.JsonLines.__call__ = growing
 app(["adapt", *sys.argv[1:], "--json"])
@@ -288,12 +292,12 @@ def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(tm
     for number, text in enumerate(make_sentences(24, words=60)):
         (notes / f"{number}.md").write_text(text)
     recipe.write_text("r = 4\nlearning_rate = 2e-2\nepochs = 9\nbatch_tokens = 200\ncontext_length = 64\n")
-    command = [sys.executable, "-c", PROCESS, str(notes), "--recipe", str(recipe), "--device", "cpu", "--memory", "2GB"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("sebp-edge: This process used 2.")
-    assert done.stderr.count("\n") == 1
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+    with start([PROCESS, notes, "--recipe", recipe, "--device", "cpu", "--memory", "1GB"]) as one:
+        output, errors = one.communicate(timeout=200)
+    assert one.returncode == 1, errors
+    assert errors.startswith("sebp-edge: This process used 1.")
+    assert errors.count("\n") == 1
+    records = [json.loads(line) for line in output.splitlines()]
     assert [record["event"] for record in records].count("memory_probed") == 1
     assert (records[-1]["event"], records[-1]["error"]) == ("error", "BudgetExceeded")
     assert [record["active"] for record in records if record["event"] == "saved"] == [False]

@@ -9,7 +9,6 @@ from builders import make_llama
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import MachineError
-from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import Recipe
@@ -42,7 +41,7 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     assert "3.0 GB free of 8.0 GB" in words
 
 
-def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_folder, machine, monkeypatch):
+def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_folder, machine):
     model = make_llama()
     weights = 4 * sum(p.numel() for p in model.parameters())
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
@@ -50,19 +49,18 @@ def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_fo
     check_needs(machine, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), model_folder, LORA, CPU)
 
 
-def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(model_folder, machine, monkeypatch):
+def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(model_folder, machine):
     parameters = sum(p.numel() for p in make_llama().parameters())
     check_needs(machine, parameters * (4 + 4 + 8 + 2 * 4), model_folder, FULL, CPU)
 
 
-def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(model_folder, machine, monkeypatch):
+def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(model_folder, machine):
     machine.computes_in(torch.bfloat16)
-    monkeypatch.setattr(devices, "lacks_bf16", lambda device: False)
     parameters = sum(p.numel() for p in make_llama().parameters())
     check_needs(machine, parameters * (2 + 2), model_folder, FULL, CUDA)
 
 
-def test_in_4_bits_only_linear_layers_are_smaller(model_folder, machine, monkeypatch):
+def test_in_4_bits_only_linear_layers_are_smaller(model_folder, machine):
     model = make_llama()
     linears = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
@@ -72,8 +70,8 @@ def test_in_4_bits_only_linear_layers_are_smaller(model_folder, machine, monkeyp
     check_needs(machine, weights + adapter * 28, model_folder, LORA.replace(load_in_4bit=True), CPU)
 
 
-def test_the_error_names_a_gpu_without_bf16_as_the_reason(model_folder, machine, monkeypatch):
+def test_the_error_names_a_gpu_without_bf16_as_the_reason(model_folder, machine):
     machine.has_memory(0)
-    monkeypatch.setattr(devices, "lacks_bf16", lambda device: True)
+    machine.computes_in(torch.float32)
     with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
         refuse_if_too_big(resolve(model_folder), LORA, CUDA)

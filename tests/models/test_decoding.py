@@ -1,5 +1,6 @@
 """Many prompts answered together: the tokens of each one alone, within the context, whatever the lengths."""
 
+import functools
 import random
 import weakref
 
@@ -77,6 +78,14 @@ def some_ends(model, prompts):
     return sorted({new[at] for new, at in zip(alone(model, prompts[:6], ends=[]), (2, 5, 8, 1, 6, 9), strict=True)})
 
 
+@functools.cache
+def each_alone(family):
+    """Prompts, tokens that end some of their texts, and the tokens of each prompt alone, for a model of this family."""
+    model, prompts = TOGETHER[family]().eval(), make_prompts()
+    ends = some_ends(model, prompts)
+    return prompts, ends, alone(model, prompts, ends=ends)
+
+
 @pytest.fixture(scope="module")
 def model():
     return make_llama().eval()
@@ -89,27 +98,20 @@ def tiny():
 
 @pytest.mark.parametrize("family", TOGETHER)
 def test_the_tokens_are_those_of_each_prompt_alone(family):
-    model, prompts = TOGETHER[family]().eval(), make_prompts()
-    ends = some_ends(model, prompts)
+    model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
     assert Decoder(model).one_by_one is None
     found = decode(model, prompts, ends=ends)
-    assert found == alone(model, prompts, ends=ends)
+    assert found == expected
     assert len({tuple(new) for new in found}) > 10
     assert len({len(new) for new in found}) > 1
 
 
 @pytest.mark.parametrize(
-    ("seed", "options"),
-    list(
-        enumerate(
-            [{"max_rows": 1}, {"max_rows": 2}, {"max_rows": 5}, {"max_cache_bytes": 1}, {"max_cache_bytes": 60000}]
-        )
-    ),
+    "options", [{"max_rows": 1}, {"max_rows": 2}, {"max_rows": 5}, {"max_cache_bytes": 1}, {"max_cache_bytes": 60000}]
 )
-def test_batches_of_any_size_give_the_same(model, seed, options):
-    prompts = make_prompts(seed)
-    ends = some_ends(model, prompts)
-    assert decode(model, prompts, ends=ends, **options) == alone(model, prompts, ends=ends)
+def test_batches_of_any_size_give_the_same(model, options):
+    prompts, ends, expected = each_alone("llama")
+    assert decode(model, prompts, ends=ends, **options) == expected
 
 
 def test_small_passes_give_the_same(model, monkeypatch):
@@ -125,9 +127,9 @@ def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
     questions = ["When does it leave?", "What does it need?", "Who said so?", "Where?"]
     prompts = [tiny.tokenizer(f"{note}\n\n{asked}")["input_ids"] for note in notes for asked in questions]
-    found = decode(tiny.model, prompts, 24, [])
-    assert found == alone(tiny.model, prompts, 24, ends=[tiny.tokenizer.eos_token_id])
-    texts = answer_all(tiny.model, tiny.tokenizer, prompts, [], 24)
+    found = decode(tiny.model, prompts, 9, [])
+    assert found == alone(tiny.model, prompts, 9, ends=[tiny.tokenizer.eos_token_id])
+    texts = answer_all(tiny.model, tiny.tokenizer, prompts, [], 9)
     assert texts == [tiny.tokenizer.decode(new, skip_special_tokens=True).strip() for new in found]
 
 
@@ -230,37 +232,27 @@ def test_check_ends_the_call_and_the_cache_is_freed(model):
     assert decoder._cache is None
 
 
-def test_the_cache_is_within_its_bytes(model, monkeypatch):
-    caches = []
+def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
+    caches, most = [], 20 * 58 * bytes_per_token(model)
 
     class Recorded(RowCache):
         def __init__(self, rows, columns):
             super().__init__(rows, columns)
-            caches.append((rows, columns, self))
-
-    monkeypatch.setattr(decoding, "RowCache", Recorded)
-    most = 20 * 58 * bytes_per_token(model)
-    decode(model, make_prompts() * 3, max_cache_bytes=most)
-    assert len(caches) > 1
-    for rows, columns, cache in caches:
-        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        assert rows * columns * bytes_per_token(model) <= most
-        assert held == rows * (columns + 1) * bytes_per_token(model)
-
-
-def test_the_cache_is_freed_at_once(model, monkeypatch):
-    caches = []
-
-    class Recorded(RowCache):
-        def __init__(self, rows, columns):
-            super().__init__(rows, columns)
+            self.num_columns, self.num_rows = columns, rows
             assert all(cache() is None for cache in caches)
             caches.append(weakref.ref(self))
+            assert rows * columns * bytes_per_token(model) <= most
 
+        def __del__(self):
+            held.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers))
+            expected.append(self.num_rows * (self.num_columns + 1) * bytes_per_token(model))
+
+    held, expected = [], []
     monkeypatch.setattr(decoding, "RowCache", Recorded)
-    decode(model, make_prompts() * 3, max_cache_bytes=20 * 58 * bytes_per_token(model))
+    decode(model, make_prompts() * 3, max_cache_bytes=most)
     assert len(caches) > 1
     assert all(cache() is None for cache in caches)
+    assert held == expected
 
 
 def test_a_window_of_one_kind_of_layers_is_masked_in_those_only():
@@ -290,7 +282,8 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     monkeypatch.setattr(decoding, "CapturedSteps", Refusing)
     decoder = Decoder(model, max_rows=4, on_event=notices.append)
     decoder._captures = True
-    assert decoder.decode(make_prompts(), ENDS, greedy(14)) == alone(model, make_prompts())
+    prompts, ends, expected = each_alone("llama")
+    assert decoder.decode(prompts, ends, greedy(14)) == expected
     assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
@@ -310,11 +303,10 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
     monkeypatch.setattr(captured_step, "_StepGraph", Eager)
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    model, prompts = MODELS[family]().eval(), make_prompts()
-    ends = some_ends(model, prompts)
-    decoder = Decoder(model, max_rows=9)
+    prompts, ends, expected = each_alone(family)
+    decoder = Decoder(MODELS[family]().eval(), max_rows=9)
     decoder._captures = True
-    assert decoder.decode(prompts, ends, greedy(14)) == alone(model, prompts, ends=ends)
+    assert decoder.decode(prompts, ends, greedy(14)) == expected
     assert max(rows for rows, _ in sizes) <= 9
     assert decoder._cache is None and decoder._captured is None
 

@@ -16,7 +16,6 @@ from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import RowPlan
 
 LENGTHS = [7, 0, 1, 13]
-SHORT = [7, 0, 1, 13, 64, 128, 65, 0]
 PLAIN = Scores()
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,7 +79,7 @@ def test_attention_by_sequence_is_plain_attention(scores, heads):
 @pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 10), (1, 1, 2), (3, 1, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rotation_kernels_are_the_reference(heads, dtype):
-    wide, rotary, _ = draw(*heads, dtype, DEVICE)
+    wide, rotary, _ = draw(*heads, dtype, DEVICE, [0, 5])
     split = (heads[0], heads[1], heads[1])
     q, k, v = wide.clone().split(split, dim=1)
     rotate.rotate_(q, k, *rotary)
@@ -140,21 +139,23 @@ SHORT_DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.f
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SHORT_DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "scores"),
+    ("heads", "lengths", "scores"),
     [
-        ((2, 2, 32), Scores()),
-        ((2, 2, 32), Scores(window=40)),
-        ((4, 2, 64), BIDIRECTIONAL),
-        ((4, 2, 64), Scores(0.3, window=3)),
-        ((3, 1, 128), Scores(0.3, window=3)),
-        ((4, 1, 256), Scores()),
+        ((2, 2, 32), [7, 0, 1, 13, 64, 128, 65, 0], Scores()),
+        ((1, 1, 32), [0, 65, 128], Scores(window=40)),
+        ((4, 2, 64), [65, 0, 1, 7], BIDIRECTIONAL),
+        ((2, 1, 64), [66, 64], Scores(0.3, window=3)),
+        ((3, 1, 128), [7, 0, 1, 65], Scores(0.3, window=3)),
+        ((4, 1, 256), [13, 65, 0], Scores()),
     ],
 )
-def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores, heads, short_kernels, poisoned_memory):
-    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, SHORT)
+def test_attention_kernels_of_short_sequences_are_plain_attention(
+    dtype, heads, lengths, scores, short_kernels, poisoned_memory
+):
+    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
     found = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
-    assert_plain_attention(found, wide, rotary, SHORT, heads, dout, scores)
+    assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
 
 
 @pytest.mark.parametrize("lengths", [[2, 1], [5, 3], [16, 17], [0, 33, 32]])
@@ -187,17 +188,17 @@ def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(
 @pytest.mark.slow
 @pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
 def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_kernels):
-    heads, lengths = (2, 1, 32), [13, 128, 70]
+    heads, lengths = (2, 1, 32), [13, 66, 35]
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
     first = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
     for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores), strict=True):
         assert torch.equal(one, other)
-    wide[13:141], dout[13:141] = 9.0, 7.0
+    wide[13:79], dout[13:79] = 9.0, 7.0
     for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores), strict=True):
         assert torch.equal(one[:13], other[:13])
-        assert torch.equal(one[141:], other[141:])
-        assert not torch.equal(one[13:141], other[13:141])
+        assert torch.equal(one[79:], other[79:])
+        assert not torch.equal(one[13:79], other[13:79])
 
 
 def test_a_window_without_causal_attention_is_refused():

@@ -23,8 +23,8 @@ def selected(num_rows, active, capacity, weighted, seed=0):
     return select_rows(keep, draw(num_rows, seed=seed).abs() if weighted else None, capacity=capacity)
 
 
-@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (9, 7), (33, 513), (100, 1030)])
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (9, 7), (33, 513)])
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.4, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, dtype, poisoned_memory):
     rows = random_rows(num_rows, round(share * num_rows))
@@ -57,7 +57,7 @@ def test_strides_do_not_matter():
 
 # Tiles larger and smaller than the matrices, with and without a split contraction.
 TILES = [Tiles(16, 32, 16, 1, 4, 2), Tiles(32, 16, 32, 3, 4, 3)]
-SHAPES = [(1, 1, 1), (33, 64, 32), (70, 45, 83)]
+SHAPES = [(1, 1, 1), (17, 32, 32), (37, 45, 41)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -83,12 +83,12 @@ def test_products_of_active_rows_equal_dense_ones(shape, share, tiles, dtype, po
         assert_no_worse_than_torch(found.dbias, dout[ids].sum(0), dout[ids].double().sum(0))
 
 
-@pytest.mark.parametrize("active", [0, 1, 20, 69])
+@pytest.mark.parametrize("active", [0, 1, 20, 36])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("tiles", TILES)
 def test_products_read_the_count_from_the_device(active, weighted, tiles, poisoned_memory):
-    rows = selected(70, active, capacity=69, weighted=weighted)
-    x, weight, dout = draw(70, 45), draw(83, 45, seed=1), draw(70, 83, seed=2)
+    rows = selected(37, active, capacity=36, weighted=weighted)
+    x, weight, dout = draw(37, 45), draw(41, 45, seed=1), draw(37, 41, seed=2)
     # Rows that are not active are not read: row 0 fills the slots beyond the count.
     x[rows.slots < 0] = dout[rows.slots < 0] = float("nan")
     ids = rows.ids[:active]
@@ -170,7 +170,7 @@ def test_losses_and_gradients_equal_plain_pytorchs(
 
 
 @pytest.mark.parametrize("columns", [(1,), (130,), (5, 3), (200, 64, 129)])
-@pytest.mark.parametrize(("num_rows", "rank"), [(0, 4), (1, 1), (67, 16), (140, 5)])
+@pytest.mark.parametrize(("num_rows", "rank"), [(0, 4), (1, 16), (67, 5)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rank_products_of_a_group_equal_plain_pytorchs(columns, num_rows, rank, dtype, poisoned_memory):
     down, weight = draw(num_rows, rank * len(columns), dtype=dtype), draw(sum(columns), rank, dtype=dtype, seed=1)

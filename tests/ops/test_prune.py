@@ -30,10 +30,9 @@ def kept_by_sorting(weight, n, m):
     return kept.view(weight.shape).to(weight.device)
 
 
-@pytest.mark.parametrize(("n", "m"), PATTERNS)
-@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("n", "m", "decay"), [*((*pattern, 0.0) for pattern in PATTERNS), (2, 4, 0.3), (5, 16, 1.0)])
 def test_the_largest_of_each_group_are_kept_and_the_others_decay(path, n, m, decay):
-    weight = draw(7, 3 * m, seed=n)
+    weight = draw(3, 3 * m, seed=n)
     out = torch.full_like(weight, torch.nan)
     prune_(out, weight, n, m, decay)
     expected = torch.where(kept_by_sorting(weight, n, m), weight, weight * decay)
@@ -69,16 +68,16 @@ def test_a_shrinkage_below_the_precision_of_bf16_counts_on_average(path):
     weight = draw(256, 256, dtype=torch.bfloat16)
     kept, before, pruned = kept_by_sorting(weight, 2, 4), weight.clone(), torch.empty_like(weight)
     prune_(pruned, weight, 2, 4)
-    for step in range(4):
+    for step in range(2):
         shrink_pruned_(weight, pruned, 1e-4, seed=3, step=step)
     assert torch.equal(weight[kept], before[kept])
     ratio = (weight.double().abs().sum() - before[kept].double().abs().sum()) / before[~kept].double().abs().sum()
     # 32,768 weights round by about 0.2 %; the standard error of their mean is 2e-5.
-    assert abs(float(ratio) - (1 - 1e-4) ** 4) < 1e-4
-    again = before.clone()
-    for step in range(4):
-        shrink_pruned_(again, pruned, 1e-4, seed=3, step=step)
-    assert torch.equal(again, weight)
+    assert abs(float(ratio) - (1 - 1e-4) ** 2) < 1e-4
+    again = before[:4].clone()
+    for step in range(2):
+        shrink_pruned_(again, pruned[:4], 1e-4, seed=3, step=step)
+    assert torch.equal(again, weight[:4])
 
 
 def test_autograd_notices_the_change_of_a_saved_weight(path):

@@ -10,7 +10,7 @@ from sebp_edge.ops import reference
 from sebp_edge.ops.gpu import gated, rms_norm
 
 # Heads, rows that fill a program each, and numbers of columns that are no power of two.
-NORM_SHAPES = [(0, 5), (1, 1), (7, 5), (3, 50, 128), (67, 33), (5, 3072), (300, 40), (2, 16384)]
+NORM_SHAPES = [(0, 5), (1, 1), (7, 5), (3, 5, 128), (40, 33), (3, 3072), (2, 16384)]
 # So large that dx of a single column is not a difference of nearly equal numbers.
 EPS = 0.5
 
@@ -82,7 +82,7 @@ def test_rows_of_many_magnitudes_are_normed():
     assert rstd.isfinite().all()
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 1030), (3, 8192)])
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (3, 1030), (2, 2048)])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gates_equal_plain_pytorchs(shape, activation, dtype, poisoned_memory):
@@ -104,8 +104,9 @@ def test_gates_equal_plain_pytorchs(shape, activation, dtype, poisoned_memory):
     assert torch.equal(gated.gated_backward(dout, gate, up, activation), dgate_up)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 130), (100, 300)])
-@pytest.mark.parametrize("rank", [1, 16, 40])
+@pytest.mark.parametrize(
+    ("shape", "rank"), [((0, 5), 16), ((1, 1), 1), ((7, 5), 40), ((33, 40), 1), ((64, 64), 16), ((70, 33), 40)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gates_before_an_adapter_equal_plain_pytorchs(shape, rank, dtype, poisoned_memory):
     num_rows, num_columns = shape

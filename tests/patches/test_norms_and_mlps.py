@@ -18,7 +18,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.activations import ACT2FN
 
 from sebp_edge.ops import GatedInputs
-from sebp_edge.ops.backend import runs_kernels
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
@@ -228,7 +227,7 @@ def only_gates(source_of):
     return lambda x: source if isinstance(source := source_of(x), GatedInputs) else None
 
 
-def kept_and_gradients(model, batch, recomputes_norms, monkeypatch):
+def kept_and_gradients(model, batch, recomputes_norms):
     """Returns the elements that the graph of a batch keeps, each storage counted once, and the gradients."""
     kept = {}
 
@@ -237,10 +236,10 @@ def kept_and_gradients(model, batch, recomputes_norms, monkeypatch):
         kept[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
         return tensor
 
-    with monkeypatch.context() as patch, Hoisted(model) as hoisted:
+    with Hoisted(model) as hoisted:
         if not recomputes_norms:
             for group in hoisted._fused_lora._groups:
-                patch.setattr(group, "_source_of", only_gates(group._source_of))
+                group._source_of = only_gates(group._source_of)
         plan = RowPlan.from_labels(batch["labels"])
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             losses = row_losses(hoisted, batch["input_ids"], plan)
@@ -248,20 +247,20 @@ def kept_and_gradients(model, batch, recomputes_norms, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_outputs_of_norms_are_recomputed_bitwise(family, monkeypatch):
+def test_outputs_of_norms_are_recomputed_bitwise(family):
     model, batch = with_lora(MODELS[family]()), padded_batch(prompt=0)
     rows = len(RowPlan.from_labels(batch["labels"]).active_rows)
-    kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
-    kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
+    kept, expected = kept_and_gradients(model, batch, False)
+    kept_less, found = kept_and_gradients(model, batch, True)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
     # Two layers have four norms; the input of the first is not kept, since nothing before it is trained.
     assert kept - kept_less == rows * 3 * SIZES["hidden_size"]
 
 
-def test_norms_are_recomputed_bitwise_if_the_last_layer_computes_loss_rows_only(monkeypatch):
+def test_norms_are_recomputed_bitwise_if_the_last_layer_computes_loss_rows_only():
     model, batch = with_lora(make_llama()), padded_batch(prompt=5)
-    kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
-    kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
+    kept, expected = kept_and_gradients(model, batch, False)
+    kept_less, found = kept_and_gradients(model, batch, True)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
     assert kept_less < kept
 
@@ -326,9 +325,3 @@ def test_no_sources_are_recorded_without_gradients():
         assert hoisted._small_ops.source_of(out) is None
         row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
         assert len(hoisted._small_ops._sources) == 0
-
-
-def test_without_kernels_modules_are_not_replaced(monkeypatch):
-    monkeypatch.setattr("sebp_edge.sparse.patches.norms_and_mlps.runs_kernels", runs_kernels)
-    with Hoisted(make_llama()) as hoisted:
-        assert hoisted._small_ops.replaced == []

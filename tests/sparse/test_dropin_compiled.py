@@ -32,7 +32,9 @@ def forget_graphs():
 
 
 def bert(head):
-    return make(head, ENCODERS["bert"]()), [encoder_batch(head), encoder_batch(head, "left")]
+    config = ENCODERS["bert"]()
+    config.num_hidden_layers = 1
+    return make(head, config), [encoder_batch(head), encoder_batch(head, "left")]
 
 
 def decoder(model):
@@ -41,7 +43,7 @@ def decoder(model):
 
 MODELS = {
     "llama": lambda: decoder(make_llama(use_cache=False, num_hidden_layers=1).double()),
-    "llama, lora": lambda: decoder(with_lora(make_llama(use_cache=False).double())),
+    "llama, lora": lambda: decoder(with_lora(make_llama(use_cache=False, num_hidden_layers=1).double())),
     "bert, sequences": lambda: bert(AutoModelForSequenceClassification),
     "bert, tokens": lambda: bert(AutoModelForTokenClassification),
 }
@@ -54,10 +56,12 @@ def gradients(compiled, batch):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_whole_model_is_one_graph_and_trains_like_dense(model):
+    # Inductor needs a C++ compiler. Once it generates code; to see that a model is one graph, tracing is enough.
+    backend = "inductor" if model == "llama" and shutil.which("g++") else "aot_eager"
     model, batches = MODELS[model]()
     dense = [loss_and_gradients(model, batch) for batch in batches]
     with sparsify(model):
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
         for batch, expected in zip(batches, dense, strict=True):
             assert_same(expected, gradients(compiled, batch), tolerance=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
@@ -72,14 +76,6 @@ def test_gpt2_has_no_more_graph_breaks_than_the_dense_model_and_trains_like_dens
     with sparsify(model):
         assert_same(expected, gradients(torch.compile(model, backend="aot_eager"), batch), tolerance=1e-10)
     assert counters["stats"]["unique_graphs"] == dense_graphs
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, and there is no g++ here")
-def test_code_that_inductor_generates_trains_like_dense():
-    model, (batch, *_) = decoder(make_llama(use_cache=False, num_hidden_layers=1))
-    dense = loss_and_gradients(model, batch)
-    with sparsify(model):
-        assert_same(dense, gradients(torch.compile(model, fullgraph=True), batch), tolerance=1e-4)
 
 
 def test_separately_compiled_blocks_train_like_dense_without_a_graph_for_each_batch():
@@ -100,7 +96,7 @@ def test_separately_compiled_blocks_train_like_dense_without_a_graph_for_each_ba
 def test_a_compiled_model_can_be_sparsified_and_restored():
     model, batches = decoder(make_llama(use_cache=False, num_hidden_layers=1).double())
     dense = loss_and_gradients(model, batches[0])
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
     for given in (model, compiled):
         with sparsify(given) as sparsified:
@@ -119,7 +115,7 @@ def test_an_approximation_drops_the_same_rows_when_compiled():
     with sparsify(model, rows=rule, keep_logits=True) as plain:
         expected = [loss_and_gradients(model, batches[0]) for _ in range(2)]
     with sparsify(model, rows=rule) as sparsified:
-        compiled = torch.compile(model, backend="aot_eager")
+        compiled = torch.compile(model, backend="eager")
         for one in expected:
             assert_same(one, gradients(compiled, batches[0]), tolerance=1e-10)
     assert sparsified.dropped() == plain.dropped()

@@ -70,6 +70,11 @@ def test_only_active_rows_are_computed():
     assert len(losses) == len(plan.loss_rows)
 
 
+def test_without_kernels_norms_and_mlps_are_the_models_own():
+    with Hoisted(make_llama()) as hoisted:
+        assert hoisted._small_ops.replaced == []
+
+
 def test_removing_restores_the_models_attention():
     model, batch = make_llama(), padded_batch()
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}

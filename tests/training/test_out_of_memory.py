@@ -41,7 +41,7 @@ def test_wherever_memory_runs_out_the_step_equals_that_of_smaller_micro_batches(
         counting = Failing()
         whole = gradients(learner, examples, counting, monkeypatch)
         assert counting.count < never.count
-        for number in range(1, counting.count + 1, 1 + counting.count // 30):
+        for number in range(1, counting.count + 1, 1 + counting.count // 15):
             limit_rows(learner, 4096)
             learner.events.clear()
             found = gradients(learner, examples, Failing(number), monkeypatch)
@@ -72,7 +72,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
         begin()
         counting = Failing()
         gradients(learner, examples, counting, monkeypatch)
-        for number in range(1, counting.count + 1, 1 + counting.count // 20):
+        for number in range(1, counting.count + 1, 1 + counting.count // 10):
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
@@ -235,7 +235,7 @@ def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
         with Failing() as counting:
             losses = list(learner.losses(evaluated(learner, examples)))
         expected = sum_by_document(losses)
-        for number in range(1, counting.count, 1 + counting.count // 20):
+        for number in range(1, counting.count, 1 + counting.count // 10):
             limit_rows(learner, 4096)
             learner.events.clear()
             with Failing(number, number + 150):

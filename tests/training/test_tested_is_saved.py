@@ -17,6 +17,7 @@ from sebp_edge.texts.schedule import make_schedules
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
+pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=200)
 METHODS = {
     "lora": {},
@@ -92,7 +93,11 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [("lora, 4 bits", torch.float32), ("full", torch.float32), *((name, torch.bfloat16) for name in METHODS)],
+    [
+        ("lora, 4 bits", torch.float32),
+        ("full", torch.float32),
+        *((name, torch.bfloat16) for name in ("lora, for q4_0", "full", "full, pruned")),
+    ],
     ids=str,
 )
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
