@@ -3,6 +3,8 @@
 import os
 import pty
 import signal
+import time
+from pathlib import Path
 from select import select
 
 import pytest
@@ -98,6 +100,14 @@ class Conversation:
     def type(self, text):
         os.write(self._ours, text.encode())
 
+    def wait_for_reading(self):
+        """Returns once the process waits for input: readline notices a signal that comes before at the next key."""
+        waits_in = Path(f"/proc/{self.process.pid}/wchan")
+        for _ in range(100):
+            if waits_in.exists() and "poll" in waits_in.read_text():
+                return
+            time.sleep(0.05)
+
     def end(self):
         os.close(self._ours)
         self.process.kill()
@@ -138,6 +148,7 @@ def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_o
 def test_ctrl_c_at_a_question_ends_the_conversation_on_a_line_of_its_own(converse, folder):
     conversation = converse(folder, "--model", "tiny")
     conversation.until("> ")
+    conversation.wait_for_reading()
     conversation.process.send_signal(signal.SIGINT)
     assert conversation.until("") == ["", "sebp-edge: Interrupted; nothing was changed.", ""]
     assert conversation.process.wait(timeout=60) == 130

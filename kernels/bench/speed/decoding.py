@@ -4,11 +4,13 @@
 
 MODEL is a folder, or a name of the catalog, which stands for random weights of that model's shape. All take the
 likeliest token each time, one text alone, and alternate within each run, so that ratios also hold on a busy machine.
-On the CPU all compute in fp32 with the same number of threads, and llama.cpp runs on a file of the same weights, if
-xllamacpp is installed. On a GPU weights are bf16. "kept" has all but the last 50 of 400 tokens from the call before.
+On a GPU weights are bf16. On the CPU all compute in fp32 with the same number of threads; one more row is the same
+model in bf16. llama.cpp runs on a file of the same weights, if xllamacpp is installed; it returns no tokens. "kept" has
+all but the last 50 of 400 tokens from the call before.
 """
 
 import argparse
+import copy
 import random
 import sys
 import tempfile
@@ -69,6 +71,11 @@ def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
             "sebp-edge": lambda prompt, new: with_ours(forgetting(kept), prompt, new),
             "transformers": lambda prompt, new: with_transformers(model, prompt, new),
         }
+        dtypes = dict.fromkeys((*ways, "llama.cpp"), dtype)
+        if device.type == "cpu":
+            half = Decoder(copy.deepcopy(model).bfloat16(), keeps=True)
+            ways["sebp-edge in bf16"] = lambda prompt, new: with_ours(forgetting(half), prompt, new)
+            dtypes["sebp-edge in bf16"] = torch.bfloat16
         if device.type == "cpu" and find_spec("xllamacpp"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             ways["llama.cpp"] = llama_cpp(folder, name, model)
@@ -76,7 +83,7 @@ def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
         for write in ways.values():  # captures graphs
             write(tokens(draw, model, LONG), NEW)
         seconds = {way: {"each": [], "first": [], "kept": []} for way in ways}
-        agree = 0
+        agree = dict.fromkeys(ways, 0)
         for _ in range(runs):
             short, common = tokens(draw, model, SHORT), tokens(draw, model, LONG - REST)
             first, second = (common + tokens(draw, model, REST) for _ in range(2))
@@ -87,13 +94,17 @@ def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
                 seconds[way]["first"].append(write(first, 2)[1][0])
             with_ours(kept, first, 2)
             seconds["sebp-edge"]["kept"].append(with_ours(kept, second, 2)[1][0])
-            agree += found["sebp-edge"] == found["transformers"]
+            for way in ways:
+                agree[way] += found[way] == found["transformers"]
         for way, times in seconds.items():
-            row = {"model": Path(name).name, "way": way, "dtype": str(dtype).removeprefix("torch.")}
+            row = {"model": Path(name).name, "way": way, "dtype": str(dtypes[way]).removeprefix("torch.")}
             row |= {"tokens_per_second": 1 / median(times["each"]), "fastest": 1 / min(times["each"])}
             row |= {"first_token": median(times["first"]), "first_token_kept": median(times["kept"] or times["first"])}
             ratios = [one / ours for one, ours in zip(times["each"], seconds["sebp-edge"]["each"], strict=True)]
-            row |= {"sebp_edge_is_times_as_fast": median(ratios), "same_texts": agree / runs}
+            row |= {
+                "sebp_edge_is_times_as_fast": median(ratios),
+                "same_texts": agree[way] / runs if found[way] else None,
+            }
             print(*(f"{each:.3f}" if isinstance(each, float) else each for each in row.values()), flush=True)
             yield row
 
