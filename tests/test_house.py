@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_146
+MAX_LINES = 42_144
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_413,
     "adapters": 3_008,
@@ -59,7 +59,7 @@ MAX_LINES_OF_ROOM = {
     "memory": 1_392,
     "models": 3_919,
     "models.gguf": 1_174,
-    "questions": 344,
+    "questions": 342,
     "research": 3_331,
     "run": 3_426,
     "sparse": 1_479,
