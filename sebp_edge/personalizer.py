@@ -64,7 +64,8 @@ class Personalizer:
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, a GGUF file, a model of Ollama or LM
             Studio ("ollama:llama3.2:3b", "lmstudio:NAME"), or a Hub id.
-        recipe: a bundled recipe's name, a TOML file, or a Recipe.
+        recipe: a bundled recipe's name, a TOML file, or a Recipe. By default, that of the version that is learnt on
+            from; without one, "chat" if most texts are conversations, such as chats and mails, else "notes".
         device: "cuda", "mps" or "cpu"; by default the best available one.
         store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
         memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: of
@@ -78,7 +79,7 @@ class Personalizer:
         self,
         model: str | Path = DEFAULT_MODEL,
         *,
-        recipe: str | Path | Recipe = "notes",
+        recipe: str | Path | Recipe | None = None,
         device: str | None = None,
         memory_budget: str | int | MemoryBudget | None = None,
         store: AdapterStore | str | Path | None = None,
@@ -101,9 +102,9 @@ class Personalizer:
 
     def adapt(
         self,
-        texts,
+        texts=None,
         *,
-        name: str = "default",
+        name: str | None = None,
         out: str | Path | None = None,
         activate_anyway: bool = False,
         fresh: bool = False,
@@ -125,7 +126,9 @@ class Personalizer:
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
-            name: the adapter's name in the store; each adaptation is a new version of it.
+                None for a recipe that trains on bundled notes.
+            name: the adapter's name in the store, by default "default", or "reader" with the recipe "ask"; each
+                adaptation is a new version of it.
             out: a new folder to save to instead of the store; there is no active version then.
             activate_anyway: whether to activate the adapter whatever the gate says.
             fresh: whether to start over, and learn all documents again.
@@ -139,7 +142,7 @@ class Personalizer:
             StorageError: at the end, it says where the adapter was saved instead.
         """
         devices.refuse_several_processes()
-        place = Place(self.store, name, None if out is None else expand_user(out))
+        place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         place.check_writable()
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
             adapting = Adapting(call, place, interruptions, activate_anyway=activate_anyway, keep_samples=keep_samples)
@@ -210,7 +213,7 @@ class Personalizer:
         """
         self._signal.set()
 
-    def plan(self, texts, *, gpu: str | int | None = None) -> Plan:
+    def plan(self, texts=None, *, gpu: str | int | None = None) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
         Loads no model. Without a budget, plans for the memory that is free now. Counts the tokens of a model that has
@@ -227,9 +230,9 @@ class Personalizer:
         call = self._make_call(StopSignal())
         size = None if gpu is None else call.parse_gpu_memory(gpu)
         with quiet_libraries():
-            return Preparation(call, call.read(texts)).plan(gpu=size).plan
+            return Preparation(*call.with_texts(texts)).plan(gpu=size).plan
 
-    def inspect(self, texts, *, name: str = "default", stop_when: threading.Event | None = None) -> Inspection:
+    def inspect(self, texts=None, *, name: str | None = None, stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
 
         Loads no weights and changes nothing. Texts that `adapt` would refuse are inspected too (see `refusal`).
@@ -240,7 +243,7 @@ class Personalizer:
                 `adapt` learns on from its active version.
         """
         with self._exclusive_call(stop_when) as call:
-            return Inspection.of(call, texts, name)
+            return Inspection.of(call, texts, name or self.recipe.default_name)
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.

@@ -3,6 +3,7 @@
 Recipe.load("notes")                   a bundled recipe
 Recipe.load("./mine.toml")             a user's own file
 Recipe.load("notes").replace(epochs=3)
+Recipe.load(None)                      the bundled recipe that fits the texts
 """
 
 import dataclasses
@@ -10,18 +11,19 @@ import difflib
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import NoneType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from sebp_edge.basics.files import read_text
 from sebp_edge.errors import OptionError, RecipeError, suggest
 
 Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
-Questions = Literal["rules"]
+Questions = Literal["practice"]
 RANK = 16
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
@@ -130,8 +132,8 @@ class Recipe:
         merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
             into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
             not loaded in 4 bits. None, the default: nothing is rounded.
-        questions: "rules" also trains on questions that rules make of the documents; the gate is then a quiz. None, the
-            default: no questions.
+        questions: "practice" trains on questions about bundled notes, below passages as `ask` shows them, instead of
+            on the user's texts; the gate is then a quiz. None, the default: trains on texts.
         general: tokens of general text for each token of the questions; the base model is their teacher, so that the
             adapter keeps what it could do (needs `questions`).
 
@@ -164,7 +166,7 @@ class Recipe:
     general: float = 0.0
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
+        for field in dataclasses.fields(Recipe):
             object.__setattr__(self, field.name, _validate(self.name, field, getattr(self, field.name)))
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
@@ -193,14 +195,16 @@ class Recipe:
         object.__setattr__(self, "load_in_4bit", False)
 
     @classmethod
-    def load(cls, name: "str | Path | Recipe") -> "Recipe":
-        """Reads a bundled recipe by name, or a TOML file by path.
+    def load(cls, name: "str | Path | Recipe | None") -> "Recipe":
+        """Reads a bundled recipe by name, or a TOML file by path; None is a `FittingRecipe`.
 
         Raises:
             RecipeError: unknown name or key (the message suggests the closest), unreadable file, or invalid value.
         """
         if isinstance(name, Recipe):
             return name
+        if name is None:
+            return FittingRecipe(**vars(cls.load("notes")))
         if Path(name).suffix == ".toml":
             return _parse(Path(name).stem, _read_file(Path(name)))
         bundled = resources.files("sebp_edge.recipes")
@@ -230,6 +234,10 @@ class Recipe:
         names = {file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")} - {*_OF_THE_PAPER}
         return sorted(names, key=lambda name: (name != "notes", name))
 
+    def or_bundled(self, name: str) -> "Recipe":
+        """Returns this recipe; see `FittingRecipe`."""
+        return self
+
     def with_defaults(self) -> "Recipe":
         """Returns a copy in which the values left to the memory budget have their defaults."""
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
@@ -237,9 +245,14 @@ class Recipe:
     @property
     def refits(self) -> bool:
         """Whether an adapter that passed the gate is trained again, on all documents."""
-        if self.questions:  # it is trained on all documents already
+        if self.questions:  # other notes make little difference
             return False
         return self.method == "lora" if self.refit is None else self.refit
+
+    @property
+    def default_name(self) -> str:
+        """The name of an adapter that was given none."""
+        return "reader" if self.questions else "default"
 
     def updates_copy_of(self, layer: str) -> bool:
         """Whether the optimizer updates a copy of a linear layer's weight; `layer` is the end of the layer's name."""
@@ -259,6 +272,26 @@ class Recipe:
             return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
         except RecipeError as error:
             raise OptionError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingRecipe(Recipe):
+    """The recipe "notes" as long as no texts are read, in place of the bundled one that fits them.
+
+    Attributes:
+        changes: the values that were changed.
+    """
+
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def replace(self, **changes) -> "FittingRecipe":
+        """See `Recipe.replace`."""
+        changes = {key: value for key, value in changes.items() if value is not None}
+        return super().replace(**changes, changes={**self.changes, **changes})
+
+    def or_bundled(self, name: str) -> Recipe:
+        """Returns the bundled recipe of this name, with the changes."""
+        return Recipe.load(name).replace(**self.changes)
 
 
 def _read_file(path: Path) -> str:

@@ -46,30 +46,30 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 45_297
+MAX_LINES = 42_146
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_377,
+    "files at the root": 1_413,
     "adapters": 3_008,
-    "ask": 672,
+    "ask": 720,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_648,
+    "cli": 2_676,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
-    "models": 3_979,
+    "models": 3_919,
     "models.gguf": 1_174,
-    "questions": 3_649,
+    "questions": 344,
     "research": 3_331,
-    "run": 3_341,
+    "run": 3_426,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_346,
-    "training": 2_595,
+    "texts": 10_365,
+    "training": 2_593,
 }
 MAX_ENTRIES_AT_ROOT = 21
-MAX_IMPORTS_WITHIN_FUNCTIONS = 51
+MAX_IMPORTS_WITHIN_FUNCTIONS = 52
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {

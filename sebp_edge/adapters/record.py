@@ -42,7 +42,7 @@ class AdapterRecord:
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
-        quiz: what a quiz about the documents showed (see `sebp_edge.training.quiz.QuizFigures`); None without one.
+        quiz: what a quiz showed (see `sebp_edge.training.quiz.QuizFigures`); None without one.
         created: when it was made, in UTC, as an ISO 8601 string.
         sebp_edge: the version of sebp-edge that made it.
         format: the format of the folder and of this record (see FORMAT).
@@ -132,8 +132,8 @@ class AdapterRecord:
             )
         if self.quiz:
             losses += (
-                f"\nAnswers {self.quiz['right_after']} of {self.quiz['questions']} questions about the notes "
-                f"({self.quiz['right_before']} before). Where a fact must be exact, search in the notes.\n"
+                f"\nAnswers {self.quiz['right_after']} of {self.quiz['questions']} questions about notes "
+                f"({self.quiz['right_before']} before).\n"
             )
         kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
         sparsity = self.recipe.get("sparsity") or {}

@@ -20,8 +20,9 @@ from sebp_edge.texts.documents import Document, as_json
 WEIGHTS = (2.0, 1.5, 1.0)
 # How much the best score of another passage counts for each passage of the document.
 SHARE_OF_DOCUMENT = 0.5
-# Words of at least so many characters find longer ones that begin with them, such as German compounds.
-MIN_PREFIX = 5
+# Words of at least so many characters find longer ones with their beginning, such as German compounds, and shorter ones
+# within them, in languages other than English.
+MIN_COMMON = 5
 # How much a word counts that says little.
 SMALL = 0.2
 # A question with fewer words that say something is searched with the one before it.
@@ -35,7 +36,7 @@ OTHER_PASSAGES = 100
 # Marks stems of English words, so that no other word is equal to one.
 _STEM = "="
 
-Key = tuple[str, str]  # of a document: its source and content
+Key = tuple[str, str, str]  # of a document: its source, front matter and content
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,12 @@ class Hit:
     """A passage that was found.
 
     Attributes:
-        strength: as much as this many words that only this passage has; higher is better.
-        coverage: the share of the question's words in its document, rare words counting more, from 0 to 1.
+        strength: its score, divided by the square root of what the question's words count together, and of what a
+            word counts that stands nowhere. So it neither grows with the number of notes, nor with the question.
     """
 
     passage: Passage
     strength: float
-    coverage: float
 
 
 class Index:
@@ -69,6 +69,7 @@ class Index:
             )
             self._database.execute("CREATE VIRTUAL TABLE words USING fts5(word, tokenize = 'porter ascii')")
             self._database.execute("CREATE VIRTUAL TABLE stems USING fts5vocab(words, instance)")
+            self._database.execute("CREATE VIRTUAL TABLE vocabulary USING fts5vocab(passages, row)")
         except sqlite3.OperationalError as error:
             raise MachineError(
                 "This Python's SQLite cannot search texts (it lacks FTS5); use a Python from python.org, Homebrew or a "
@@ -78,6 +79,8 @@ class Index:
         self._documents: dict[Key, list[int]] = {}
         self._passages: dict[int, Passage] = {}
         self._next = 1
+        # Words in languages other than English.
+        self._vocabulary: list[str] = []
         self.update(documents)
 
     def __len__(self) -> int:
@@ -88,6 +91,8 @@ class Index:
         wanted = {_key(document): document for document in documents}
         gone = [key for key in self._documents if key not in wanted]
         new = {key: document for key, document in wanted.items() if key not in self._documents}
+        if not (gone or new):
+            return
         self._database.execute("BEGIN")
         for key in gone:
             for row in self._documents.pop(key):
@@ -95,14 +100,17 @@ class Index:
                 del self._passages[row]
         self._add(new)
         self._database.execute("COMMIT")
+        # Digits and marked stems are before ">".
+        self._vocabulary = [term for (term,) in self._database.execute("SELECT term FROM vocabulary WHERE term > '>'")]
 
     def _add(self, documents: dict[Key, Document]) -> None:
         cut: list[tuple[Key, Passage, list[list[str]]]] = []
         texts: dict[Key, list[str]] = {}
         for key, document in documents.items():
             texts[key] = []
+            title = terms(_title(document))
             for passage in passages_of(document):
-                columns = [terms(part) for part in (_title(document), " ".join(passage.headings), passage.text)]
+                columns = [title, terms(" ".join(passage.headings)), terms(passage.text)]
                 cut.append((key, passage, columns))
                 texts[key] += columns[2]
         found = {key: is_english(words) for key, words in texts.items()}
@@ -110,33 +118,31 @@ class Index:
         # What is too short to tell is in the language of most of the others.
         mostly = sum(known) > len(known) / 2
         english = {key: mostly if each is None else each for key, each in found.items()}
-        self._learn_stems({word for key, words in texts.items() if english[key] for word in words})
+        self._learn_stems({word for key, _, columns in cut if english[key] for column in columns for word in column})
         rows = []
         self._documents |= {key: [] for key in documents}
         for key, passage, columns in cut:
             self._documents[key].append(self._next)
             self._passages[self._next] = passage
             if english[key]:
-                columns = [[self._stem(word) for word in column] for column in columns]
+                columns = [[self._stems.get(word, word) for word in column] for column in columns]
             rows.append((self._next, *(" ".join(column) for column in columns)))
             self._next += 1
         self._database.executemany("INSERT INTO passages(rowid, name, headings, text) VALUES (?, ?, ?, ?)", rows)
 
     def _stem(self, word: str) -> str:
         """Returns the stem of an English word, marked as one; what is no word of ASCII letters stays."""
-        if not (word.isascii() and word.isalpha()):
-            return word
-        if word not in self._stems:
-            self._learn_stems({word})
-        return self._stems[word]
+        self._learn_stems({word})
+        return self._stems.get(word, word)
 
     def _learn_stems(self, words: set[str]) -> None:
-        """Has SQLite find the stems of words."""
+        """Has SQLite find the stems of words, which it takes for one text."""
         new = [word for word in words if word not in self._stems and word.isascii() and word.isalpha()]
-        self._database.execute("DELETE FROM words")
-        self._database.executemany("INSERT INTO words(rowid, word) VALUES (?, ?)", enumerate(new))
-        for number, stem in self._database.execute("SELECT doc, term FROM stems"):
-            self._stems[new[number]] = _STEM + stem
+        if new:
+            self._database.execute("DELETE FROM words")
+            self._database.execute("INSERT INTO words VALUES (?)", (" ".join(new),))
+            for position, stem in self._database.execute("SELECT offset, term FROM stems"):
+                self._stems[new[position]] = _STEM + stem
 
     def search(self, question: str, limit: int = 5, *, before: str = "") -> list[Hit]:
         """Returns the best passages for a question, best first; none if none has a word that says something.
@@ -151,58 +157,46 @@ class Index:
 
     def _ranked(self, words: list[str], limit: int) -> list[Hit]:
         found = sorted(
-            ((is_small(word), self._scores(word)) for word in words), key=lambda each: (not each[1], len(each[1]))
-        )
-        total = 0.0
+            ((is_small(word), self._scores(word, related=len(words) <= MAX_TERMS)) for word in words),
+            key=lambda each: (not each[1], len(each[1])),
+        )[:MAX_TERMS]
+        total = sum((SMALL if small else 1.0) * self._rarity(len(rows)) for small, rows in found)
         scores: defaultdict[int, float] = defaultdict(float)
-        of_documents: dict[str, dict[int, float]] = defaultdict(dict)
-        covered: defaultdict[str, float] = defaultdict(float)
-        telling = {row for small, rows in found if not small for row in rows}
-        for number, (small, rows) in enumerate(found[:MAX_TERMS]):
-            weight = SMALL if small else 1.0
-            rarity = weight * self._rarity(len(rows))
-            total += rarity
+        best: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        for number, (small, rows) in enumerate(found):
             for row, score in rows.items():
-                score *= weight
-                document = self._passages[row].document
+                score *= SMALL if small else 1.0
                 scores[row] += score
-                if number not in of_documents[document]:
-                    covered[document] += rarity
-                of_documents[document][number] = max(score, of_documents[document].get(number, 0))
-        whole = {document: sum(best.values()) for document, best in of_documents.items()}
-        ranked = sorted(
-            (
-                (score + SHARE_OF_DOCUMENT * (whole[self._passages[row].document]), -row)
-                for row, score in scores.items()
-                if row in telling
-            ),
-            reverse=True,
-        )[:limit]
-        return [
-            Hit(
-                passage := self._passages[-row],
-                score / self._rarity(0),
-                covered[passage.document] / total if total else 0.0,
-            )
-            for score, row in ranked
-        ]
+                of_document = best[self._passages[row].document]
+                of_document[number] = max(score, of_document.get(number, 0))
+        whole = {document: SHARE_OF_DOCUMENT * sum(of_words.values()) for document, of_words in best.items()}
+        telling = {row for small, rows in found if not small for row in rows}
+        ranked = sorted(((scores[row] + whole[self._passages[row].document], -row) for row in telling), reverse=True)
+        scale = math.sqrt(total * self._rarity(0))
+        return [Hit(self._passages[-row], score / scale) for score, row in ranked[:limit]]
 
-    def _scores(self, word: str) -> dict[int, float]:
+    def _scores(self, word: str, *, related: bool) -> dict[int, float]:
         """Returns the rows that have a word of a question, each with BM25's score of the word in it.
 
         SQLite takes the forms of a word for words of different rarity, so that of all of them takes its place.
         """
-        forms = [f'"{form}"' for form in dict.fromkeys((word, self._stem(word)))]
-        if (len(word) >= MIN_PREFIX and word.isalpha()) or (len(word) == 1 and not word.isascii()):
-            forms.append(f'"{word}" *')
         found: dict[int, float] = {}
-        for form in forms:
-            rows = self._database.execute(_QUERY, (form,)).fetchall()
+        for form in {word, self._stem(word), *(self._related(word) if related else ())}:
+            rows = self._database.execute(_QUERY, (f'"{form}"',)).fetchall()
             rarity = max(1e-6, math.log((len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5)))  # as in SQLite
             for row, score in rows:
                 found[row] = max(found.get(row, 0.0), score / rarity)
         rarity = self._rarity(len(found))
         return {row: rarity * score for row, score in found.items()}
+
+    def _related(self, word: str) -> list[str]:
+        """Returns words in languages other than English that are forms, compounds or parts of a word."""
+        if len(word) == MIN_COMMON - 1 or (len(word) == 1 and not word.isascii()):
+            return [term for term in self._vocabulary if term.startswith(word)]
+        if len(word) < MIN_COMMON:
+            return []
+        common = word[: max(MIN_COMMON, len(word) - 2)]
+        return [term for term in self._vocabulary if common in term or (len(term) >= MIN_COMMON and term in word)]
 
     def _rarity(self, found: int) -> float:
         """Returns how much a word counts that so many passages have: BM25's inverse document frequency."""
@@ -210,7 +204,8 @@ class Index:
 
 
 def _key(document: Document) -> Key:
-    return document.source, document.content if isinstance(document.content, str) else as_json(document.content)
+    content = document.content if isinstance(document.content, str) else as_json(document.content)
+    return document.source, document.front_matter, content
 
 
 def _title(document: Document) -> str:

@@ -25,7 +25,7 @@ class Passage:
     Attributes:
         document: the document's source.
         headings: those that the passage stands under, from the outermost.
-        line: of the document's text, from 1, on which the passage begins.
+        line: of the document's front matter and text, from 1, on which the passage begins.
     """
 
     document: str
@@ -38,6 +38,11 @@ class Passage:
         """The document and the headings, such as "trips.md, Norway, Cabins"."""
         return ", ".join((self.document, *self.headings))
 
+    @property
+    def shown(self) -> str:
+        """The passage below its place, as a model is shown it."""
+        return f"{self.place}\n{self.text}"
+
 
 class _Block(NamedTuple):
     """A heading, an item, a row, a paragraph or code, from one character of the text to another."""
@@ -49,8 +54,8 @@ class _Block(NamedTuple):
 
 
 def passages_of(document: Document) -> list[Passage]:
-    """Returns the passages of a document; together they hold all of its text."""
-    text = text_of(document.content)
+    """Returns the passages of a document; together they hold all of its text, after its front matter."""
+    text = document.front_matter + text_of(document.content)
     found, headings, kept = [], [], ()
     begin = end = 0
     for block in _blocks(text):

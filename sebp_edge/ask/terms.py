@@ -6,15 +6,16 @@ be an operator.
 
 import re
 import unicodedata
-from collections.abc import Iterator
 
 from sebp_edge.ask.values import date_terms, plain_numbers
 
 # Scripts without spaces between words, or, as Korean, with endings on them: Thai to Burmese, Khmer, kana, Han, Hangul.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _UNSPACED += "\U00020000-\U0003ffff"
+_ASCII_WORD = re.compile(r"[a-z0-9]+")
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
 # The vowel signs of Indian scripts are no letters to `re`, but belong to words.
-_RUN = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+_WORD = re.compile(rf"(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
 # Accents of Latin, Greek and Cyrillic letters, and the vowel points of Hebrew and Arabic.
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670]")
 # Letters that Unicode does not take apart.
@@ -36,10 +37,12 @@ _OTHERS = _words("""
     der das und ist nicht mit ein eine einen den dem von zu auf fur wir ich wie wann wo wer welche welcher welches habe
     haben het een van de en op niet wij ik voor naar hoe wanneer waar wie welke heb hebben la le les et des une du pour
     quel quelle quand qui est el los las que con por una cual cuando donde quien il di che per non sono quando dove chi
-    da os uma att det ett och som jag nar var af til ikke hvor nie sie jest kiedy gdzie bir
+    da os uma att det ett och som jag nar var af til ikke hvor nie sie jest kiedy gdzie bir muss wird sind mein meine
+    meiner meines unser unsere uns zum zur im bei laut viel oft kann soll ab vor nach aus mich mir welchem wem wat mijn
+    onze ons moet zijn er aan bij tot kan uit te dat die gaat mon ma mes notre nos sont mi mis nuestro nuestra mio mia
 """)
-# Those English words that stand in texts of other languages too.
-_SHARED = _words("a am an in is it on for so we of at as her his has had was i do also all me")
+# Without those that stand in texts of other languages too.
+_ENGLISH_ONLY = _ENGLISH - _words("a am an in is it on for so we of at as her his has had was i do also all me")
 
 
 def is_small(word: str) -> bool:
@@ -57,23 +60,20 @@ def plain(text: str) -> str:
 
 
 def terms(text: str) -> list[str]:
-    """Returns the terms of a text in their order, and one more for each date; "東京駅" has 東京, 京駅 and 駅."""
+    """Returns the words of a text, the pairs of characters in other runs, and one term more for each date.
+
+    "東京駅" has 東京, 京駅 and 駅, so each character begins a term.
+    """
     text = plain_numbers(plain(text))
-    return [term for run in _RUN.finditer(text) for term in _terms_of(run)] + date_terms(text)
-
-
-def _terms_of(run: re.Match) -> Iterator[str]:
-    """Yields a word, or all pairs of characters and the last character: so each one begins a term."""
-    text = run[0]
-    if run[1]:
-        yield from (text[at : at + 2] for at in range(len(text)))
-    else:
-        yield text
+    if text.isascii():
+        return _ASCII_WORD.findall(text) + date_terms(text)
+    pairs = [run[at : at + 2] for run in _UNSPACED_RUN.findall(text) for at in range(len(run))]
+    return _WORD.findall(text) + pairs + date_terms(text)
 
 
 def is_english(words: list[str]) -> bool | None:
     """Whether a text with these terms is English, by its small words; None if they do not tell."""
-    ours, theirs = (sum(word in small for word in words) for small in (_ENGLISH - _SHARED, _OTHERS))
+    ours, theirs = (sum(map(small.__contains__, words)) for small in (_ENGLISH_ONLY, _OTHERS))
     if ours == theirs:
         return None if all(word.isascii() for word in words) else False
     return ours > theirs

@@ -25,7 +25,9 @@ NOT_BETTER = 3
 )
 def adapt(
     request: Request,
-    name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the adapter; by default 'default', or 'reader' with the recipe ask.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Save into this new folder instead.")
     ] = None,
@@ -59,10 +61,10 @@ def adapt(
     option, 1 any other error, or the answer is no.
     """
     texts, as_json = request.texts, request.as_json
-    if not yes:
+    if not (yes or request.settings["recipe"].questions):
         _ask_about_folders(texts, as_json=as_json)
     recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
-    settings = request.settings | {"recipe": recipe}
+    settings, name = request.settings | {"recipe": recipe}, name or recipe.default_name
     if out is None:
         texts, active, unchanged = _compare(texts, name, settings, fresh=fresh, sync=sync)
         if unchanged is not None:
@@ -121,15 +123,17 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
         The texts, or what was read of them; and what `find_unchanged` returns.
     """
     from sebp_edge.adapters.store import AdapterStore
+    from sebp_edge.run.fitting_recipe import read_for
     from sebp_edge.run.unchanged import find_unchanged
-    from sebp_edge.texts.readers import read_texts
 
     store = AdapterStore()
     if store.adapter(name).active() is None:
         return texts, None, None
-    reading, model = read_texts(texts, me=settings["me"]), resolve(settings["model"])
-    recipe, seed = settings["recipe"], settings["seed"]
-    return reading, *find_unchanged(store, name, model, recipe, seed, reading, fresh=fresh, sync=sync)
+    recipe, seed, model = settings["recipe"], settings["seed"], resolve(settings["model"])
+    reading = read_for(recipe, texts, me=settings["me"])
+    return None if recipe.questions else reading, *find_unchanged(
+        store, name, model, recipe, seed, reading, fresh=fresh, sync=sync
+    )
 
 
 def _ask_about_folders(texts, *, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """`sebp-edge ask QUESTION PATH`: answers from texts, and says where the answer stands."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ import typer
 
 from sebp_edge.ask.answer import NUM_PASSAGES
 from sebp_edge.cli.base_model import open_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json
+from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
-from sebp_edge.errors import Interrupted, OptionError
+from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.texts.documents import printable
 
 
@@ -23,7 +24,7 @@ def ask(
     include: Include = None,
     exclude: Exclude = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of an adapter; without --model, by default 'default' if it exists.")
+        str | None, typer.Option(help="Name of an adapter; without --model, by default 'reader' or 'default'.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     passages: Annotated[
@@ -35,12 +36,21 @@ def ask(
     """Answer a question from your texts, and say where the answer stands. Without QUESTION, ask in a conversation."""
     with one_sentence_errors(as_json=as_json):
         question, paths = _question_and_paths(arguments)
+        if question is None and as_json:
+            raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
-        personalizer, adapter = open_model(name, None, model, device)
+        personalizer, adapter = open_model(name, None, model, device, defaults=("reader", "default"))
         before: list[tuple[str, str]] = []
-        for asked in _typed() if question is None else [question]:
-            answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)
-            before.append((asked, answer.text))
+        if question is not None:
+            _answer(personalizer, question, texts, before, adapter, passages, as_json)
+            return
+        for asked in _typed():
+            try:
+                answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)
+            except TextsError as error:  # of this question, so another one may be asked
+                print_error(str(error))
+            else:
+                before.append((asked, answer.text))
 
 
 def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
@@ -61,11 +71,16 @@ def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
 
 def _typed() -> Iterator[str]:
     """Yields the questions that are typed, until an empty line or the end of the input."""
+    with contextlib.suppress(ImportError):  # on Windows, whose terminals edit lines themselves
+        import readline  # noqa: F401  lets `input` edit lines, and go back to earlier ones
     out.print("Ask about your texts; an empty line ends.", style="dim")
     while True:
         try:
             question = input("> ").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt) as end:
+            typer.echo()
+            if isinstance(end, KeyboardInterrupt):
+                raise
             return
         if not question:
             return
@@ -106,7 +121,7 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
     if answer.quoted:
         out.print("The model's reply is not in your notes; the closest passage says:", style="dim")
     if answer.quoted or not streamed:
-        typer.echo(answer.text)
+        out.print(answer.text, markup=False)
     for source in answer.sources:
         out.print(f"{printable(source.place)}, line {source.line}", style="dim", markup=False)
     return answer

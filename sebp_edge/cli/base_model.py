@@ -1,5 +1,6 @@
 """Opens the adapter and the base model of a command, and finds the base model of a saved adapter."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sebp_edge.cli.console import err, quick_imports
@@ -15,23 +16,26 @@ def open_model(
     model: str | None,
     device: str | None,
     load_in_4bit: bool | None = None,
+    defaults: Sequence[str] = ("default",),
 ):
-    """Returns a Personalizer, and the adapter to use with it: by default 'default' if it is active.
+    """Returns a Personalizer, and the adapter to use with it.
 
     Args:
         adapter: the name or folder that was asked for, if any.
         model: the base model that was asked for; by default the adapter's.
         load_in_4bit: by default as in the adapter's training.
+        defaults: the names of adapters of which the first active one is used if neither adapter nor model is given.
     """
     with quick_imports():
         from sebp_edge.adapters.store import AdapterStore
         from sebp_edge.personalizer import Personalizer
 
     store = AdapterStore()
-    if adapter is None and model is None and store.adapter("default").active() is not None:
-        adapter = "default"
     if adapter is None and model is None:
-        err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
+        adapter = next((name for name in defaults if store.adapter(name).active() is not None), None)
+        if adapter is None:
+            names = " or ".join(map(repr, defaults))
+            err.print(f"No adapter {names} is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
     record = store.find(adapter, version).record if adapter else None
     base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
     if load_in_4bit is None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_note, print_table, quick_imports
-from sebp_edge.cli.options import Device, Json, RecipeName, parse_path, path_option
+from sebp_edge.cli.options import Device, Json, parse_path, path_option
 from sebp_edge.errors import OptionError
 
 # Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
@@ -24,7 +24,7 @@ def bench(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Name, folder, Hub id or config.json of the base model.")] = "tiny",
-    recipe: RecipeName = "notes",
+    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")] = "notes",
     padding: Annotated[str | None, typer.Option(help="Share of the batch that is padding, such as 90%.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that each text is padded to.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 4,

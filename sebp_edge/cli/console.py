@@ -31,9 +31,9 @@ class _Console(Console):
         raise
 
 
-# Lines are wrapped at words on a terminal, but not on a pipe.
-out = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-err = _Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+# Lines are wrapped at words on a terminal, but not on a pipe; ":apple:" in a text is no emoji.
+out = _Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+err = _Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
 
 # Minimum width of a table's last column, in characters.
 LAST_COLUMN = 20
@@ -131,7 +131,7 @@ def _report_failed_output(error: OSError) -> int:
     if error.errno not in OUTPUT_ERRNOS:
         raise error
     discard_output()
-    _print_error(f"The output could not be written: {error.strerror}.")
+    print_error(f"The output could not be written: {error.strerror}.")
     return StorageError.exit_code
 
 
@@ -170,11 +170,12 @@ def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
             print_json({"event": "error", "error": kind, "message": message})
         except OSError:
             discard_output()
-    _print_error(message)
+    print_error(message)
     raise typer.Exit(exit_code) from None
 
 
-def _print_error(message: str) -> None:
+def print_error(message: str) -> None:
+    """Prints an error to the standard error."""
     try:
         err.print(f"[bold red]sebp-edge:[/] {escape(message)}")
     except OSError:

@@ -21,7 +21,7 @@ MIN_BOILERPLATE = 0.01
 @takes_request()
 def inspect(
     request: Request,
-    name: Annotated[str, typer.Option(help="Name of the adapter, whose documents keep their splits.")] = "default",
+    name: Annotated[str | None, typer.Option(help="Name of the adapter, whose documents keep their splits.")] = None,
     memory: FreeMemory = None,
 ) -> None:
     """Show what `adapt` would do with the texts in PATH: what is read, the split, examples, memory and time.
@@ -74,8 +74,6 @@ def show_inspection(found) -> None:
         show_plan(found.plan)
     for concern in found.concerns:
         out.print(f"[yellow]concern:[/] {escape(concern)}")
-    if found.asked:
-        out.print(found.asked)
     for sentence in found.expectations:
         out.print(escape(printable(name_owner(sentence, found.authors))), style="dim")
     out.print(f"[{'yellow' if found.refusal else 'green'}]{escape(found.summary)}[/]")

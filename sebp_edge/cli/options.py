@@ -11,7 +11,7 @@ from typer.models import OptionInfo
 
 from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.owner import ask_for_owner
-from sebp_edge.errors import OwnerUnknown
+from sebp_edge.errors import OptionError, OwnerUnknown
 from sebp_edge.recipe import Recipe
 
 
@@ -35,7 +35,7 @@ def select(paths: list[Path], include: list[str] | None, exclude: list[str] | No
 
 
 Paths = Annotated[
-    list[Path], typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
+    list[Path] | None, typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
 ]
 Include = Annotated[
     list[str] | None,
@@ -48,7 +48,9 @@ Exclude = Annotated[
 ModelName = Annotated[
     str, typer.Option(help="Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")
 ]
-RecipeName = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
+RecipeName = Annotated[
+    str | None, typer.Option(help="Name of a recipe, or a TOML file.", show_default="one that fits the texts")
+]
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
 Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
@@ -65,18 +67,18 @@ class Request:
     """What the options of an adaptation ask for.
 
     Attributes:
-        texts: the paths, with the patterns of the files to read.
+        texts: the paths, with the patterns of the files to read; None if the recipe needs none.
         settings: arguments of `Personalizer`: model, recipe, device, seed and me.
         as_json: whether to print JSON.
     """
 
     def __init__(
         self,
-        paths: Paths,
+        paths: Paths = None,
         include: Include = None,
         exclude: Exclude = None,
         model: ModelName = "tiny",
-        recipe: RecipeName = "notes",
+        recipe: RecipeName = None,
         epochs: Epochs = None,
         context: Context = None,
         seed: Seed = 0,
@@ -86,7 +88,9 @@ class Request:
     ):
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed, "me": tuple(me or ())}
-        self.texts = select(paths, include, exclude)
+        if not (paths or chosen.questions):
+            raise OptionError("No PATH was given; give files or folders with your texts.")
+        self.texts = select(paths, include, exclude) if paths else None
         self.as_json = as_json
 
 

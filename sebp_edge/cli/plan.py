@@ -59,8 +59,8 @@ def show_plan(result) -> None:
     if result.requested_budget is not None:
         budget = f"the {budget} that other programs leave"
     out.print(
-        f"[bold]{escape(result.model)}[/] on {result.device}: {chosen.description}; at most "
-        f"[bold]{peak}[/] of {budget}{_duration(chosen.seconds)}"
+        f"[bold]{escape(result.model)}[/] on {result.device}, recipe {escape(chosen.recipe.name)}: "
+        f"{chosen.description}; at most [bold]{peak}[/] of {budget}{_duration(chosen.seconds)}"
     )
     if result.gpu is not None:
         four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""

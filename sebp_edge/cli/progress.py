@@ -39,7 +39,6 @@ MAX_LEFT_OUT_LINES = 10
 MAX_OF_A_KIND = 3
 _STAGES = {
     "planning": "planning the memory",
-    "asking": "making questions",
 }
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2
@@ -107,6 +106,7 @@ class ProgressPrinter:
         self._bar, self._lists_left_out = bar, lists_left_out
         self._task = None
         self._last_print = 0.0
+        self._stage = ""  # of the preparation
         self._num_documents = self._num_trainings = 0
         self._start_task("loading the model")
 
@@ -168,10 +168,12 @@ class ProgressPrinter:
     def _preparing(self, event: PreparationProgress) -> None:
         what = _STAGES.get(event.stage, f"{event.stage} the texts")
         percent = 100 * event.done // max(1, event.total)
-        if event.done == 0:
+        is_done = event.done == event.total > 0
+        begins, self._stage = event.stage != self._stage, "" if is_done else event.stage
+        if begins and not is_done:
             self._last_print = time.monotonic()
             self._start_task(what, total=100)
-        elif event.done == event.total and event.stage in ("reading", "planning"):
+        elif is_done and event.stage in ("reading", "planning"):
             self._start_task("loading the model")
         elif self._bar is not None:
             self._bar.update(self._task, completed=percent)

@@ -53,9 +53,9 @@ class Choice:
 
     def to_dict(self) -> dict:
         """Returns the choice as JSON-ready values."""
-        chosen = {"method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype, **asdict(self.options)}
+        recipe = {"recipe": self.recipe.name, "method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype}
         figures = {"peak": self.peak, "host_memory": self.host_memory, "seconds": self.seconds}
-        return chosen | figures | {"footprint": asdict(self.footprint)}
+        return recipe | asdict(self.options) | figures | {"footprint": asdict(self.footprint)}
 
 
 @dataclass(frozen=True)

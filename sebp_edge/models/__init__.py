@@ -23,7 +23,7 @@ generation, sampling, text_stream
                        generate texts, the options, and the streaming of tokens as text
 decoding, decoding_alone
                        the decoder of all texts; transformers' loop for models whose rows cannot share a batch
-prefix_groups, row_cache, captured_step, threaded_linear, model_state
-                       which prompts share a prefix, their keys and values, CUDA graphs of a step, products of one row
-                       on the CPU, and whether a model still computes what is kept
+prefix_groups, row_cache, captured_step, threaded_linear
+                       which prompts share a prefix, their keys and values, CUDA graphs of a step, and products
+                       of single rows on the CPU
 """

@@ -1,8 +1,9 @@
 """Decodes texts after their prompts, one or many, a token at a time: the decoder of everything that writes text.
 
 Prompts that begin with the same tokens, such as the questions about one note, compute these once. All rows of a batch
-then take one step together for each token, from keys and values in one `RowCache`. Those of a single prompt are kept
-for the next call, which computes only what follows the tokens that both begin with.
+then take one step together for each token, from keys and values in one `RowCache`. For an owner of the model, who knows
+when it changes, those of a single prompt are kept: the next call computes only what follows the tokens that both begin
+with.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from sebp_edge.models.captured_step import CapturedSteps
 from sebp_edge.models.decoding_alone import decode_alone
 from sebp_edge.models.loading import refuse_unknown_tokens
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.models.model_state import ModelState
 from sebp_edge.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
 from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks, needs_no_mask, no_masks, why_not_rows
 from sebp_edge.models.sampling import Draw, NonFiniteLogits, Sampling
@@ -70,8 +70,7 @@ class Decoder:
     """Decodes prompts, with the results of decoding each one alone, in batches of any lengths.
 
     Rows that have ended leave their batch as soon as they are half of it. On a GPU, steps are captured as CUDA graphs,
-    unless the model cannot be captured, which a Notice says. Kept keys, values and graphs are used again only if the
-    model's weights, adapter and settings are the same (see `ModelState`).
+    unless the model cannot be captured, which a Notice says.
 
     Where rows of different lengths cannot share a batch exactly, prompts are decoded one by one instead, in
     transformers' loop: in models with a recurrent state, chunked attention or caches of other things than keys and
@@ -80,6 +79,9 @@ class Decoder:
 
     Args:
         model: a decoder, wrapped by PEFT or not.
+        keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
+            tells that weights, an adapter, hooks or settings have changed: the owner of the model makes a new decoder
+            then.
         max_rows: the most prompts that are decoded together.
         max_cache_bytes: the most bytes of their keys and values, by the config; one prompt may need more.
         max_kept_bytes: the most bytes of those that are kept between calls.
@@ -89,12 +91,14 @@ class Decoder:
         self,
         model: PreTrainedModel,
         *,
+        keeps: bool = False,
         max_rows: int = MAX_ROWS,
         max_cache_bytes: int = MAX_CACHE_BYTES,
         max_kept_bytes: int = MAX_KEPT_BYTES,
         on_event: Sink = silent,
     ):
         self._model = without_adapter(model)  # whose layers keep the adapter
+        self._keeps = keeps
         self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
         self._on_event = on_event
         self._captures = model.device.type == "cuda"
@@ -137,9 +141,6 @@ class Decoder:
             left = sampling.max_new_tokens if limit is None else min(sampling.max_new_tokens, limit - len(prompt))
             rows.append(_Row(number, prompt, left, Draw(sampling, self._model.device)))
         self._ends, self._on_token, self._check = {*end_ids, *end_ids_of(self._model)}, on_token, check
-        # Compared outside of `threaded_linears`, which replaces methods of the model.
-        if self._state is not None and self._state != ModelState(self._model):
-            self._forget()
         try:
             with threaded_linears(self._model):
                 self._decode_all(rows)
@@ -167,17 +168,15 @@ class Decoder:
         if self._cache is None:
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
-        if len(rows) == 1 and size <= self._max_kept_bytes:
-            self._kept, self._state = rows[0].tokens, ModelState(self._model)
+        if self._keeps and len(rows) == 1 and size <= self._max_kept_bytes:
+            self._kept = rows[0].tokens
         else:
             self._forget()
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
-        # The text of the last call, whose last token was not computed, and the model then.
-        self._kept: list[int] = []
-        self._state: ModelState | None = None
+        self._kept: list[int] = []  # the text of the last call, whose last token was not computed
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]

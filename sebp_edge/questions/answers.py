@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # A reply that goes on may name anything; only its beginning counts.
@@ -19,16 +20,25 @@ class Answered:
     right: bool
 
 
-def is_right(reply: str, answer: str) -> bool:
-    """Whether the words of the answer stand in the reply, in order and side by side.
+def is_right(reply: str, answers: Iterable[str]) -> bool:
+    """Whether the words of one of the answers stand in the first 40 words of the reply, in order and side by side.
 
-    Letters' case and punctuation do not matter. Only the first 40 words of the reply count.
+    Letters' case and punctuation do not matter.
     """
-    given, expected = plain_words(reply)[:MAX_WORDS], plain_words(answer)
-    size = len(expected)
-    return size > 0 and any(given[begin : begin + size] == expected for begin in range(len(given) - size + 1))
+    given = _words(reply)[:MAX_WORDS]
+    return any(_holds(given, _words(answer)) for answer in answers)
 
 
-def plain_words(text: str) -> list[str]:
+def stands_in(answer: str, text: str) -> bool:
+    """Whether the words of an answer stand in a text, as in `is_right`."""
+    return _holds(_words(text), _words(answer))
+
+
+def _holds(words: list[str], part: list[str]) -> bool:
+    size = len(part)
+    return size > 0 and any(words[begin : begin + size] == part for begin in range(len(words) - size + 1))
+
+
+def _words(text: str) -> list[str]:
     """Returns the words of a text, without case and punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

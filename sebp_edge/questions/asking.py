@@ -1,9 +1,15 @@
 """Words questions as a conversation with the model, or in a plain format if the model has no chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from sebp_edge.ask.passages import Passage
 from sebp_edge.texts.documents import Completion, Content, Conversation
 from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt, end_of_turn
+
+
+def shown(passages: Iterable[Passage]) -> str:
+    """Returns passages as they stand before a question, each below its place."""
+    return "\n\n".join(passage.shown for passage in passages)
 
 
 def with_answers(pairs: Sequence[tuple[str, str]], tokenizer, document: str | None = None) -> Content:

@@ -1,14 +1,20 @@
-"""Examples of general text, on which the base model teaches the adapter to predict as it does itself."""
+"""Examples on which the base model teaches the adapter to predict as it does itself: general text, and chat."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
+from sebp_edge.questions.asking import with_answers
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import NO_DOCUMENT, Example, encode
 
-TEXTS = Path(__file__).parent / "general" / "texts.txt"
+FOLDER = Path(__file__).parent / "general"
+TEXTS, CHAT = FOLDER / "texts.txt", FOLDER / "chat.txt"
 _SEPARATOR = "\n<|text|>\n"
+# How often a reply is trained on: replies are short, and there are few.
+CHAT_REPEATED = 3
 
 
 def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int) -> list[Example]:
@@ -25,3 +31,16 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
         chosen.append(Example(example.input_ids, example.labels, NO_DOCUMENT))
         filled += len(example.input_ids)
     return chosen
+
+
+def chat_questions() -> list[str]:
+    """Returns bundled general questions, which the base model answers."""
+    return CHAT.read_text(encoding="utf-8").splitlines()
+
+
+def chat_examples(replies: Sequence[str], tokenizer, context_length: int) -> list[Example]:
+    """Returns examples of the base model's replies to `chat_questions`."""
+    pairs = zip(chat_questions(), replies, strict=True)
+    documents = [Document("", with_answers([pair], tokenizer)) for pair in pairs if pair[1]]
+    examples, _ = encode(documents, tokenizer, context_length, chat_template=bool(tokenizer.chat_template))
+    return [replace(example, document=NO_DOCUMENT) for example in examples] * CHAT_REPEATED

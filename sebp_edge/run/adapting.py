@@ -85,12 +85,13 @@ class Adapting:
 
     def read(self, texts, *, fresh: bool, sync: bool) -> UnchangedResult | None:
         """Reads texts; compares them with those of the active version, and returns a result if nothing is new."""
-        call, place, in_store = self._call, self._place, self._place.out is None
+        place, in_store = self._place, self._place.out is None
         earlier = latest_history(place.adapter) if in_store else None
-        self.preparation = Preparation(call, call.read(texts), earlier)
+        self._call, reading = self._call.with_texts(texts, place.adapter if in_store and not fresh else None)
+        call = self._call
+        self.preparation = Preparation(call, reading, earlier)
         if not in_store:
             return None
-        reading = self.preparation.reading
         active, unchanged = find_unchanged(
             place.store, place.name, call.reference, call.recipe, call.seed, reading, fresh=fresh, sync=sync
         )
@@ -136,7 +137,7 @@ class Adapting:
         self.beginning.refuse_other_base(base.fingerprint)
         if self.beginning.event is not None:
             call.notify(self.beginning.event)
-        if prepared.dataset.questions is not None:
+        if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
         dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)

@@ -11,7 +11,7 @@ from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
-from sebp_edge.questions.asking import prompt_for
+from sebp_edge.questions.asking import prompt_for, shown
 from sebp_edge.run.call import Call
 from sebp_edge.texts.prompts import EncodedPrompt
 
@@ -48,10 +48,11 @@ def ask(
     if named is not None:
         call.load_adapter(*named)
     base = call.load()
-    prompt, shown = _prompt(question, tuple(hit.passage for hit in hits), before[-1:], base, sampling.max_new_tokens)
-    with call.in_use.generating(with_adapter=with_adapter):
-        reply = generate_text(base.model, base.tokenizer, *prompt, sampling, on_text=on_text, check=call.signal.check)
-    return checked(reply, question, shown)
+    prompt, passages = _prompt(question, tuple(hit.passage for hit in hits), before[-1:], base, sampling.max_new_tokens)
+    with call.in_use.generating(with_adapter=with_adapter) as (decoder, _):
+        options = {"decoder": decoder, "on_text": on_text, "check": call.signal.check}
+        reply = generate_text(base.model, base.tokenizer, *prompt, sampling, **options)
+    return checked(reply, question, passages)
 
 
 def _prompt(
@@ -64,7 +65,7 @@ def _prompt(
     """
     limit = getattr(base.model.config, "max_position_embeddings", None)
     while True:
-        prompt = prompt_for(question, base.tokenizer, document="\n\n".join(map(_shown, passages)), before=before)
+        prompt = prompt_for(question, base.tokenizer, document=shown(passages), before=before)
         if limit is None or len(prompt.input_ids) + max_new_tokens <= limit:
             return prompt, passages
         if len(passages) > 1:
@@ -75,7 +76,3 @@ def _prompt(
             passages = (replace(passages[0], text=passages[0].text[: len(passages[0].text) * 2 // 3]),)
         else:
             raise TextsError(f"The question is too long for the model's context of {limit} tokens; ask a shorter one.")
-
-
-def _shown(passage: Passage) -> str:
-    return f"{passage.place}\n{passage.text}"

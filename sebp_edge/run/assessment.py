@@ -74,13 +74,11 @@ class Assessor:
         # Of the first fold, since the samples are those of its judged state.
         # A quiz shows its questions instead.
         shown = (
-            sorted({example.document for example in splits[0].test})
-            if splits and not run.task.dataset.questions
-            else []
+            sorted({example.document for example in splits[0].test}) if splits and run.task.dataset.quiz is None else []
         )
         self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.task.recipe.chat_template)
         self._continued_before: list[str | None] = [None] * len(self._beginnings)
-        self._quiz = run.task.dataset.questions.quiz if run.task.dataset.questions else ()
+        self._quiz = run.task.dataset.quiz
         self._by_active: Replies | None = None
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
@@ -96,7 +94,7 @@ class Assessor:
 
     def ask_quiz(self, result: GateResult) -> GateResult:
         """Asks the questions about the documents, if there are any, without the adaptation and with it; they decide."""
-        if not self._quiz:
+        if self._quiz is None:
             return result
         # Not before the training: a recipe's `merge_for` rounds the base model, too.
         with self._run.adaptation.disabled():
@@ -136,7 +134,7 @@ class Assessor:
             return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
         states = saved.judged_states()
         self._continue_before(states[0])
-        if self._quiz:
+        if self._quiz is not None:
             return ActiveVersion(version, None)
         if history is None:
             return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
@@ -178,7 +176,7 @@ class Assessor:
         adaptation = self._load(folder)
         try:
             self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
-            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz else None
+            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
         finally:
             adaptation.detach()
 

@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
@@ -22,9 +23,10 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.fitting_recipe import choose_recipe, read_for
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.texts.progress import Progress
-from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.texts.readers import Reading
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
@@ -35,7 +37,8 @@ class Call:
     """What a call works with.
 
     Attributes:
-        recipe, seed, store: those of the Personalizer.
+        recipe: the Personalizer's; after `with_texts`, that of the texts.
+        seed, store: those of the Personalizer.
         me: the owner's names in chats.
         budget: how much memory this process may use; None sets no limit.
         in_use: the model, and the adapter in use.
@@ -73,14 +76,31 @@ class Call:
         return Progress(self.notify, self.signal.check)
 
     def read(self, texts) -> Reading:
-        """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
+        """Reads `texts`, or practice notes if the recipe trains on these.
+
+        On the CPU with a budget, refuses texts that would exceed it by themselves.
+        """
+        if self.recipe.questions and texts is not None:
+            self.notify(Notice(f"The recipe {self.recipe.name!r} trains on bundled notes; yours are not learnt."))
         limit = None
         if self.budget is not None and self.device.type != "cuda":
             limit = max(self.budget.size - memory_of(self.device).used, MIN_TEXT_BYTES)
-        reading = read_texts(texts, limit, self.progress, self.me)
+        reading = read_for(self.recipe, texts, limit, self.progress, self.me)
         if reading.exports:
             self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
         return reading
+
+    def with_texts(self, texts, adapter: Adapter | None = None) -> tuple["Call", Reading]:
+        """Reads texts; returns the call with the recipe for them, and what was read.
+
+        Args:
+            adapter: the adapter that is learnt on from.
+        """
+        reading = self.read(texts)
+        recipe = choose_recipe(self.recipe, reading, adapter)
+        if recipe is not self.recipe and recipe.name != "notes":
+            self.notify(Notice(f"The recipe is {recipe.name!r}; --recipe NAME (recipe=) chooses another."))
+        return replace(self, recipe=recipe), reading
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.

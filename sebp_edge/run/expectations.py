@@ -1,24 +1,18 @@
 """Says what to expect of an adapted model, and what a model of its size will not do."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.fitting_recipe import mostly
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.documents import Completion, Content, Conversation
 
 # Below these numbers of parameters.
 SMALL, MEDIUM = 500_000_000, 2_000_000_000
-# How many of 100 questions adapters of `know` answered right, from the worst to the best: people's own questions, and
-# those of the quiz (kernels/bench/results/know-quality-*.csv).
-BY_PEOPLE, IN_QUIZ = (7, 32), (23, 73)
-
 _WHAT_A_QUIZ_SHOWS = (
-    "The quiz asks in the words of the rules that made the questions of the training. Expect fewer right answers to "
-    f"questions in your own words: in tests of a small model, {BY_PEOPLE[0]} to {BY_PEOPLE[1]} of 100 where the quiz "
-    f"had {IN_QUIZ[0]} to {IN_QUIZ[1]}. Wrong answers sound as sure as right ones: where a fact must be exact, search "
-    "in the notes, or give the note with the question."
+    "It reads the passage that a search finds, and answers in its words. Wrong answers sound as sure as right ones, so "
+    "each names the passage that it was read in."
 )
 
 
@@ -29,7 +23,7 @@ def expectation(
 
     Args:
         is_chat: whether more than half of the documents are conversations.
-        has_quiz: whether questions about the documents were asked.
+        has_quiz: whether it was trained to answer questions about passages.
         of_people: whether most documents are chats of people, in which the owner's words were learnt.
     """
     if has_quiz:
@@ -44,14 +38,11 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
         has_template: whether the model has a chat template.
     """
     if recipe.questions:
+        return _WHAT_A_QUIZ_SHOWS
+    if not mostly(contents, Completion | Conversation):
         return (
-            "It will answer some questions about these notes rightly, and others wrongly, which sounds as sure; a quiz "
-            "after the training counts both."
-        )
-    if not _mostly(contents, Completion | Conversation):
-        return (
-            "It will continue texts in your voice. It will not answer questions about them; for that, use the recipe "
-            "'know' with an instruct model."
+            "It will continue texts in your voice. It will not answer questions about them; for that, use the command "
+            "`sebp-edge ask`."
         )
     if mostly_of_people(contents):
         return "It will answer messages as you do. It will not know what was not said in them."
@@ -60,7 +51,7 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
             "This base model has no chat template: it learns to continue each prompt with its completion, and is no "
             "assistant; choose an instruct model for answers."
         )
-    if recipe.chat_template or _mostly(contents, Conversation):
+    if recipe.chat_template or mostly(contents, Conversation):
         return "It will answer in chats, as your records do. It will not know what they do not say."
     return (
         f"The recipe {recipe.name!r} trains on prompts without the model's chat template, so it will continue prompts, "
@@ -72,20 +63,6 @@ def mostly_of_people(contents: Iterable[Content]) -> bool:
     """Returns whether most contents are chats of people."""
     found = [isinstance(content, Conversation) and is_of_people(content.messages) for content in contents]
     return 2 * sum(found) > len(found)
-
-
-def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
-    """Returns the name of the bundled recipe that fits documents with these numbers of tokens."""
-    if _mostly(contents, Conversation):
-        return "chat"
-    if _mostly(contents, Completion | Conversation):
-        return "instruct"
-    is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
-    return "long" if is_long else "notes"
-
-
-def _mostly(contents: Sequence[Content], kind) -> bool:
-    return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
 
 
 def _what_is_learnt(is_chat: bool, of_people: bool) -> str:

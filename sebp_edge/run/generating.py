@@ -27,12 +27,13 @@ def generate(
     """
     base = call.load()
     with (
-        call.in_use.generating(with_adapter=with_adapter) as rendered_as,
+        call.in_use.generating(with_adapter=with_adapter) as (decoder, rendered_as),
         semi_structured(base.model) if sparse_kernels else nullcontext(),
     ):
         if rendered_as == "question" and isinstance(prompt, str):
             encoded = prompt_for(prompt, base.tokenizer)
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
-        options = {"decoder": call.in_use.decoder, "on_text": on_text, "check": call.signal.check}
+        # A model with sparse kernels computes other bits.
+        options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.signal.check}
         return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)

@@ -12,7 +12,8 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
 from sebp_edge.run.call import Call
-from sebp_edge.run.expectations import expectation, fitting_recipe, mostly_of_people, what_the_kind_can_do
+from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
+from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
@@ -79,7 +80,6 @@ class Inspection:
         split: the parts of the split.
         concerns: why the gate would judge nothing, a sentence each: there are too few documents, or a gain on these
             texts would be meaningless.
-        asked: what would be asked about the documents, in counts; empty if nothing.
         beginning: what `adapt` would learn on from, why it would learn all again, or that nothing is new; empty if no
             version is active.
         refusal: why `adapt` would refuse these texts; empty if it would not.
@@ -110,7 +110,6 @@ class Inspection:
     own_tokenizer: bool
     split: tuple[Part, ...]
     concerns: tuple[str, ...]
-    asked: str
     beginning: str
     refusal: str
     plan: Plan | None
@@ -125,9 +124,10 @@ class Inspection:
     @classmethod
     def of(cls, call: Call, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
-        store, reference, recipe = call.store, call.reference, call.recipe
+        store, reference = call.store, call.reference
         earlier = latest_history(store.adapter(name))
-        reading = call.read(texts)
+        call, reading = call.with_texts(texts, store.adapter(name))
+        recipe = call.recipe
         active = compare_with_active(store, name, reference, recipe, call.seed, reading)
         preparation = Preparation(call, reading, earlier)
         preparation.learn_on_from(active, sync=False)
@@ -135,7 +135,6 @@ class Inspection:
         beginning, is_unchanged = prepared.beginning, active is not None and active.is_unchanged(sync=False)
         try:
             if not (is_unchanged or beginning.has_nothing_new):
-                prepared = preparation.ask(prepared)
                 plan = preparation.plan(prepared).plan
         except (MachineError, ModelError, TextsError) as error:
             refusal = str(error)
@@ -148,9 +147,9 @@ class Inspection:
         kind = what_the_kind_can_do(
             [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
         )
-        fits = fitting_recipe([documents[number].content for number in contents], list(tokens.values()))
-        if recipe.questions and fits not in ("chat", "instruct"):
-            fits = recipe.name  # which suits notes as well
+        fits = fitting_recipe([document.content for document in documents], list(tokens.values()))
+        if recipe.questions:
+            fits = recipe.name
         used = [documents[number].content for number in contents]
         learnt = expectation(
             reference, read_shape(reference).parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
@@ -173,7 +172,6 @@ class Inspection:
             own_tokenizer=has_own_tokenizer(reference),
             split=_parts(dataset, tokens),
             concerns=dataset.unjudged_because,
-            asked=dataset.questions.summary if dataset.questions else "",
             beginning=UnchangedResult.of(active).summary
             if is_unchanged
             else " ".join(filter(None, [active and active.warning, beginning.summary])),

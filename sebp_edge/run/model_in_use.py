@@ -36,14 +36,9 @@ class ModelInUse:
         self.adaptation: Adaptation | None = None
         self.adapter_folder: Path | None = None
         self.prompts = "text"
+        # The decoder of the last call, and what the model was then: the base model, and the adapter that it had.
         self._decoder: Decoder | None = None
-
-    @property
-    def decoder(self) -> Decoder:
-        """The loaded model's decoder, which keeps beginnings of prompts between calls."""
-        if self._decoder is None:
-            self._decoder = Decoder(self.base.model)
-        return self._decoder
+        self._decoded: tuple[BaseModel | None, Adaptation | None] = (None, None)
 
     @property
     def loaded_bytes(self) -> int:
@@ -57,7 +52,7 @@ class ModelInUse:
         one: puts the adapter in use on it, unless it is there already.
         """
         if recipe is not None:
-            self._decoder = None
+            self._forget_decoder()
         if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
             self.release()
         if self.base is None:
@@ -72,7 +67,8 @@ class ModelInUse:
 
     def release(self) -> None:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
-        self.base = self.adaptation = self._decoder = None
+        self._forget_decoder()
+        self.base = self.adaptation = None
         devices.release_memory(self.device)
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
@@ -126,6 +122,7 @@ class ModelInUse:
 
     def detach_adapter(self) -> None:
         """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""
+        self._forget_decoder()
         if self.adaptation is not None:
             self.adaptation.detach()
             self.adaptation = None
@@ -147,8 +144,10 @@ class ModelInUse:
             self.restore_adapter(on_event)
 
     @contextmanager
-    def generating(self, *, with_adapter: bool) -> Iterator[str]:
-        """Context in which the model has the adapter in use, or none; returns how its prompts are rendered.
+    def generating(self, *, with_adapter: bool) -> Iterator[tuple[Decoder, str]]:
+        """Context in which the model has the adapter in use, or none; returns a decoder, and how prompts are rendered.
+
+        The decoder keeps beginnings of prompts until the base model or the adapter is another one, or is trained.
 
         Raises:
             AdapterError, ModelError: the logits are not finite, with an adapter or without one.
@@ -156,9 +155,17 @@ class ModelInUse:
         used = self.adaptation if with_adapter else None
         try:
             with nullcontext() if used is self.adaptation else self.adaptation.disabled():
-                yield "text" if used is None else self.prompts
+                yield self._decoder_of(used), "text" if used is None else self.prompts
         except NonFiniteLogits as error:
             fault = "computes NaN or infinite logits"
             if used is None:
                 raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
             raise AdapterError(f"With this adapter, the model {fault}; use another version or adapt again.") from error
+
+    def _decoder_of(self, used: Adaptation | None) -> Decoder:
+        if self._decoder is None or self._decoded != (self.base, used):
+            self._decoder, self._decoded = Decoder(self.base.model, keeps=True), (self.base, used)
+        return self._decoder
+
+    def _forget_decoder(self) -> None:
+        self._decoder, self._decoded = None, (None, None)

@@ -1,6 +1,7 @@
 """Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 
 from sebp_edge.events import MemoryPlanned, Notice, TextsRead
@@ -14,20 +15,28 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
-from sebp_edge.questions.examples import add_questions
+from sebp_edge.questions.examples import encode_practice
+from sebp_edge.questions.general_texts import chat_examples, chat_questions, general_examples
+from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
+from sebp_edge.run.replies import reply_to
 from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.examples import encode
+from sebp_edge.texts.general_probe import encode_probe
 from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.remembered import TEST
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.teacher import with_teacher
 
-ASKED_TOGETHER = "answers questions, and those about all documents are learnt together"
+LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
+# Room for the base model's replies to general questions.
+CHAT_TOKENS = 48
 SAVED_INACTIVE = (
     "The adapter will be saved, but not activated unless activate_anyway is set; `sebp-edge adapters activate` "
     "activates it afterwards."
@@ -82,31 +91,23 @@ class Preparation:
         if isinstance(self._start, Start):
             self.recipe = self._start.fill_in(self.recipe)
             if self.recipe.questions:
-                self._start = ASKED_TOGETHER
+                self._start = LEARNT_TOGETHER
 
     def read_dataset(self) -> Prepared:
-        """Returns the dataset for a model that is not loaded, without questions."""
+        """Returns the dataset for a model that is not loaded."""
         reference = self._call.reference
         return self._prepare(local_tokenizer(reference), read_shape(reference).longest)
-
-    def ask(self, prepared: Prepared) -> Prepared:
-        """Returns a dataset of `read_dataset` with questions, if the recipe asks any.
-
-        Raises:
-            TextsError: there are too few questions.
-        """
-        return self._ask(prepared, local_tokenizer(self._call.reference))
 
     def plan(self, prepared: Prepared | None = None, *, gpu: int | None = None) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
 
         Args:
-            prepared: the dataset with its questions, if it is made already.
+            prepared: the dataset, if it is made already.
             gpu: memory of an absent GPU to plan for, in bytes.
         """
         call = self._call
         shape = read_shape(call.reference)
-        prepared = prepared or self.ask(self.read_dataset())
+        prepared = prepared or self.read_dataset()
         refuse_unlearnable(prepared.dataset, len(self.reading.documents), local_tokenizer(call.reference))
         schedules = self.schedule(prepared)
         if gpu is None:
@@ -149,10 +150,10 @@ class Preparation:
         if planned is not None and has_own_tokenizer(self._call.reference):
             prepared = planned.prepared
         else:
-            prepared = self._ask(self._prepare(base.tokenizer, longest_sequence(base.model)), base.tokenizer)
+            prepared = self._prepare(base.tokenizer, longest_sequence(base.model))
         data = prepared.dataset
         refuse_unlearnable(data, len(self.reading.documents), base.tokenizer)
-        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.trained))
+        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.all_examples))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
         counts = (data.num_documents, len(data.examples), data.num_tokens)
@@ -160,13 +161,15 @@ class Preparation:
         return prepared
 
     def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
-        """Returns the dataset in which the base model, as it is now, is the teacher on general text."""
+        """Returns the dataset in which the base model, as it is now, is the teacher on general text and chat."""
         call, data = self._call, prepared.dataset
+        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.signal.check)
+        general = data.general + chat_examples(replies, base.tokenizer, data.context_length)
         collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
-            base.model, data.questions.general, collator, base.device, call.notify, call.signal.check, options=options
+            base.model, general, collator, base.device, call.notify, call.signal.check, options=options
         )
-        return replace(prepared, dataset=replace(data, questions=replace(data.questions, general=general)))
+        return replace(prepared, dataset=replace(data, general=general))
 
     def schedule(self, prepared: Prepared, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
@@ -179,26 +182,31 @@ class Preparation:
         return make_schedules(prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons)
 
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
-        dataset = make_dataset(self.reading, tokenizer, self.recipe, longest, self._drawing, self._call.progress)
-        seed = self._call.seed
+        recipe, seed = self.recipe, self._call.seed
+        encoder = partial(encode_practice, seed=seed) if recipe.questions else encode
+        dataset = make_dataset(self.reading, tokenizer, recipe, longest, self._drawing, self._call.progress, encoder)
+        if recipe.questions:
+            dataset = self._with_quiz(dataset, tokenizer)
         return Prepared(
             dataset, Beginning.of(self._active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
         )
 
-    def _ask(self, prepared: Prepared, tokenizer) -> Prepared:
-        if not (self.recipe.questions and prepared.dataset.examples):
-            return prepared
-        call = self._call
-        data = add_questions(prepared.dataset, self.reading, tokenizer, self.recipe, call.seed, call.progress)
-        return replace(prepared, dataset=data)
+    def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
+        """Adds the quiz about test documents, and general text that keeps what the model could do."""
+        length, general = dataset.context_length, self.recipe.general
+        tested = {number for number, split in dataset.draw.split_of.items() if split == TEST}
+        return replace(
+            dataset,
+            general=general_examples(tokenizer, length, round(general * dataset.num_tokens), self._call.seed),
+            probe=encode_probe(tokenizer, length) if general else [],
+            quiz=make_quiz(self.reading.documents, tested, tokenizer, length),
+        )
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""
         notify = self._call.notify
         if dataset.unjudged_because:
             notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
-        if dataset.questions is not None:
-            notify(Notice(dataset.questions.summary))
 
     def _target_and_budget(self) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

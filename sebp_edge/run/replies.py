@@ -1,16 +1,17 @@
-"""Asks a model the questions of a quiz, alone and after their documents."""
+"""Asks a model the questions of a quiz."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.questions.asking import end_ids
-from sebp_edge.questions.examples import REPLY_TOKENS
-from sebp_edge.texts.dataset import QuizQuestion
+from sebp_edge.questions.asking import end_ids, prompt_for
+from sebp_edge.questions.quiz import REPLY_TOKENS
+from sebp_edge.texts.dataset import Quiz
 from sebp_edge.training.quiz import Replies
 
 
-def ask_quiz(base: BaseModel, quiz: tuple[QuizQuestion, ...], check: Callable[[], None]) -> Replies:
+def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:
     """Returns the replies of the model in its present state, the likeliest token each time.
 
     Args:
@@ -19,9 +20,18 @@ def ask_quiz(base: BaseModel, quiz: tuple[QuizQuestion, ...], check: Callable[[]
     Raises:
         NonFiniteLogits: the model computes NaN or infinite logits.
     """
-    with_document = [question for question in quiz if question.with_document is not None]
-    prompts = [list(question.alone) for question in quiz] + [list(question.with_document) for question in with_document]
-    ends = end_ids(base.tokenizer)
-    replies = answer_all(base.model, base.tokenizer, prompts, ends, REPLY_TOKENS, check)
-    after = dict(zip(with_document, replies[len(quiz) :], strict=True))
-    return Replies(tuple(replies[: len(quiz)]), tuple(after.get(question) for question in quiz))
+    notes, general = quiz.about_notes, quiz.general
+    kinds = ([q.found for q in notes], [q.right for q in notes], [q.alone for q in notes], [q.alone for q in general])
+    prompts = list(dict.fromkeys(chain(*kinds)))  # the passage that is found is the right one mostly
+    replies = answer_all(
+        base.model, base.tokenizer, [*map(list, prompts)], end_ids(base.tokenizer), REPLY_TOKENS, check
+    )
+    reply_to = dict(zip(prompts, replies, strict=True))
+    return Replies(*(tuple(reply_to[prompt] for prompt in kind) for kind in kinds))
+
+
+def reply_to(base: BaseModel, questions: Sequence[str], max_new_tokens: int, check: Callable[[], None]) -> list[str]:
+    """Returns the model's likeliest replies to questions, without what it says after them."""
+    tokens, ends = [list(prompt_for(each, base.tokenizer).input_ids) for each in questions], end_ids(base.tokenizer)
+    replies = answer_all(base.model, base.tokenizer, tokens, ends, max_new_tokens, check)
+    return [reply.strip() for reply in replies]

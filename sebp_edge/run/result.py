@@ -57,6 +57,7 @@ class _Facts:
     heldout_loss_after: float | None = _read("report.record.heldout_loss_after")
     gain: float | None = _read("judged.gain.gain")
     gain_at_least: float | None = _read("judged.gain.lower")
+    recipe: str = property(lambda self: self.report.record.recipe["name"])
     margin: float = property(lambda self: self.report.record.recipe["margin"])
     boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.report.training.tested))
     compared_with: int | None = _read("report.record.compared_with")
@@ -107,12 +108,13 @@ class AdaptResult(_Facts):
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
         verdict: what the gate said: "better", "no gain", "worse than active", "not comparable", "not judged",
-            "refit failed" or "reads worse".
+            "refit failed" or "forgets".
         explanation: why the gate found the adapter better or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
         gain: by how much it fell, as a share of the loss before; None if it was not judged.
         gain_at_least: the lower bound of the gain, with 95 % confidence.
+        recipe: the name of the recipe.
         margin: the gain that the gate asks for.
         boilerplate: the loss on lines that stand in many documents; None if there are none.
         compared_with: the version that was active before; None if there was none.
@@ -127,10 +129,8 @@ class AdaptResult(_Facts):
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
-        quiz: what the quiz about the documents showed; None if the recipe asks no questions. If not None, the quiz
-            decides, and the losses are those of its answers.
-        answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
-            leave them out.
+        quiz: what a quiz showed; None if the recipe has none. If not None, the quiz decides.
+        answers: the quiz's questions about notes, and the adapter's answers; `repr` and `to_dict` leave them out.
         authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state; they

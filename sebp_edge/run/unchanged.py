@@ -7,6 +7,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.texts.readers import Reading
 
@@ -95,10 +96,11 @@ def find_unchanged(
         AdapterError: the name is not valid.
         StorageError: the store cannot be read or written.
     """
+    adapter = store.adapter(name)
+    recipe = choose_recipe(recipe, reading, None if fresh else adapter)
     active = compare_with_active(store, name, reference, recipe, seed, reading)
     if active is None or fresh or not active.is_unchanged(sync=sync):
         return active, None
-    adapter = store.adapter(name)
     before = adapter.wheres().get(active.version, Where())
     earlier = before.earlier_than(reading.folders) if active.num_missing else ()
     now = replace(before, texts=(reading.folders, *earlier))

@@ -1,8 +1,9 @@
 """Makes the dataset of a user's texts: its examples, their splits, and what was left out."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple
 
 from sebp_edge.recipe import Recipe
@@ -36,66 +37,51 @@ class Drawing:
 
 @dataclass(frozen=True)
 class QuizQuestion:
-    """A question about a document, in a wording that is not trained on.
+    """A question of a quiz, as tokens.
 
     Attributes:
-        document: the number of the document.
-        question, answer: their texts, which are the user's.
-        alone: the prompt's tokens without the document.
-        with_document: the prompt's tokens with the document before the question; None if it is too long.
+        question: its text.
+        answers: each of which is right.
+        alone: the question alone.
+        found, right: the question below the passage that the search finds, and below the one with the answer; None for
+            a question that is not about notes.
     """
 
-    document: int
     question: str
-    answer: str
+    answers: tuple[str, ...]
     alone: tuple[int, ...]
-    with_document: tuple[int, ...] | None
+    found: tuple[int, ...] | None = None
+    right: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
-class QuestionSet:
-    """Examples made of questions about the documents. Wordings are held out, so all documents are trained on.
+class Quiz:
+    """What a model is asked before and after a training.
 
     Attributes:
-        trained: questions with their answers, alone and after their documents.
-        practice: questions about bundled notes, in a person's words, too (see `questions.practice`).
-        general: examples that keep what the model could do before, with the base model as the teacher.
-        probe: other general text, that tells how much was forgotten; none if the recipe has no general text.
-        validation: answers to wordings that choose the best epoch.
-        test: answers to the quiz's wordings.
-        quiz: the questions that the model is asked before and after the training.
-        num_questions: the number of different questions.
-        without: the sources of documents about which no question could be made.
+        about_notes: about documents of the test split.
+        general: about the world.
+        refused: how many of the first the search would refuse to answer.
+        rightly_refused: how many it would refuse rightly if the documents that they are about were not there.
     """
 
-    trained: list[Example]
-    practice: list[Example]
-    general: list[Example]
-    probe: list[Example]
-    validation: list[Example]
-    test: list[Example]
-    quiz: tuple[QuizQuestion, ...]
-    num_questions: int
-    without: tuple[str, ...] = ()
-
-    @property
-    def summary(self) -> str:
-        """What was made of the documents, and about how many nothing could be asked, without text."""
-        made = f"{self.num_questions:,} questions were made of the documents, in {len(self.trained):,} examples."
-        if not self.without:
-            return made
-        return (
-            f"{made} About {len(self.without):,} of the documents none could be made: no facts were recognised in them."
-        )
+    about_notes: tuple[QuizQuestion, ...]
+    general: tuple[QuizQuestion, ...]
+    refused: int
+    rightly_refused: int
 
 
 class Outlines(NamedTuple):
     """The outlines of a dataset's examples, by what they are for."""
 
-    trained: list[Outline]
-    validation: list[Outline]
-    test: list[Outline]
+    own: list[Outline]
+    general: list[Outline]
     probe: list[Outline]
+
+    @property
+    def trained(self) -> list[Outline]:
+        """All that a training on all documents uses."""
+        return self.own + self.general
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,9 @@ class Dataset:
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
         names: the names of documents that have one.
-        questions: what was made of questions about the documents; None if the recipe asks none.
+        general: examples that keep what the model could do before, with the base model as the teacher.
+        probe: other general text, which tells how much was forgotten.
+        quiz: what decides, in place of the test loss; None if nothing is asked.
     """
 
     examples: list[Example]
@@ -122,43 +110,33 @@ class Dataset:
     concerns: tuple[str, ...] = ()
     is_chat: bool = False
     names: dict[int, str] = field(default_factory=dict)
-    questions: QuestionSet | None = None
+    general: list[Example] = field(default_factory=list)
+    probe: list[Example] = field(default_factory=list)
+    quiz: Quiz | None = None
 
     @property
     def unjudged_because(self) -> tuple[str, ...]:
         """Why the gate will judge nothing, a sentence each; empty if it will."""
-        if self.questions is None and self.draw.kind == "none":
+        if self.draw.kind == "none":
             return (*self.concerns, _TOO_FEW)
         return self.concerns
 
     @property
-    def trained(self) -> list[Example]:
-        """All examples that a training on all documents uses."""
-        if self.questions is None:
-            return self.examples
-        return self.examples + self.questions.trained + self.questions.practice + self.questions.general
-
-    @property
     def all_examples(self) -> list[Example]:
         """All examples, by the numbers of their outlines."""
-        return list(chain.from_iterable(self._parts))
+        return self.examples + self.general + self.probe
 
     @cached_property
     def outlines(self) -> Outlines:
         """What the tokens are not needed for is done with these."""
         numbers = count()
-        return Outlines(*([example.outline(next(numbers)) for example in part] for part in self._parts))
-
-    @property
-    def _parts(self) -> tuple[list[Example], ...]:
-        asked = self.questions
-        return self.trained, *((asked.validation, asked.test, asked.probe) if asked else ([], [], []))
+        parts = (self.examples, self.general, self.probe)
+        return Outlines(*([example.outline(next(numbers)) for example in part] for part in parts))
 
     def splits(self) -> list[Split]:
         """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""
-        if self.questions is not None:
-            return [Split(*self.outlines[:3])]
-        return self.draw.splits(self.outlines.trained)
+        general = self.outlines.general
+        return [replace(split, train=split.train + general) for split in self.draw.splits(self.outlines.own)]
 
     @property
     def num_tokens(self) -> int:
@@ -178,12 +156,14 @@ def make_dataset(
     model_limit: int | None,
     drawing: Drawing,
     progress: Progress = SILENT,
+    encode: Callable[..., tuple[list[Example], list[LeftOut]]] = encode,
 ) -> Dataset:
     """Encodes documents as examples and draws their splits.
 
     Args:
         recipe: sets the context length and whether to use the chat template.
         model_limit: the maximum sequence length that the model supports; None if it has no limit.
+        encode: makes the examples of the documents.
 
     Raises:
         ModelError: see `encode`.

@@ -75,9 +75,15 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """Says what of a file that is used was not read. It stands among the file's contents."""
+    """Says what of a file that is used was not read. It stands among the file's contents.
+
+    Attributes:
+        reason: what is missing; "" if that goes without saying.
+        front_matter: of a note, which is searched, but not learnt.
+    """
 
     reason: str
+    front_matter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,13 @@ class Document:
         source: the name of its origin, for the report.
         content: a plain text, a prompt with its completion, or a conversation.
         name: the source, if that is a name by which its owner knows the document; None if it is a number only.
+        front_matter: of a note, with its marks, which is searched, but not learnt.
     """
 
     source: str
     content: Content
     name: str | None = None
+    front_matter: str = ""
 
     @property
     def own_text(self) -> str:
@@ -144,7 +152,7 @@ def num_bytes(content: Content) -> int:
     return sum(len(text.encode(errors="surrogatepass")) for text in texts_of(content))
 
 
-_BLANK_BEGINNING = re.compile(r"\A\s*\n")
+_BLANK_LINES, _BLANKS = re.compile(r"(?:\s*\n)?"), re.compile(r"\s*")
 # Control characters, line separators, marks of text direction, and surrogates.
 _NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -164,8 +172,10 @@ def clean_content(content: Content) -> Content:
         Unreadable: it has no text to train on, or it is not valid Unicode.
     """
     if isinstance(content, str):
-        content = _clean_text(content).rstrip()
-        content = trainable_text = _BLANK_BEGINNING.sub("", content) if "\n" in content else content.lstrip()
+        content = _clean_text(content)
+        end = len(content.rstrip())
+        beginning = _BLANK_LINES if content.find("\n", 0, end) >= 0 else _BLANKS
+        content = trainable_text = content[beginning.match(content, 0, end).end() : end]
     elif isinstance(content, Completion):
         content = Completion(*map(_clean_text, content))
         trainable_text = content.completion.strip()

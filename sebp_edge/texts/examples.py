@@ -24,8 +24,6 @@ from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
 
 # The document number of an example that belongs to no document of the user's.
 NO_DOCUMENT = -1
-# Examples may take turns: an epoch trains on those of one turn, and on all that have none.
-TURNS = 3
 
 
 class Outline(NamedTuple):
@@ -33,7 +31,7 @@ class Outline(NamedTuple):
 
     Attributes:
         number: the index of the example in the list that its tokens are looked up in.
-        document, turn: see `Example`.
+        document: see `Example`.
         num_tokens, num_active_tokens, num_loss_tokens: its sizes.
         boilerplate: 1 for each loss token in boilerplate, else 0; empty if its text has none.
         num_soft_targets: of each loss token, beside the target.
@@ -41,7 +39,6 @@ class Outline(NamedTuple):
 
     number: int
     document: int
-    turn: int | None
     num_tokens: int
     num_active_tokens: int
     num_loss_tokens: int
@@ -62,7 +59,6 @@ class Example:
             if its text has no such line.
         teacher: what a teacher finds probable at each loss token, which the example's loss then is the cross-entropy
             with; None for the labels themselves.
-        turn: the turn in which it is trained on, from 0 to `TURNS` - 1; None for each.
         is_chat: whether its document is a conversation, or was rendered as one.
 
     Raises:
@@ -74,7 +70,6 @@ class Example:
     document: int
     in_boilerplate: bytes = b""
     teacher: TeacherTokens | None = None
-    turn: int | None = None
     is_chat: bool = False
 
     def __post_init__(self):
@@ -111,7 +106,6 @@ class Example:
         return Outline(
             number,
             self.document,
-            self.turn,
             self.num_tokens,
             self.num_active_tokens,
             self.num_loss_tokens,

@@ -71,14 +71,13 @@ def _is_roam(value: dict) -> bool:
     )
 
 
-def _is_telegram(value: dict) -> bool:
-    chats = value.get("chats")
-    if isinstance(chats, dict) and "list" in chats:
-        return True
-    return any(
-        _has(item, "type", "id") and "role" not in item and ("from" in item or "actor" in item)
-        for item in _items(value, "messages")
-    )
+_ID_OF_DISCORD = re.compile(r"\d{17,20}")
+
+
+def _is_channel(value: dict) -> bool:
+    """Whether this is a channel of Slack or of Discord, or Discord's list of their names by their ids."""
+    is_of_discord = bool(value) and all(map(_ID_OF_DISCORD.fullmatch, map(str, value)))
+    return is_of_discord or _has(value, "id", "created", "members") or _ID_OF_DISCORD.fullmatch(str(value.get("id")))
 
 
 _AS_MARKDOWN = "export it as Markdown"
@@ -91,9 +90,7 @@ _BY_SHAPE: list[tuple[str, Callable[[dict], bool], str]] = [
         lambda value: "version" in value and any("page-name" in item for item in _items(value, "blocks")),
         _AS_MARKDOWN,
     ),
-    ("a ChatGPT export", lambda value: isinstance(value.get("mapping"), dict), _AS_MESSAGES),
-    ("a Claude export", lambda value: isinstance(value.get("chat_messages"), list), _AS_MESSAGES),
-    ("a Telegram export", _is_telegram, _AS_MESSAGES),
+    ("a channel of Discord or Slack", _is_channel, "what was said there is in other files"),
     (
         "an export of Messenger or Instagram",
         lambda value: any(_has(item, "sender_name", "timestamp_ms") for item in _items(value, "messages")),

@@ -17,7 +17,7 @@ def refuse_unlearnable(dataset: Dataset, num_read: int, tokenizer) -> None:
         TextsError: no token has loss.
         ModelError: the end of a text or of an answer never has loss, or a text begins with two start tokens.
     """
-    examples, questions = dataset.examples, dataset.questions
+    examples = dataset.examples
     if not any(example.num_loss_tokens for example in examples):
         # Documents that gave no example come last.
         unused = () if examples else dataset.left_out[-num_read:]
@@ -34,8 +34,6 @@ def refuse_unlearnable(dataset: Dataset, num_read: int, tokenizer) -> None:
             "remove one of them from the template, or choose another model."
         )
     kinds = [[example for example in examples if example.is_chat == is_chat] for is_chat in (False, True)]
-    if questions is not None:
-        kinds.append(questions.trained)
     ends = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     for of_kind in filter(None, kinds):
         is_chat = of_kind[0].is_chat

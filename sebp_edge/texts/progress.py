@@ -1,12 +1,19 @@
 """Reports how far the preparation of texts is, and lets it be stopped."""
 
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from threading import Thread
+from typing import TypeVar
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import PreparationProgress, Sink, silent
 
 # Between two events, unless a stage begins or ends.
 SECONDS = 0.2
+
+Item = TypeVar("Item")
 
 
 class Progress:
@@ -33,6 +40,31 @@ class Progress:
             self._report()
         self._check()
 
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yields items that another thread makes; reports and checks meanwhile, however long one of them takes."""
+        iterator, context = iter(items), copy_context()
+
+        def make_some(made: Future) -> None:
+            until, some = time.monotonic() + SECONDS, []
+            try:
+                for item in iterator:
+                    some.append(item)
+                    if time.monotonic() >= until:
+                        break
+                made.set_result(some)
+            except BaseException as error:
+                made.set_exception(error)
+
+        while True:
+            made: Future[list[Item]] = Future()
+            # After a stop nobody waits for it, so that it must not keep the process.
+            Thread(target=context.run, args=(make_some, made), daemon=True).start()
+            while not wait([made], SECONDS).done:
+                self.advance(0)
+            if not (some := made.result()):
+                return
+            yield from some
+
     def end(self) -> None:
         """Ends the stage."""
         self._done = self._total
@@ -50,6 +82,9 @@ class _Silent(Progress):
     def begin(self, stage: str, total: int) -> None: ...
 
     def advance(self, amount: int) -> None: ...
+
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        return iter(items)
 
     def end(self) -> None: ...
 

@@ -112,18 +112,36 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
         kept: what an earlier call has read of the files, which is used for those that have not changed; then holds what
             this one has read.
     """
-    reading = Reading()
-    sources = _with_different_names(list(_sources(texts, reading)))
+    reading, sources = Reading(), []
+    progress.begin("reading", 0)
+    for source in _sources(texts, reading):  # in this thread, which the caller's iterators may need
+        sources.append(source)
+        progress.advance(0)
+    sources = _with_different_names(sources)
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
-    additions, read_now = _Additions(reading), {}
+    read_now: Kept = {}
+    for num_bytes_done in progress.watch(_read_into(reading, sources, memory, kept, read_now)):
+        progress.advance(num_bytes_done)
+    progress.end()
+    if kept is not None:
+        kept.clear()
+        kept.update(read_now)
+    return reading
+
+
+def _read_into(
+    reading: Reading, sources: Sequence["_TextSource"], memory: int | None, kept: Kept | None, read_now: Kept
+) -> Iterator[int]:
+    """Adds what is in the sources to a reading; yields, after each piece, how many more bytes are done."""
+    additions, size = _Additions(reading), sum(source.size for source in sources)
     for source in sources:
         contents, read = [], 0
         unread: Counter[str] = Counter()
         try:
             for content in source.load() if kept is None else _load_changed(source, kept, read_now):
-                progress.advance(0)
+                yield 0
                 if isinstance(content, Chat | Names):
                     unread.update(content.left_out if isinstance(content, Chat) else {})
                     if isinstance(content, Chat) and not content.messages:
@@ -138,7 +156,9 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
             contents, read = [reason], 0
         size += max(0, read - source.size)
         contents += [NotRead(f"{kind}: {number:,}") for kind, number in unread.items() if number]
-        reading.left_out += [LeftOut(source.name, part.reason) for part in contents if isinstance(part, NotRead)]
+        unread_parts = [part for part in contents if isinstance(part, NotRead)]
+        reading.left_out += [LeftOut(source.name, part.reason) for part in unread_parts if part.reason]
+        front_matter = "".join(part.front_matter for part in unread_parts)
         contents = [content for content in contents if not isinstance(content, NotRead)]
         if not (contents or read or unread):
             contents = [Unreadable("empty")]
@@ -147,15 +167,10 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
             name = source.name if is_alone else f"{source.name}, record {position + 1}"
             # A large text is not kept beside its clean copy.
             content, contents[position] = contents[position], None
-            additions.add(name, content, faults, is_named=source.is_named)
+            additions.add(name, content, faults, front_matter, is_named=source.is_named)
         reading.left_out += faults.left_out
-        progress.advance(source.size)
-    progress.end()
-    if kept is not None:
-        kept.clear()
-        kept.update(read_now)
+        yield source.size
     reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
-    return reading
 
 
 def _load_changed(source: "_TextSource", kept: Kept, read_now: Kept) -> Iterable[Part]:
@@ -198,7 +213,9 @@ class _Additions:
         self._reading = reading
         self._seen = {_digest(document.content): document.source for document in reading.documents}
 
-    def add(self, name: str, content: Content | Unreadable, faults: "_Faults", *, is_named: bool) -> None:
+    def add(
+        self, name: str, content: Content | Unreadable, faults: "_Faults", front_matter: str = "", *, is_named: bool
+    ) -> None:
         """Adds a document, or what is wrong with it to the faults."""
         content, num_pictures = _cleaned(content)
         if num_pictures:
@@ -211,7 +228,7 @@ class _Additions:
             faults.add(name, f"the same as {self._seen[key]}", "the same as other documents")
         else:
             self._seen[key] = name
-            self._reading.documents.append(Document(name, content, name if is_named else None))
+            self._reading.documents.append(Document(name, content, name if is_named else None, front_matter))
 
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:

@@ -17,7 +17,7 @@ import torch
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Outline
+from sebp_edge.texts.examples import NO_DOCUMENT, Outline
 from sebp_edge.texts.lessons import Lessons
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
@@ -275,13 +275,12 @@ def shuffled_batches(
 
     A batch has about `batch_tokens` loss tokens, or about `batch_rows` active rows if these are fewer examples. There
     are at least `min_steps` batches in an epoch, as far as there are examples. Each example is in exactly one batch of
-    each epoch, or of the epochs of its turn; the order depends on `seed` only.
+    each epoch; the order depends on `seed` only.
     """
     order, batches = random.Random(seed), []
-    for epoch in range(epochs):
-        of_turn = [example for example in examples if example.turn in (None, epoch % TURNS)]
-        steps, size_of = _steps_and_size(of_turn, batch_tokens, batch_rows, min_steps)
-        batches.append(list(_batches_of(order.sample(of_turn, len(of_turn)), steps, size_of)))
+    steps, size_of = _steps_and_size(examples, batch_tokens, batch_rows, min_steps)
+    for _ in range(epochs):
+        batches.append(list(_batches_of(order.sample(examples, len(examples)), steps, size_of)))
     return batches
 
 

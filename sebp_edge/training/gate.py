@@ -28,7 +28,7 @@ class Verdict(StrEnum):
     NOT_COMPARABLE = "not comparable"
     NOT_JUDGED = "not judged"
     REFIT_FAILED = "refit failed"
-    READS_WORSE = "reads worse"
+    FORGETS = "forgets"
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ class GateResult:
     def with_quiz(self, quiz: QuizResult) -> "GateResult":
         """Judges by a quiz: more right answers than the base model, and not fewer than the active version.
 
-        With its document before it, no question may be harder than before: whoever learns by heart must still read.
+        General questions must be answered as well as before.
         """
         if not quiz.has_learnt:
             verdict = Verdict.NO_GAIN
-        elif quiz.reads_worse:
-            verdict = Verdict.READS_WORSE
+        elif quiz.forgets:
+            verdict = Verdict.FORGETS
         elif self.active is not None and quiz.active is None:
             verdict = Verdict.NOT_COMPARABLE
         else:
@@ -175,19 +175,20 @@ def _worse_than(gain: Comparison) -> str:
 
 
 def _explain_quiz(quiz: QuizResult, verdict: Verdict, active: ActiveVersion | None) -> str:
-    before, after = quiz.score(quiz.before), quiz.score(quiz.after)
+    figures = quiz.figures
     found = (
-        f"It answers {after.alone} of {len(quiz.questions)} questions about your notes ({before.alone} before), and "
-        f"{after.with_document} of {quiz.num_with_document} with the note in the prompt ({before.with_document} before)"
+        f"It answers {figures.right_after} of {figures.questions} questions about notes that it has not seen "
+        f"({figures.right_before} before), given the passage that the search finds, and {figures.general_after} of "
+        f"{figures.general_questions} general questions ({figures.general_before} before)"
     )
-    if verdict is Verdict.NO_GAIN and after.alone <= before.alone:
-        return f"{found}, so it has learnt no answers; notes with more facts help most."
+    if verdict is Verdict.NO_GAIN and figures.right_after <= figures.right_before:
+        return f"{found}, so it does not read better than the base model."
     if verdict is Verdict.NO_GAIN:
-        return f"{found}: too few more for the gate to tell them from chance; notes with more facts help most."
-    if verdict is Verdict.READS_WORSE:
-        return f"{found}: it reads worse than the base model, so the gate does not keep it; try a lower learning rate."
+        return f"{found}: too few more for the gate to tell them from chance."
+    if verdict is Verdict.FORGETS:
+        return f"{found}: it has forgotten what the base model knew; try a lower learning rate."
     if verdict is Verdict.WORSE_THAN_ACTIVE:
-        return f"{found}, but the version that is active answers {quiz.score(quiz.active).alone}."
+        return f"{found}, but the version that is active answers {figures.right_active}."
     if verdict is Verdict.NOT_COMPARABLE:
         return f"{found}, but version {active.version}, which is active, could not be asked: {active.reason}."
     return f"{found}."

@@ -1,13 +1,10 @@
-"""Asks questions about documents before and after a training, and says what that shows.
-
-Each question is asked alone, and after its document. Replies are the user's text: they are for the screen only.
-"""
+"""Says what a quiz before and after a training shows."""
 
 import math
 from dataclasses import dataclass
 
 from sebp_edge.questions.answers import Answered, is_right
-from sebp_edge.texts.dataset import QuizQuestion
+from sebp_edge.texts.dataset import Quiz, QuizQuestion
 
 # A difference counts if chance alone would make it in at most this share of all cases.
 CHANCE = 0.05
@@ -18,25 +15,15 @@ class Replies:
     """A model's replies to the questions of a quiz.
 
     Attributes:
-        alone: the reply to each question alone.
-        with_document: the reply after the document; None if that is too long.
+        found, right, alone: to those about notes: below the passage that the search finds, below the one with the
+            answer, and alone.
+        general: to general questions.
     """
 
+    found: tuple[str, ...]
+    right: tuple[str, ...]
     alone: tuple[str, ...]
-    with_document: tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class Score:
-    """How many questions a model answered right.
-
-    Attributes:
-        alone: of all questions.
-        with_document: of the questions that could be asked after their document.
-    """
-
-    alone: int
-    with_document: int
+    general: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,18 +31,28 @@ class QuizFigures:
     """The figures of a quiz, without text.
 
     Attributes:
-        questions, questions_with_note: how many were asked, alone and with the note in the prompt.
-        right_before, right_after: how many of the first the base model and the adapter answered right.
-        right_with_note_before, right_with_note_after: how many of the second.
-        right_active: how many of the first the version that was active before answered right; None without one.
+        questions: how many were asked about notes.
+        right_before, right_after: how many of them the base model and the adapter answered right below the passage
+            that the search finds.
+        right_active: the same of the version that was active before; None without one.
+        right_passage_before, right_passage_after: below the passage with the answer.
+        alone_before, alone_after: without a passage.
+        refused, rightly_refused: how many the search refuses, and how many it would refuse without their notes.
+        general_questions, general_before, general_after: the same of general questions.
     """
 
     questions: int
-    questions_with_note: int
     right_before: int
     right_after: int
-    right_with_note_before: int
-    right_with_note_after: int
+    right_passage_before: int
+    right_passage_after: int
+    alone_before: int
+    alone_after: int
+    refused: int
+    rightly_refused: int
+    general_questions: int
+    general_before: int
+    general_after: int
     right_active: int | None = None
 
 
@@ -67,60 +64,60 @@ class QuizResult:
         active: None if there was no such version.
     """
 
-    questions: tuple[QuizQuestion, ...]
+    quiz: Quiz
     before: Replies
     after: Replies
     active: Replies | None = None
 
     @property
-    def num_with_document(self) -> int:
-        """The number of questions that were asked after their document."""
-        return sum(question.with_document is not None for question in self.questions)
-
-    @property
     def figures(self) -> QuizFigures:
-        before, after = self.score(self.before), self.score(self.after)
+        before, after = self.before, self.after
         return QuizFigures(
-            questions=len(self.questions),
-            questions_with_note=self.num_with_document,
-            right_before=before.alone,
-            right_after=after.alone,
-            right_with_note_before=before.with_document,
-            right_with_note_after=after.with_document,
-            right_active=self.score(self.active).alone if self.active else None,
+            questions=len(self.quiz.about_notes),
+            right_before=sum(self._notes(before.found)),
+            right_after=sum(self._notes(after.found)),
+            right_passage_before=sum(self._notes(before.right)),
+            right_passage_after=sum(self._notes(after.right)),
+            alone_before=sum(self._notes(before.alone)),
+            alone_after=sum(self._notes(after.alone)),
+            refused=self.quiz.refused,
+            rightly_refused=self.quiz.rightly_refused,
+            general_questions=len(self.quiz.general),
+            general_before=sum(self._general(before)),
+            general_after=sum(self._general(after)),
+            right_active=sum(self._notes(self.active.found)) if self.active else None,
         )
-
-    def score(self, replies: Replies) -> Score:
-        """Counts the right replies."""
-        return Score(sum(self._alone(replies)), sum(self._with_document(replies)))
 
     @property
     def has_learnt(self) -> bool:
-        """Whether more questions are answered right than before, by more than chance."""
-        return is_more(self._alone(self.before), self._alone(self.after))
+        """Whether more questions are answered right below the found passage than before, by more than chance."""
+        return is_more(self._notes(self.before.found), self._notes(self.after.found))
 
     @property
-    def reads_worse(self) -> bool:
-        """Whether fewer questions are answered right after their document than before, by more than chance."""
-        return is_more(self._with_document(self.after), self._with_document(self.before))
+    def forgets(self) -> bool:
+        """Whether fewer general questions are answered right than before, by more than chance."""
+        return is_more(self._general(self.after), self._general(self.before))
 
     @property
     def is_worse_than_active(self) -> bool:
         """Whether the version that was active before answers more questions right, by more than chance."""
-        return self.active is not None and is_more(self._alone(self.after), self._alone(self.active))
+        return self.active is not None and is_more(self._notes(self.after.found), self._notes(self.active.found))
 
     @property
     def answered(self) -> list[Answered]:
-        """The questions with the trained model's replies to them alone."""
-        rows = zip(self.questions, self.after.alone, self._alone(self.after), strict=True)
-        return [Answered(question.question, question.answer, reply, right) for question, reply, right in rows]
+        """The questions about notes with the trained model's replies below the found passage."""
+        rows = zip(self.quiz.about_notes, self.after.found, self._notes(self.after.found), strict=True)
+        return [Answered(asked.question, asked.answers[0], reply, right) for asked, reply, right in rows]
 
-    def _alone(self, replies: Replies) -> list[bool]:
-        return [is_right(reply, one.answer) for reply, one in zip(replies.alone, self.questions, strict=True)]
+    def _notes(self, replies: tuple[str, ...]) -> list[bool]:
+        return _right(replies, self.quiz.about_notes)
 
-    def _with_document(self, replies: Replies) -> list[bool]:
-        pairs = zip(replies.with_document, self.questions, strict=True)
-        return [reply is not None and is_right(reply, one.answer) for reply, one in pairs]
+    def _general(self, replies: Replies) -> list[bool]:
+        return _right(replies.general, self.quiz.general)
+
+
+def _right(replies: tuple[str, ...], questions: tuple[QuizQuestion, ...]) -> list[bool]:
+    return [is_right(reply, asked.answers) for reply, asked in zip(replies, questions, strict=True)]
 
 
 def is_more(before: list[bool], after: list[bool]) -> bool:

@@ -132,7 +132,7 @@ class TrainingRun:
                 tests.append((before, self._test(trainer, schedule, is_trained=True)))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
             # A quiz judges after the training.
-            if self._has_judged_state and self.task.dataset.questions is None:
+            if self._has_judged_state and self.task.dataset.quiz is None:
                 self.result = result
             if len(self.task.schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
                 try:
@@ -207,7 +207,7 @@ class TrainingRun:
         """Returns the general text that tells how much a trained adapter has forgotten; None if that is not limited."""
         if not self.task.dataset.outlines.probe or self.task.recipe.method != "lora":
             return None
-        probe = self.task.dataset.questions.probe
+        probe = self.task.dataset.probe
         refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
         return Group(self.task.dataset.outlines.probe, learner.limit, is_evaluated=True)
 

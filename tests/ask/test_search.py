@@ -3,12 +3,13 @@
 import random
 import sqlite3
 import string
+import threading
 
 import pytest
 
 from sebp_edge.ask.answer import best_sentence, checked, is_found, stands_in
 from sebp_edge.ask.index import Index
-from sebp_edge.ask.passages import MAX_CHARACTERS, passages_of
+from sebp_edge.ask.passages import MAX_CHARACTERS, Passage, passages_of
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.texts.documents import Completion, Conversation, Document
@@ -129,6 +130,60 @@ def test_the_index_follows_a_folder_that_changes(tmp_path):
     assert not searched.index(tmp_path).search("boat")
 
 
+@pytest.mark.parametrize(
+    ("front", "question"),
+    [
+        ("---\ntags: [norway, cabins]\n---\n", "Which notes have the tag norway?"),
+        ("---\ntags:\n  - norway\n---\n", "#norway"),
+        ("---\naliases: [Fjord trip]\ndate: 2024-05-03\n---\n", "What did I write on 3 May?"),
+        ("---\naliases: [Fjord trip]\n---\n", "fjord trip"),
+        ('+++\ntitle = "Norway"\ndate = 2024-05-03\n+++\n', "May 3rd, 2024"),
+    ],
+)
+def test_front_matter_is_searched(tmp_path, front, question):
+    (tmp_path / "a.md").write_text(f"{front}# Packing\n\nTwo jumpers, one stove.")
+    (tmp_path / "b.md").write_text("---\ntags: [spain]\ndate: 2024-05-04\n---\nThe tag on the suitcase came off.")
+    searched = SearchedTexts()
+    best = searched.index(tmp_path).search(question)[0].passage
+    assert best.document == "a.md" and "jumpers" in best.text and best.line == 1
+    (tmp_path / "a.md").write_text("Two jumpers, one stove.")
+    assert all(hit.passage.document != "a.md" for hit in searched.index(tmp_path).search(question))
+    assert best_sentence("What about jumpers?", best).startswith("Two jumpers")
+
+
+def test_a_folder_that_changes_while_it_is_asked_about_gives_answers_or_a_sentence(tmp_path):
+    searched, stop = SearchedTexts(), threading.Event()
+    (tmp_path / "stays.md").write_text("The cabin is number 12.")
+
+    def change():
+        draw = random.Random()
+        while not stop.is_set():
+            path = tmp_path / f"{draw.randrange(9)}.md"
+            path.unlink(missing_ok=True) if draw.random() < 0.5 else path.write_text("The boat is teal. " * 50)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(10):
+            assert searched.index(tmp_path).search("Which cabin?")[0].passage.document == "stays.md"
+    finally:
+        stop.set()
+        changing.join()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(TextsError, match="Nothing to read"):
+        searched.index(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["...", "\u0301", "x" * 5000, "---\n---\n---", "2024-02-31 99:99 13/13", "#", "| | |"])
+def test_notes_of_almost_nothing_are_searched(text):
+    index = Index(documents({"odd.md": text, "a.md": "The cabin is number 12."}))
+    assert index.search("Which cabin?")[0].passage.document == "a.md"
+    assert not is_found(Index(documents({"odd.md": text})).search("cabin", 1))
+    assert all(best_sentence("cabin", passage) for passage in passages_of(Document("odd.md", text)))
+    assert not Index().search("cabin") and not index.search("")
+
+
 def test_a_follow_up_is_searched_with_the_question_before_it():
     index = Index(documents(GERMAN))
     assert not index.search("und wann?")
@@ -156,6 +211,12 @@ def test_what_is_not_in_the_notes_is_not_found():
         ("Paris", "cabin: 12", False),
         ("Which cabin?", "cabin: 12", False),
         ("1204", "部屋は1204号室", True),
+        ("7", "We picked 7 apricots.", True),
+        ("3", "3 out of 5 stars", True),
+        ("12. Juni", "Gespräch am 12.6. um 14 Uhr", True),
+        ("1 januari 2025", "De huur stijgt op 1-1-2025.", True),
+        ("3 мая", "Встреча 2024-05-03", True),
+        ("4 mayıs", "3 Mayıs 2024", False),
     ],
 )
 def test_a_reply_stands_in_a_text_in_any_form_of_its_value(reply, text, right):
@@ -167,8 +228,29 @@ def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
     answer = checked("Number 99", "Which cabin?", passages)
     assert answer.quoted and answer.text == "The cabin is number 12." and answer.sources == passages
     assert not checked("12", "Which cabin?", passages).quoted
-    assert best_sentence("cabin", "One line") == "One line"
-    assert best_sentence("Which cabins?", "# Cabins\n\nWood.\n\nThe cabin is red.") == "The cabin is red."
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "sentence"),
+    [
+        ("cabin", "One line", "One line"),
+        ("cabin", "# Cabin", "# Cabin"),
+        ("Which cabins?", "# Cabins\n\nWood.\n\nThe cabin is red.", "The cabin is red."),
+        ("Where is the cabin?", "The cabin\nNext to the old mill at the lake.", "Next to the old mill at the lake."),
+        ("When is the cabin ours?", "The cabin is red and ours. Ours from 4 March.", "Ours from 4 March."),
+        ("How many people does the cabin sleep?", "The cabin has a stove. It sleeps 12.", "It sleeps 12."),
+        (
+            "Wann gehört die Hütte uns?",
+            "Rot: die Hütte. Frei ist sie für uns erst ab 3. Mai.",
+            "Frei ist sie für uns erst ab 3. Mai.",
+        ),
+        ("When is the cabin ours?", "---\ndate: 2024-05-03\n---\nThe cabin is ours now.", "The cabin is ours now."),
+        ("cabin", "---\ntags: [cabin]\n---", "tags: [cabin]"),
+        ("What about 4 March, when is it?", "4 March it is, as ever. Maybe on 5 March.", "Maybe on 5 March."),
+    ],
+)
+def test_the_quoted_sentence_says_what_the_question_asks_for(question, text, sentence):
+    assert best_sentence(question, Passage("cabin.md", (), 1, text)) == sentence
 
 
 def test_a_python_without_fts5_gets_a_sentence(monkeypatch):

@@ -33,4 +33,4 @@ for script in scripts:
 @pytest.mark.slow
 def test_every_script_finds_the_others_from_its_own_folder():
     started = python(HELP, str(evidence.RESULTS.parent)).split()
-    assert {"peers", "end_to_end", "budgets", "families", "know_quality", "merged_models"} <= set(started)
+    assert {"peers", "end_to_end", "budgets", "families", "reading", "merged_models"} <= set(started)

@@ -1,7 +1,13 @@
 """`sebp-edge ask` and `Personalizer.ask`."""
 
+import os
+import pty
+import signal
+from select import select
+
 import pytest
-from command import assert_one_sentence, records, run
+from builders import make_llama, make_tokenizer
+from command import assert_one_sentence, process, records, run, without_controls
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import TextsError
@@ -55,3 +61,90 @@ def test_the_command_answers_names_its_sources_and_refuses(folder):
 def test_without_a_question_or_a_path_there_is_a_sentence(folder):
     assert_one_sentence(run("ask", folder), "No question was given", 2)
     assert_one_sentence(run("ask", "Where is the key?"), "which is no path", 2)
+
+
+@pytest.mark.slow
+def test_a_model_without_a_chat_template_answers(folder, tmp_path):
+    model = tmp_path / "plain"
+    make_llama(max_position_embeddings=1024).save_pretrained(model)
+    make_tokenizer(chat_template=None).save_pretrained(model)
+    *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", model, "--json").stdout)
+    assert last["found"] and last["text"]
+    personalizer = Personalizer(model, device="cpu", store=tmp_path / "store")
+    assert personalizer.ask("and the key?", folder, before=[("Where is the cabin?", "In Norway.")]).found
+
+
+class Conversation:
+    """`sebp-edge ask` on a terminal."""
+
+    def __init__(self, *arguments):
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "60"}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        self.process = process("ask", *arguments, env=environment, **streams)
+        os.close(theirs)
+
+    def until(self, end):
+        """Returns the lines until these characters, or until the process ends."""
+        shown = b""
+        while not shown.endswith(end.encode()) or not end:
+            assert select([self._ours], [], [], 60)[0], shown
+            try:
+                shown += os.read(self._ours, 1)
+            except OSError:  # the other side is closed
+                break
+        return without_controls(shown.decode())
+
+    def type(self, text):
+        os.write(self._ours, text.encode())
+
+    def end(self):
+        os.close(self._ours)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def converse():
+    """A function that starts a conversation, which ends with the test."""
+    started = []
+
+    def start(*arguments):
+        started.append(Conversation(*arguments))
+        return started[-1]
+
+    yield start
+    for conversation in started:
+        conversation.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["\n", "\x04"])
+def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_own(converse, folder, end):
+    conversation = converse(folder, "--model", "tiny")
+    assert conversation.until("> ")[-2:] == ["Ask about your texts; an empty line ends.", "> "]
+    conversation.type("Where is the key of the cabin?\n")
+    *_, source, begin = conversation.until("\n> ")
+    assert (source, begin) == ("trip.md, line 1", "> ")
+    conversation.type("cabin " * 600 + "\n")
+    assert "sebp-edge: The question is too long for the model's" in " ".join(conversation.until("\n> "))
+    conversation.type(end)
+    lines = conversation.until("")
+    assert len(lines) > 1 and not "".join(lines)
+    assert conversation.process.wait(timeout=60) == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_a_question_ends_the_conversation_on_a_line_of_its_own(converse, folder):
+    conversation = converse(folder, "--model", "tiny")
+    conversation.until("> ")
+    conversation.process.send_signal(signal.SIGINT)
+    assert conversation.until("") == ["", "sebp-edge: Interrupted; nothing was changed.", ""]
+    assert conversation.process.wait(timeout=60) == 130
+
+
+@pytest.mark.slow
+def test_a_conversation_prints_no_json(converse, folder):
+    conversation = converse(folder, "--json")
+    assert any("A conversation prints no JSON" in line for line in conversation.until(""))
+    assert conversation.process.wait(timeout=60) == 2

@@ -6,7 +6,7 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import progress
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import MemoryRanOut, Notice, TextsRead
+from sebp_edge.events import MemoryRanOut, Notice, PreparationProgress, TextsRead
 
 
 def test_running_out_of_memory_is_a_note_on_the_standard_error(capsys):
@@ -36,4 +36,16 @@ def test_many_things_left_out_for_one_reason_are_one_line(capsys):
         "7 left out:",
         "  4, such as 0.pdf: no text on a page",
         *(f"  {number}.md: empty" for number in range(3)),
+    ]
+
+
+def test_a_document_that_takes_long_is_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_PREPARATION_LINES", -1)
+    printer = ProgressPrinter(None)
+    for done, total in ((0, 0), (0, 9), (0, 9), (3, 9), (9, 9), (0, 9)):
+        printer(PreparationProgress("reading", done, total))
+    assert capsys.readouterr().out.splitlines() == [
+        "reading the texts: 0 %",
+        "reading the texts: 0 %",
+        "reading the texts: 33 %",
     ]

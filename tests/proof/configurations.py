@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 import torch
-from materials import chats, facts, questions, sentences, write_notes, write_recipe, write_records
+from materials import chats, questions, sentences, write_notes, write_recipe, write_records
 from recorder import ANYWAY
 
 import sebp_edge
@@ -41,15 +41,14 @@ def adapt_again(recorder, *options, model="llama"):
     recorder.command("adapt", "notes", "--model", recorder.model(model), "--recipe", "quick.toml", *options, "--json")
 
 
-KNOW = {"r": 8, "epochs": 1, "learning_rate": 1e-2, "min_steps": 8, "batch_rows": 256, "batch_tokens": 4096}
-KNOW |= {"context_length": 128, "chat_template": True, "questions": "rules", "general": 0.05}
+READING = {"r": 8, "epochs": 1, "learning_rate": 1e-2, "min_steps": 8, "batch_rows": 1024, "batch_tokens": 4096}
+READING |= {"context_length": 512, "chat_template": True, "questions": "practice", "general": 0.05}
 IN_FOLDS = {"weight_decay": 0.1, "warmup_ratio": 0.3, "max_grad_norm": 0.1, "patience": 2}
 TWO_OF_FOUR = '[sparsity]\npattern = "2:4"\nmethod = "mdgf-exponential"\ndense = 0.2\ndecay = 0.4\n'
 ALL_WEIGHTS = {"r": None, "method": "full", "learning_rate": 3e-3}
 LONG = {"batch_tokens": 9000, "context_length": 256, "epochs": 2}
 # Adaptations alone: their options, and the keywords of `adapt_notes`.
 ADAPTATIONS = {
-    "questions_about_notes": (["--keep-samples"], {"texts": facts(), "model": "wide", **KNOW}),
     "few_documents_in_folds": ([], {"texts": sentences(9, words=50), **IN_FOLDS}),
     "no_refit": (["--seed", "3"], {"refit": False}),
     "early_stopping": ([ANYWAY], {"learning_rate": 0.5, "epochs": 8}),
@@ -63,6 +62,13 @@ ADAPTATIONS = {
 }
 for name, (options, keywords) in ADAPTATIONS.items():
     CONFIGURATIONS[name] = partial(_adapt, options, keywords)
+
+
+@configuration
+def reading(recorder):
+    write_recipe(recorder.folder / "quick.toml", **READING)
+    model = recorder.model("wide")
+    recorder.command("adapt", "--model", model, "--recipe", "quick.toml", "--keep-samples", "--json")
 
 
 @configuration

@@ -129,8 +129,3 @@ def chats(count: int) -> list[dict]:
         {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts[at : at + 4], strict=True)]}
         for at in range(0, 4 * count, 4)
     ]
-
-
-def facts() -> list[str]:
-    """Notes that the recipe `know` can ask about."""
-    return [f"# The {thing}\n\nThe {thing} stands behind the shed." for thing in THINGS]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sebp_edge.questions.answers import is_right
+from sebp_edge.questions.answers import is_right, stands_in
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from sebp_edge.questions.answers import is_right
     ],
 )
 def test_replies_with_the_answer_are_right(reply, answer):
-    assert is_right(reply, answer)
+    assert is_right(reply, [answer])
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,12 @@ def test_replies_with_the_answer_are_right(reply, answer):
     ],
 )
 def test_replies_without_it_are_wrong(reply, answer):
-    assert not is_right(reply, answer)
+    assert not is_right(reply, [answer])
+
+
+def test_one_of_several_answers_is_enough():
+    assert is_right("It is azure.", ("blue", "azure")) and not is_right("It is red.", ("blue", "azure"))
+
+
+def test_an_answer_stands_anywhere_in_a_text():
+    assert stands_in("4711", "no " * 40 + "4711") and not stands_in("4711", "47111")

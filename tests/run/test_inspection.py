@@ -86,7 +86,7 @@ def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
     found = personalizer.inspect(texts)
     events.clear()
     call = personalizer._make_call(StopSignal())
-    planned = Preparation(call, call.read(texts)).plan()
+    planned = Preparation(*call.with_texts(texts)).plan()
     assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
 
 

@@ -86,18 +86,14 @@ def test_no_format_that_is_read_is_named_as_another():
     assert [ending for ending in FORMATS if reason_against_name(f"a{ending}")] == []
 
 
-MESSAGE = {"id": 1, "type": "message", "from": "A", "text": "x"}
-
-
 @pytest.mark.parametrize(
     ("value", "named"),
     [
         ({"title": "Soup", "children": [{"string": "Lentils", "uid": "x"}]}, "a Roam export; export it as Markdown"),
         ({"title": "Soup", "edit-time": 1}, "a Roam export"),
-        ({"title": "Soup", "mapping": {}, "current_node": "a"}, "a ChatGPT export"),
-        ({"uuid": "x", "chat_messages": []}, "a Claude export"),
-        ({"name": "A", "type": "personal_chat", "messages": [MESSAGE]}, "a Telegram export"),
-        ({"chats": {"list": []}}, "a Telegram export"),
+        ({"id": "1097531864213579864", "type": 0, "name": "b"}, "a channel of Discord or Slack; what was said there"),
+        ({"1097531864213579864": "Direct Message with b", "109753186421357986": None}, "a channel of Discord or Slack"),
+        ({"id": "C01", "name": "b", "created": 1, "members": ["U01"]}, "a channel of Discord or Slack"),
         ({"version": 2, "type": "net.daringfireball.markdown"}, "the settings of a text bundle"),
         ({"title": "Soup", "textContent": "Lentils"}, "a Google Keep note"),
         ({"metadata": {}, "entries": [{"creationDate": "x", "text": "y"}]}, "a Day One export"),

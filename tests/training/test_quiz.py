@@ -1,10 +1,11 @@
 """A quiz decides by the questions that differ: more right answers than chance would give."""
 
 import itertools
+import random
 
 import pytest
 
-from sebp_edge.texts.dataset import QuizQuestion
+from sebp_edge.texts.dataset import Quiz, QuizQuestion
 from sebp_edge.training.gate import GateResult, Verdict
 from sebp_edge.training.quiz import CHANCE, QuizResult, Replies, is_more
 
@@ -24,15 +25,19 @@ def test_the_sign_test_is_exact(size):
             assert is_more(list(before), list(after)) == brute_force(before, after)
 
 
-def quiz(before, after, with_before, with_after, active=None):
+def quiz(before, after, general=("1" * 12, "1" * 12), active=None):
     """A quiz whose replies are right where there is a 1."""
-    questions = tuple(QuizQuestion(number, f"question {number}", "yes", (1,), (2,)) for number in range(len(before)))
+    asked = [
+        QuizQuestion(f"question {number}", ("yes", "yea"), (number,), (number,), (number,)) for number in range(12)
+    ]
 
-    def replies(alone, with_document):
-        return Replies(*(tuple("yes" if one == "1" else "no" for one in part) for part in (alone, with_document)))
+    def replies(found, general):
+        found, general = (tuple("yea" if one == "1" else "no" for one in part) for part in (found, general))
+        return Replies(found, ("yes",) * 12, ("no",) * 12, general)
 
-    worse = None if active is None else replies(active, with_before)
-    return QuizResult(questions, replies(before, with_before), replies(after, with_after), worse)
+    worse = None if active is None else replies(active, general[0])
+    both = (replies(*each) for each in zip((before, after), general, strict=True))
+    return QuizResult(Quiz(tuple(asked), tuple(asked), refused=1, rightly_refused=10), *both, worse)
 
 
 NONE, SOME, ALL = "0" * 12, "1" * 5 + "0" * 7, "1" * 12
@@ -41,17 +46,14 @@ NONE, SOME, ALL = "0" * 12, "1" * 5 + "0" * 7, "1" * 12
 @pytest.mark.parametrize(
     ("result", "verdict", "words"),
     [
-        (
-            quiz(NONE, ALL, SOME, ALL),
-            Verdict.BETTER,
-            "answers 12 of 12 questions about your notes (0 before), and 12 of",
-        ),
-        (quiz(NONE, SOME, SOME, SOME), Verdict.BETTER, "answers 5 of 12"),
-        (quiz(NONE, "1" + "0" * 11, SOME, ALL), Verdict.NO_GAIN, "too few more for the gate"),
-        (quiz(ALL, NONE, ALL, ALL), Verdict.NO_GAIN, "answers 0 of 12 questions about your notes (12 before)"),
-        (quiz(NONE, ALL, ALL, NONE), Verdict.READS_WORSE, "reads worse than the base model"),
-        (quiz(NONE, SOME, SOME, SOME, active=ALL), Verdict.WORSE_THAN_ACTIVE, "the version that is active answers 12"),
-        (quiz(NONE, ALL, SOME, ALL, active=SOME), Verdict.BETTER, "answers 12 of 12"),
+        (quiz(NONE, ALL), Verdict.BETTER, "answers 12 of 12 questions about notes that it has not seen (0 before)"),
+        (quiz(NONE, SOME), Verdict.BETTER, "answers 5 of 12"),
+        (quiz(NONE, "1" + "0" * 11), Verdict.NO_GAIN, "too few more for the gate"),
+        (quiz(ALL, NONE), Verdict.NO_GAIN, "so it does not read better than the base model"),
+        (quiz(NONE, ALL, (ALL, SOME)), Verdict.FORGETS, "5 of 12 general questions (12 before): it has forgotten"),
+        (quiz(NONE, ALL, (ALL, "0" * 4 + "1" * 8)), Verdict.BETTER, "8 of 12 general questions (12 before)"),
+        (quiz(NONE, SOME, active=ALL), Verdict.WORSE_THAN_ACTIVE, "the version that is active answers 12"),
+        (quiz(NONE, ALL, active=SOME), Verdict.BETTER, "answers 12 of 12"),
     ],
 )
 def test_the_verdict_and_its_explanation(result, verdict, words):
@@ -60,10 +62,19 @@ def test_the_verdict_and_its_explanation(result, verdict, words):
     assert words in judged.explain(0.01, ())
 
 
-def test_questions_that_were_not_asked_after_their_document_do_not_count():
-    questions = tuple(QuizQuestion(0, "question", "yes", (1,), with_document) for with_document in (None, (2,)))
-    result = QuizResult(questions, Replies(("no", "no"), (None, "yes")), Replies(("yes", "no"), (None, "yes")))
-    figures = result.figures
-    assert (figures.questions, figures.questions_with_note, figures.right_with_note_after) == (2, 1, 1)
-    assert (figures.right_before, figures.right_after, figures.right_active) == (0, 1, None)
-    assert [each.right for each in result.answered] == [True, False]
+def test_the_figures_count_each_kind_of_question():
+    figures = quiz(NONE, SOME, (ALL, SOME), active=NONE).figures
+    assert (figures.questions, figures.general_questions) == (12, 12)
+    assert (figures.right_before, figures.right_after, figures.right_active) == (0, 5, 0)
+    assert (figures.right_passage_before, figures.right_passage_after) == (12, 12)
+    assert (figures.alone_before, figures.alone_after) == (0, 0)
+    assert (figures.general_before, figures.general_after) == (12, 5)
+    assert (figures.refused, figures.rightly_refused) == (1, 10)
+
+
+def test_a_training_without_effect_is_kept_in_at_most_5_of_100_cases():
+    """Simulated: each question is answered right by chance, before and after, as often."""
+    draw = random.Random(0)
+    for share in (0.1, 0.5):
+        kept = sum(is_more(*([draw.random() < share for _ in range(60)] for _ in range(2))) for _ in range(2000))
+        assert kept <= 0.06 * 2000, share

@@ -30,13 +30,13 @@ from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import read_all, read_texts
 
 times = [time.monotonic()]
-before = resident()
+before, begun = resident(), time.process_time()
 reading = read_all(Path(sys.argv[1]), progress=Progress(lambda event: times.append(time.monotonic())))
 times.append(time.monotonic())
 messages, words = (sum(getattr(author, name) for author in reading.authors) for name in ("num_messages", "num_words"))
 documents = len(read_texts(reading, me="Anna").documents)
 print(json.dumps({
-    "read_messages": messages, "read_words": words, "documents": documents, "seconds": time.monotonic() - times[0],
+    "read_messages": messages, "read_words": words, "documents": documents, "seconds": time.process_time() - begun,
     "peak": peak_resident() - before, "silence": max(b - a for a, b in zip(times, times[1:])),
 }))
 """
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def reading(name: str, write, said: Said) -> dict:
-    """Returns the figures of one format; bytes and seconds."""
+    """Returns the figures of one format; bytes and seconds of the processor."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.parent.mkdir(exist_ok=True)

@@ -45,7 +45,7 @@ def sink(event):
         peaks.append(peak_resident() - before)
     begun.setdefault(event.stage, now)
     seconds[event.stage] = now - begun[event.stage]
-    if stopped_at is None and event.stage == stage_to_stop and 2 * event.done >= event.total:
+    if stopped_at is None and event.stage == stage_to_stop and 2 * event.done >= event.total > 0:
         stopped_at = now
         signal.setitimer(signal.ITIMER_REAL, 0.05)
 

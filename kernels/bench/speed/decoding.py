@@ -64,7 +64,7 @@ def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
         with device:
             model = AutoModelForCausalLM.from_config(known_config(name), dtype=dtype).eval()
     with ExitStack() as stack:
-        kept = Decoder(model)
+        kept = Decoder(model, keeps=True)
         ways: dict[str, Write] = {
             "sebp-edge": lambda prompt, new: with_ours(forgetting(kept), prompt, new),
             "transformers": lambda prompt, new: with_transformers(model, prompt, new),

@@ -44,6 +44,11 @@ def _num_words(text: str) -> int:
     return _WORD.subn("", text)[1]  # without a Python object for each
 
 
+def _from_bytes(text: str) -> str:
+    """Returns the text of UTF-8 of which each byte was a character, which saves memory while marks are cut out."""
+    return text.encode("latin-1").decode(errors="replace")
+
+
 def _without(text: str, begin: str, end: str) -> str:
     """Cuts out all that is between two patterns, each with the first end after it; one without an end is kept.
 
@@ -114,20 +119,13 @@ _IN_LINE_XML = re.compile(r"</?text:(?:span|a|bookmark\S*|change\S*|soft-page-br
 def _open_document_text(path: Path) -> str:
     is_flat = path.suffix.lower() == ".fodt"
     data = path.read_bytes() if is_flat else b" ".join(_parts(path, _OPEN_DOCUMENT_PART))
-    # A byte is a character while tags are cut out, which saves memory.
     xml = data.decode("latin-1")
     xml = _without(_without(xml, r"\A", r"<office:text\b[^<>]*>"), r"<office:binary-data>", r"</office:binary-data>")
-    for name in (
-        "text:tracked-changes",
-        "office:annotation",
-        "text:[a-z-]*(?:index|content)",
-        "text:note-citation",
-        "svg:title",
-        "svg:desc",
-    ):
+    of_text = ("text:tracked-changes", "text:[a-z-]*(?:index|content)", "text:note-citation")
+    for name in (*of_text, "office:annotation", "svg:title", "svg:desc"):
         xml = _without(xml, rf"<{name}(?=[\s>])", rf"</{name}>")
     xml = _TAG.sub(" ", _IN_LINE_XML.sub("", xml))
-    return html.unescape(xml.encode("latin-1").decode("utf-8", errors="replace"))
+    return html.unescape(_from_bytes(xml))
 
 
 _CHAPTER = re.compile(r"(?!.*(?:nav|toc)[^/]*\Z).*\.x?html?", re.IGNORECASE)
@@ -184,20 +182,27 @@ def _org_text(path: Path) -> str:
 
 # Front matter in which each line is a setting, an item or the rest of one; lines with prose are counted.
 _FRONT_MATTER = re.compile(
-    r"\A(---|\+\+\+)[ \t]*\n(?:[ \t]+.*\n|[-#\]}].*\n|[\w. \"'-]{1,60}[:=].*\n|\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)"
+    r"\A(---|\+\+\+)[ \t]*\n(?:[ \t]+.*\n|[-#\]}].*\n|[\w\x80-\xff. \"'-]{1,120}[:=].*\n|\n)*?(?:\1|\.\.\.)[ \t]*"
+    r"(?:\n|\Z)",
+    re.ASCII,
 )
 # Pictures as text and those of Joplin, targets of links, Obsidian's block ids, the properties and queries of Logseq,
 # Joplin's metadata.
 _MARKDOWN_MARK = re.compile(
     r"!\[[^\[\]\n]*\]\(:/[^()\n]*\)"
-    r"|data:[\w/+.;=-]{0,100},[^\s)\"'>]*|(?<=\]\()[^()\s]*|!\[\[[^\[\]\n]*\]\]|(?<=\[\[)[^\[\]\n|]*\||[ \t]\^[\w-]+$"
-    r"|^[ \t]*(?:- )?[\w-]+:: .*$|\{\{[^{}\n]*\}\}|\n\nid: [0-9a-f]{32}\n(?:\w+: ?.*(?:\n|\Z))*\Z",
-    re.MULTILINE,
+    r"|data:[\w/+.;=-]{0,100},[^\s)\"'>]*|(?<=\]\()[^()\s]*|!\[\[[^\[\]\n]*\]\]|(?<=\[\[)[^\[\]\n|]*\|"
+    r"|[ \t]\^[\w\x80-\xff-]+$|^[ \t]*(?:- )?[\w\x80-\xff-]+:: .*$"
+    r"|\{\{[^{}\n]*\}\}|\n\nid: [0-9a-f]{32}\n(?:\w+: ?.*(?:\n|\Z))*\Z",
+    re.MULTILINE | re.ASCII,
 )
 
 
 def _markdown_text(path: Path) -> str:
-    text = _FRONT_MATTER.sub("", decode(path).replace("\r\n", "\n"))
+    return _from_bytes(_markdown_bytes(path))
+
+
+def _markdown_bytes(path: Path) -> str:
+    text = _FRONT_MATTER.sub("", decode(path).replace("\r\n", "\n").encode(errors="replace").decode("latin-1"))
     text = _without(text, "<!--", "-->")
     text = _without(text, r"%%", r"%%")
     text = _without(text, r"^[ \t]*[`~]{3,}(?:dataview|dataviewjs|tasks|query|base)\b", r"^[ \t]*[`~]{3,}[ \t]*$")
@@ -207,16 +212,16 @@ def _markdown_text(path: Path) -> str:
 
 
 # Properties below the title, and pictures.
-_NOTION_MARK = re.compile(r"\A# .*\n\n(?:[^\s:][^:\n]*: .*(?:\n|\Z))+|!\[[^\[\]\n]*\]\([^\s]*\)")
+_NOTION_MARK = re.compile(r"\A# .*\n\n(?:[^\s:][^:\n]*: .*(?:\n|\Z))+|!\[[^\[\]\n]*\]\([^\s]*\)", re.ASCII)
 _BRACES = re.compile(r"\{[^{}]*\}")
-_MDX_MARK = re.compile(r"^(?:import|export)\b.*(?:\n.+)*|</?[a-z>][^<>]*>?", re.IGNORECASE | re.MULTILINE)
+_MDX_MARK = re.compile(r"^(?:import|export)\b.*(?:\n.+)*|</?[a-z>][^<>]*>?", re.I | re.M | re.A)
 
 
 def _mdx_text(path: Path) -> str:
-    text = _markdown_text(path)
+    text = _markdown_bytes(path)
     for _ in range(6):
         text = _BRACES.sub(" ", text)
-    return _MDX_MARK.sub(" ", text)
+    return _from_bytes(_MDX_MARK.sub(" ", text))
 
 
 # The raw text of a file, by its ending.

@@ -28,7 +28,7 @@ _STRING = re.compile(r"""\{\s*(["'`])([^"'`{}\\]*)\1\s*\}""")
 _KINDS = ("tags of components", "expressions", "imports and exports")
 _KIND_OF = dict(zip(("tag", "expression", "import", "export"), (*_KINDS, _KINDS[2]), strict=True))
 # What was left out leaves this mark, which no text has; a line of them only is left out, too.
-_MARK, _MARKED_LINE = "\0", re.compile(r"^[ \t]*\0[ \t\0]*(?:\n|\Z)", re.MULTILINE)
+_MARK, _MARKS = "\0", re.compile(r"^[ \t]*\0[ \t\0]*(?:\n|\Z)|\0", re.MULTILINE)
 
 
 def read_mdx(path: Path) -> list[str | NotRead]:
@@ -38,23 +38,23 @@ def read_mdx(path: Path) -> list[str | NotRead]:
         Unreadable: see `decode` and `find_parts`.
     """
     text = unix_newlines(decode(path))
-    text = text[len(front_matter(text)) :]
+    front = front_matter(text)
+    text = text[len(front) :]
     parts = find_parts(text, MDX)
     code, num_comments = parts.code, len(parts.comments)
     if parts.comments:
         text, code = edit(text, [(begin, end, "") for begin, end in parts.comments], code)
-    edits, counts = _find_components(text, masked(text, code) if code else text)
-    text = edit(text, edits, [])[0]
-    text = _MARKED_LINE.sub("", text)
-    text = text.replace(_MARK, "")
+    text, counts = _without_components(text, masked(text, code) if code else text)
+    text = _MARKS.sub("", text)
     reasons = [f"{kind}: {counts[kind]:,}" for kind in _KINDS if counts[kind]]
     seen = Seen("", num_comments + counts["comments"], parts.is_cut)
-    return [text, *map(NotRead, reasons), *comments_not_read(seen)]
+    return [text, *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
 
 
-def _find_components(text: str, shown: str) -> tuple[list[Edit], Counter[str]]:
-    """Finds what is no Markdown in a text, of which code is not shown; counts it by its kind."""
-    closed_at, edits, counts = _closed_braces(shown), [], Counter()
+def _without_components(text: str, shown: str) -> tuple[str, Counter[str]]:
+    """Returns a text with marks for what is no Markdown, and counts that by its kind; code is not shown."""
+    closed_at, counts = _closed_braces(shown), Counter()
+    edits: list[Edit] = []
     at = 0
     while found := _BEGIN.search(shown, at):
         kind, begin, at = found.lastgroup, found.start(), found.end()
@@ -74,7 +74,7 @@ def _find_components(text: str, shown: str) -> tuple[list[Edit], Counter[str]]:
             counts["comments"] += 1
         elif not string:
             counts[_KIND_OF[kind]] += 1
-    return edits, counts
+    return edit(text, edits, [])[0], counts
 
 
 def _closed_braces(text: str) -> dict[int, int]:

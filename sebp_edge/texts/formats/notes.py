@@ -38,7 +38,7 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
     text = text[len(front) :]
     if note := joplin_note(text):
         return note
-    app, not_read = vault.app if vault else None, []
+    app, not_read = vault.app if vault else None, [NotRead("", front)] * bool(front)
     if app is None and is_notion_page(path.name):
         app = "Notion"
         text, num_properties = without_properties(text)

@@ -23,19 +23,12 @@ from sebp_edge.texts.formats.xml_parts import (
 
 _DAMAGED = "damaged, or not an OpenDocument text"
 # Elements whose text is not shown, or is the document's own and not its writer's, with what they are counted as.
+_INDEXES = ("illustration-index", "table-index", "object-index", "user-index", "alphabetical-index")
 _LEFT_OUT = {
     "annotation": "comments",
-    **dict.fromkeys(
-        ("table-of-content", "illustration-index", "table-index", "object-index", "user-index", "alphabetical-index"),
-        "tables of contents and indexes",
-    ),
-    **dict.fromkeys(
-        (
-            *("tracked-changes", "note-citation", "forms", "script", "scripts", "master-styles", "meta", "settings"),
-            *("image", "object", "object-ole", "plugin"),
-        ),
-        "",
-    ),
+    **dict.fromkeys(("table-of-content", *_INDEXES), "tables of contents and indexes"),
+    **dict.fromkeys(("tracked-changes", "note-citation", "forms", "script", "scripts", "master-styles", "meta"), ""),
+    **dict.fromkeys(("settings", "image", "object", "object-ole", "plugin"), ""),
 }
 _PICTURES = "pictures and objects"
 _DRAWN = {

@@ -25,17 +25,8 @@ _LEFT_OUT = {
 _COUNTED = {"pict": "pictures", "object": "inserted files", "annotation": "comments"}
 _NOT_IGNORED = {"shpinst", "annotation"}
 _CHARACTERS = {
-    **{
-        "tab": "\t",
-        "line": "\n",
-        "lbr": "\n",
-        "emdash": "—",
-        "endash": "–",
-        "lquote": "‘",
-        "rquote": "’",
-        "bullet": "•",
-    },
-    **{"ldblquote": "“", "rdblquote": "”", "emspace": " ", "enspace": " ", "qmspace": " ", "softline": "\n"},
+    **{"tab": "\t", "line": "\n", "lbr": "\n", "softline": "\n", "emspace": " ", "enspace": " ", "qmspace": " "},
+    **{"emdash": "—", "endash": "–", "lquote": "‘", "rquote": "’", "ldblquote": "“", "rdblquote": "”", "bullet": "•"},
 }
 _SIGNS = {b"~": " ", b"_": "-", b"{": "{", b"}": "}", b"\\": "\\"}
 _ENDS = {"par", "sect", "page", "column"}

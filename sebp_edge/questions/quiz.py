@@ -1,0 +1,56 @@
+"""Makes the quiz that decides whether an adapter reads better: about practice notes that it was not trained on."""
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from sebp_edge.ask.answer import NUM_PASSAGES, is_found
+from sebp_edge.ask.index import Index
+from sebp_edge.ask.passages import passages_of
+from sebp_edge.questions.answers import stands_in
+from sebp_edge.questions.asking import prompt_for, shown
+from sebp_edge.questions.practice import practice_questions
+from sebp_edge.texts.dataset import Quiz, QuizQuestion
+from sebp_edge.texts.documents import Document
+
+GENERAL = Path(__file__).parent / "general" / "questions.txt"
+# Room for a reply.
+REPLY_TOKENS = 24
+
+
+def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer, context_length: int) -> Quiz:
+    """Makes the quiz.
+
+    Args:
+        documents: the practice notes, all of which are searched.
+        tested: the numbers of those that are asked about.
+        context_length: questions that leave no room for a reply in it are left out.
+    """
+    index = Index(documents)
+    others = Index(document for number, document in enumerate(documents) if number not in tested)
+    asked, refused, rightly_refused = [], 0, 0
+    for wording, answers, document in _questions([documents[number] for number in sorted(tested)]):
+        hits = index.search(wording, NUM_PASSAGES)
+        refused += not is_found(hits)
+        rightly_refused += not is_found(others.search(wording, NUM_PASSAGES))
+        found = shown(hit.passage for hit in hits) or None
+        right = shown([next(each for each in passages_of(document) if stands_in(answers[0], each.text))])
+        prompts = [tuple(prompt_for(wording, tokenizer, each).input_ids) for each in (None, found, right)]
+        if max(map(len, prompts)) + REPLY_TOKENS <= context_length:
+            asked.append(QuizQuestion(wording, answers, *prompts))
+    general = tuple(
+        QuizQuestion(question, answers, tuple(prompt_for(question, tokenizer).input_ids))
+        for question, answers in general_questions()
+    )
+    return Quiz(tuple(asked), general, refused, rightly_refused)
+
+
+def _questions(documents: Sequence[Document]) -> Iterator[tuple[str, tuple[str, ...], Document]]:
+    for document in documents:
+        for question in practice_questions()[document.content]:
+            yield question.wordings[0], (question.answer,), document
+
+
+def general_questions() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for line in GENERAL.read_text(encoding="utf-8").splitlines():
+        question, answers = line.split("|")
+        yield question, tuple(answers.split("/"))

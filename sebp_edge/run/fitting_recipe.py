@@ -1,0 +1,66 @@
+"""Reads what a recipe trains on, and says which recipe fits texts; imports no torch."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.errors import AdapterError, TextsError
+from sebp_edge.questions.practice import practice_reading
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.documents import Completion, Content, Conversation
+from sebp_edge.texts.progress import SILENT, Progress
+from sebp_edge.texts.readers import Reading, read_texts
+
+
+def read_for(
+    recipe: Recipe, texts, memory: int | None = None, progress: Progress = SILENT, me: Sequence[str] = ()
+) -> Reading:
+    """Reads texts (see `read_texts`), or the practice notes if the recipe trains on these.
+
+    Raises:
+        TextsError: the recipe needs texts, and `texts` is None.
+    """
+    if recipe.questions:
+        return practice_reading()
+    if texts is None:
+        raise TextsError("No texts were given; give files or folders with your texts.")
+    return read_texts(texts, memory, progress, me)
+
+
+def choose_recipe(asked: Recipe, reading: Reading, adapter: Adapter | None = None) -> Recipe:
+    """Returns the recipe that was asked for.
+
+    If none was: the active version's, if that is learnt on from; else "chat" if most texts are conversations; else
+    "notes".
+
+    Args:
+        adapter: the adapter that is learnt on from.
+    """
+    is_chat = mostly([document.content for document in reading.documents], Conversation)
+    return asked.or_bundled(_recipe_of_active(adapter) or ("chat" if is_chat else "notes"))
+
+
+def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
+    """Returns the name of the bundled recipe that fits documents with these numbers of tokens."""
+    if mostly(contents, Conversation):
+        return "chat"
+    if mostly(contents, Completion | Conversation):
+        return "instruct"
+    is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
+    return "long" if is_long else "notes"
+
+
+def mostly(contents: Sequence[Content], kind) -> bool:
+    """Returns whether most contents are of a kind."""
+    return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
+
+
+def _recipe_of_active(adapter: Adapter | None) -> str | None:
+    """Returns the name of the active version's recipe; None if no training with a bundled one can learn on from it."""
+    try:
+        version = adapter.active() if adapter else None
+        name = adapter.open(version).record.recipe["name"] if version else None
+    except AdapterError:
+        return None
+    recipe = Recipe.load(name) if name in Recipe.names() else None
+    return name if recipe and recipe.method == "lora" and not recipe.questions else None

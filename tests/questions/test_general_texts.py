@@ -1,0 +1,44 @@
+"""General text and questions: what is trained on, and what is asked, are different."""
+
+from builders import make_tokenizer
+
+from sebp_edge.questions.general_texts import TEXTS, chat_examples, chat_questions, general_examples
+from sebp_edge.questions.quiz import general_questions
+from sebp_edge.texts.examples import NO_DOCUMENT
+from sebp_edge.texts.general_probe import read_probe
+
+
+def test_general_text_is_bounded_drawn_by_the_seed_and_of_no_document():
+    tokenizer = make_tokenizer()
+    none = general_examples(tokenizer, 128, 0, 0)
+    some, again, other = (general_examples(tokenizer, 128, 2000, seed) for seed in (0, 0, 1))
+    assert none == [] and some == again != other
+    assert 2000 <= sum(len(example.input_ids) for example in some) < 2000 + 128
+    assert {example.document for example in some} == {NO_DOCUMENT}
+
+
+def test_general_text_is_not_in_the_probe():
+    def runs(text):
+        words = text.split()
+        return {" ".join(words[begin : begin + 8]) for begin in range(len(words) - 7)}
+
+    own = runs(TEXTS.read_text(encoding="utf-8"))
+    assert len(own) > 10_000
+    for document in read_probe():
+        assert not own & runs(document.content), document.source
+
+
+def test_only_replies_have_loss_and_empty_ones_are_left_out():
+    tokenizer = make_tokenizer()
+    replies = ["", *(f"reply {number}" for number, _ in enumerate(chat_questions()[1:]))]
+    found = chat_examples(replies, tokenizer, 256)
+    assert {example.document for example in found} == {NO_DOCUMENT}
+    answers = {tokenizer.decode([label for label in example.labels if label >= 0]) for example in found}
+    assert len(answers) == len(replies) - 1 and all("?" not in answer for answer in answers)
+
+
+def test_the_questions_of_the_quiz_are_enough_and_not_trained_on():
+    asked = dict(general_questions())
+    assert len(asked) >= 150 and all(all(answers) for answers in asked.values())
+    assert not asked.keys() & set(chat_questions())
+    assert len(set(chat_questions())) == len(chat_questions())

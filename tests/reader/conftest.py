@@ -1,0 +1,52 @@
+"""A model that learns to read the notes of reader_notes.py, and what it made of them."""
+
+import shutil
+
+import pytest
+from builders import QUICK_TEMPLATE, make_tokenizer
+from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
+
+from sebp_edge.questions import practice
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("models") / "micro", make_tokenizer(QUICK_TEMPLATE))
+
+
+@pytest.fixture(scope="session")
+def general(tmp_path_factory):
+    return write_general(tmp_path_factory.mktemp("general"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, general):
+    make_quick(monkeypatch, general)
+    yield
+    practice.practice_questions.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def learnt(tmp_path_factory, model, general):
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch, general)
+        runs = watch_runs(patch)
+        personalizer = new_personalizer(model, tmp_path_factory.mktemp("stores"))
+        return Learnt(personalizer.adapt(), personalizer.store, personalizer.events, runs[0])
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    return watch_runs(monkeypatch)
+
+
+@pytest.fixture
+def make(model, tmp_path, request):
+    """A function that makes a Personalizer; after=True: whose store has a reader."""
+
+    def personalizer(store="store", *, after=False, model=model, **options):
+        if after:
+            shutil.copytree(request.getfixturevalue("learnt").store.folder.parent, tmp_path / store)
+        return new_personalizer(model, tmp_path / store, **options)
+
+    return personalizer
