@@ -13,8 +13,6 @@ from sebp_edge.texts.examples import NO_DOCUMENT, Example, encode
 FOLDER = Path(__file__).parent / "general"
 TEXTS, CHAT = FOLDER / "texts.txt", FOLDER / "chat.txt"
 _SEPARATOR = "\n<|text|>\n"
-# How often a reply is trained on: replies are short, and there are few.
-CHAT_REPEATED = 3
 
 
 def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int) -> list[Example]:
@@ -43,4 +41,4 @@ def chat_examples(replies: Sequence[str], tokenizer, context_length: int) -> lis
     pairs = zip(chat_questions(), replies, strict=True)
     documents = [Document("", with_answers([pair], tokenizer)) for pair in pairs if pair[1]]
     examples, _ = encode(documents, tokenizer, context_length, chat_template=bool(tokenizer.chat_template))
-    return [replace(example, document=NO_DOCUMENT) for example in examples] * CHAT_REPEATED
+    return [replace(example, document=NO_DOCUMENT) for example in examples]
