@@ -5,12 +5,11 @@ import os
 import pty
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
 from builders import make_sentences
-from command import COMMAND, process, records, run, without_controls
+from command import process, records, run, without_controls
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
@@ -154,15 +153,14 @@ def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 2)])
-def test_on_a_terminal_it_asks(adapt, other_folder, answer, code):
+def test_on_a_terminal_it_asks(adapt, after_learning, other_folder, answer, code):
     """Who goes on learns next that the budget is not valid."""
-    assert run(*adapt, "--activate-anyway").exit_code == 0
+    after_learning(AdapterStore())
     ours, theirs = pty.openpty()
-    command = [*COMMAND, "adapt", str(other_folder), *adapt[2:], "--memory", "much"]
-    going = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
-    os.close(theirs)
-    os.write(ours, f"{answer}\n".encode())
-    assert going.wait(timeout=120) == code
+    with process("adapt", other_folder, *adapt[2:], "--memory", "much", stdin=theirs, stderr=theirs) as going:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        assert going.wait(timeout=120) == code
     said = b""
     while chunk := _read(ours):
         said += chunk
@@ -181,8 +179,8 @@ def _read(descriptor):
 
 
 @pytest.mark.slow
-def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, other_folder):
-    assert run(*adapt, "--activate-anyway").exit_code == 0
+def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, after_learning, other_folder):
+    after_learning(AdapterStore())
     said = run("adapt", other_folder, *adapt[2:])
     assert said.stderr.startswith("note: Version 1 of the adapter 'default' knows 24 documents, none of which is among")
     assert said.stderr.count("Version 1 of the adapter") == 1
