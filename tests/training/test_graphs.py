@@ -132,7 +132,7 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokeniz
 
 def test_held_out_losses_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
-    with make_learner(LoraAdaptation(), [*examples, other]) as learner:
+    with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
         assert learner.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
