@@ -25,6 +25,8 @@ Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 Questions = Literal["practice"]
 RANK = 16
+# The name of an adapter that was trained to read.
+READER = "reader"
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
 # The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/speed/learning_on.py).
@@ -252,7 +254,7 @@ class Recipe:
     @property
     def default_name(self) -> str:
         """The name of an adapter that was given none."""
-        return "reader" if self.questions else "default"
+        return READER if self.questions else "default"
 
     def updates_copy_of(self, layer: str) -> bool:
         """Whether the optimizer updates a copy of a linear layer's weight; `layer` is the end of the layer's name."""

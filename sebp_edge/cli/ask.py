@@ -1,6 +1,7 @@
 """`sebp-edge ask QUESTION PATH`: answers from texts, and says where the answer stands."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from sebp_edge.cli.base_model import open_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
 from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.recipe import READER
 from sebp_edge.texts.documents import printable
 
 
@@ -39,10 +41,12 @@ def ask(
         if question is None and as_json:
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
-        personalizer, adapter = open_model(name, None, model, device, defaults=("reader", "default"))
+        personalizer, adapter = open_model(name, None, model, device, defaults=(READER, "default"))
         before: list[tuple[str, str]] = []
         if question is not None:
-            _answer(personalizer, question, texts, before, adapter, passages, as_json)
+            answer = _answer(personalizer, question, texts, before, adapter, passages, as_json)
+            if answer.quoted and adapter != READER and out.is_terminal and not as_json:
+                _advise_reader(personalizer.reference)
             return
         for asked in _typed():
             try:
@@ -51,6 +55,11 @@ def ask(
                 print_error(str(error))
             else:
                 before.append((asked, answer.text))
+
+
+def _advise_reader(reference) -> None:
+    model = shlex.quote(reference.location if reference.has_path else reference.name)
+    out.print(f"sebp-edge adapt --recipe ask --model {model} trains the model to read.", style="dim", markup=False)
 
 
 def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:

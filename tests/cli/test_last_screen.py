@@ -11,7 +11,7 @@ from sebp_edge.models.catalog import ModelReference, resolve
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.expectations import expectation
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.texts.dataset import QuizQuestion
+from sebp_edge.texts.dataset import Quiz, QuizQuestion
 from sebp_edge.training.comparison import Comparison
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult, Verdict
@@ -27,9 +27,9 @@ CONCERNS = (
     "that was made for this language.",
 )
 QUIZ = QuizResult(
-    tuple(QuizQuestion(0, "question", "yes", (1,), (2,)) for _ in range(60)),
-    Replies(("no",) * 60, ("no",) * 60),
-    Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60),
+    Quiz((QuizQuestion("question", ("yes",), (1,), (2,), (2,)),) * 60, (QuizQuestion("?", ("yes",), (1,)),) * 9, 3, 50),
+    Replies(("no",) * 60, ("no",) * 60, ("no",) * 60, ("yes",) * 9),
+    Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60, ("no",) * 60, ("yes",) * 9),
 )
 PLAIN = GateResult(Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, active=ACTIVE, gain_over_active=WORSE, refit_loss=3.744)
 OUTCOMES = {
@@ -41,9 +41,7 @@ OUTCOMES = {
     "refit failed": replace(PLAIN, verdict=Verdict.REFIT_FAILED),
     "quiz": PLAIN.with_quiz(QUIZ),
     "quiz, no gain": PLAIN.with_quiz(replace(QUIZ, after=QUIZ.before)),
-    "quiz, reads worse": PLAIN.with_quiz(
-        replace(QUIZ, before=Replies(("no",) * 60, ("yes",) * 60), after=Replies(("yes",) * 60, ("no",) * 60))
-    ),
+    "quiz, forgets": PLAIN.with_quiz(replace(QUIZ, after=replace(QUIZ.after, general=("no",) * 9))),
 }
 SIZES = {"demonstrator": resolve("tiny"), "model": ModelReference("mine", "local", "/secret")}
 

@@ -10,7 +10,7 @@ from builders import dataset_of
 
 from sebp_edge import Recipe
 from sebp_edge.errors import TextsError
-from sebp_edge.texts.examples import TURNS, Example
+from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MAX_EVALUATED_ROWS_CPU, Group, RowLimit, make_schedules, shuffled_batches
 
 IGNORE = -100
@@ -252,13 +252,3 @@ def test_few_loss_tokens_in_many_rows_make_several_steps():
     assert len(shuffled_batches(answers, 1024, 1, 0)[0]) == 1
     assert len(shuffled_batches(answers, 1024, 1, 0, batch_rows=1024)[0]) == 8
     assert len(shuffled_batches(answers, 1024, 1, 0, min_steps=16)[0]) == 16
-
-
-def test_an_epoch_trains_on_the_examples_of_its_turn_and_on_those_without():
-    examples = [
-        dataclasses.replace(example(9), document=number, turn=turn)
-        for number, turn in enumerate((None, 0, 1, 2, 0, None))
-    ]
-    epochs = shuffled_batches(examples, 10**6, TURNS + 2, seed=0)
-    trained = [sorted(each.document for batch in epoch for each in batch) for epoch in epochs]
-    assert trained == [[0, 1, 4, 5], [0, 2, 5], [0, 3, 5], [0, 1, 4, 5], [0, 2, 5]]
