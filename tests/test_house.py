@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_152
+MAX_LINES = 42_155
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_415,
     "adapters": 3_008,
     "ask": 720,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_682,
+    "cli": 2_685,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
