@@ -190,13 +190,13 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
 def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
     import sebp_edge.run.call as module
 
-    worker, read_texts = Worker(make), module.read_texts
+    worker, read_for = Worker(make), module.read_for
 
     def pausing(*arguments):
         worker._pause()
-        return read_texts(*arguments)
+        return read_for(*arguments)
 
-    monkeypatch.setattr(module, "read_texts", pausing)
+    monkeypatch.setattr(module, "read_for", pausing)
     begin = time.process_time()
     worker.run(lambda personalizer: personalizer.adapt(make_sentences(2000)))
     assert isinstance(worker.error, Interrupted)
