@@ -46,10 +46,10 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_155
+MAX_LINES = 42_156
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_415,
-    "adapters": 3_008,
+    "files at the root": 1_414,
+    "adapters": 3_007,
     "ask": 720,
     "basics": 403,
     "basics.pages": 331,
@@ -61,12 +61,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_426,
+    "run": 3_430,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
     "texts": 10_365,
-    "training": 2_593,
+    "training": 2_592,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52

@@ -6,8 +6,7 @@
     <data folder>/adapters/.salt                the salt of the hashes of names
     <data folder>/adapters/.models              where the base models are that were given as a folder or a file
 
-`sebp_edge.adapters.names` says which folder has which adapter. The questions are the user's text; `forget`, and
-removing an adapter, delete all of them.
+`sebp_edge.adapters.names` says which folder has which adapter.
 """
 
 import re

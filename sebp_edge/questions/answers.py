@@ -12,7 +12,7 @@ _WORD = re.compile(r"\w+", re.UNICODE)
 
 @dataclass(frozen=True)
 class Answered:
-    """A question of the quiz, its answer, and the reply of the trained model; all are the user's text."""
+    """A question of the quiz, its answer, and the trained model's reply."""
 
     question: str
     answer: str

@@ -14,7 +14,7 @@ assessment        the active version, the quiz, and what an adaptation writes, r
 samples           continues the beginnings of a few documents, before and after
 general_loss      measures the loss on general text, before and after
 copying           finds training text that the adapted model repeats word for word
-replies           asks a model the questions of a quiz, and lets it write questions of its own
+replies           asks a model the questions of a quiz, and those whose replies it teaches
 expectations      says what to expect of an adapted model of this size
 saving            saves the adapter; if that fails, saves it elsewhere
 reporting         Report: the facts of a run, which its version, page and result read
@@ -22,5 +22,7 @@ version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
 measuring         measures a base model for researchers: gradients, learning rates
 generating        generates text with the model in use
+asking            answers a question from texts with the model in use
+fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch
 inspection        inspects texts before a training; rendered shows examples as the model gets them
 """

@@ -93,7 +93,7 @@ class Assessor:
             return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
 
     def ask_quiz(self, result: GateResult) -> GateResult:
-        """Asks the questions about the documents, if there are any, without the adaptation and with it; they decide."""
+        """Asks the quiz, if there is one, without the adaptation and with it; it decides."""
         if self._quiz is None:
             return result
         # Not before the training: a recipe's `merge_for` rounds the base model, too.

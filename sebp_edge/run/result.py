@@ -271,6 +271,8 @@ def _command(result: AdaptResult) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
     saved, reference = result.saved, result.reference
     words = ["sebp-edge", "generate", "The first words" if result.report.record.prompts == "text" else "A question"]
+    if result.quiz is not None and has_commands(result.store, saved):
+        words = ["sebp-edge", "ask", "A question", "NOTES"]
     words += ["--name", saved.name] if has_commands(result.store, saved) else ["--adapter", str(saved.path)]
     if reference.has_path:
         words += ["--model", reference.location]

@@ -59,8 +59,7 @@ class GateResult:
         refit_loss: the loss on the validation documents after the last training, which has seen them, in nats per
             token; None if there was no such training.
         is_refit: whether the final state was trained on all documents.
-        quiz: what the questions about the documents showed; None if none were asked. It decides then, and the losses
-            are those of the answers.
+        quiz: what a quiz showed; None if none was asked. It decides then, and the losses are those of answers.
     """
 
     verdict: Verdict

@@ -145,7 +145,7 @@ class TrainingRun:
             return result
 
     def judge_quiz(self, result: GateResult, quiz: QuizResult) -> GateResult:
-        """Judges by what the questions about the documents showed instead."""
+        """Judges by a quiz instead."""
         self.result = result.with_quiz(quiz)
         return self.result
 

@@ -52,6 +52,7 @@ def test_json_has_the_counts_and_no_answers(command):
     assert result.exit_code == 0, result.output
     *_, last = records(result.stdout)
     assert (last["verdict"], last["active"], last["quiz"]["right_after"]) == ("better", True, 5)
+    assert last["command"].startswith("sebp-edge ask 'A question' NOTES --name reader")
     assert "answers" not in last and ANSWER not in result.stdout
 
 
