@@ -1,0 +1,19 @@
+"""`sebp-edge serve`: the SDK for apps in any language, as lines of JSON on the standard input and output.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+    app  <-- lines of JSON -->  supervisor  <-- lines of JSON -->  worker
+
+__main__         moves the protocol's streams away, then starts the supervisor
+supervisor       one loop: requests, events of the worker, the clock; has no torch
+methods          what the protocol offers, by name
+messages         requests and results; refusals with stable codes
+jobs, journal    states of jobs; what survives: their numbered events
+shelf            methods about saved adapters, models and reports
+worker_process   the worker as the supervisor sees it
+worker, work     the worker: its entry, which has no torch yet, and what it does
+served_model     the model that answers while another copy of it is trained
+streams          descriptors, lines in, lines out
+ends, windows    no process outlives the one that started it
+client           a client in Python; client.ts is one in TypeScript
+"""

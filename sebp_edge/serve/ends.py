@@ -1,0 +1,98 @@
+"""No process outlives the one that started it.
+
+A supervisor ends with its standard input, with the app's process (known by its number and start time), and is woken by
+the kernel when the process that started it ends. A worker ends with its standard input, by the kernel's signal, and
+where there is none by looking at its parent.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_SECONDS_BETWEEN_LOOKS = 0.2
+# Start times that two programs tell of one process may differ so much, in seconds.
+_CLOCKS_DIFFER = 2.0
+
+
+class Parent:
+    """A process that this one must not outlive.
+
+    Args:
+        pid: its number; by default that of the process that started this one.
+        started: when it started, in seconds since 1970: a process that started at another time has got its number since.
+    """
+
+    def __init__(self, pid: int | None = None, started: float | None = None):
+        self._process = None
+        with suppress(psutil.Error, ValueError, OverflowError):
+            process = psutil.Process(os.getppid() if pid is None else pid)
+            if started is None or abs(process.create_time() - started) <= _CLOCKS_DIFFER:
+                self._process = process
+
+    def is_alive(self) -> bool:
+        """Whether it runs. A process that has ended but that nobody has waited for does not."""
+        if self._process is None:
+            return False
+        try:
+            return self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def wake_when_parent_ends(signum: int) -> None:
+    """Makes the kernel send this process a signal when the thread that started it ends, which may be earlier."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signum, 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ends this process at once when its parent ends, or if it has ended already; called by a child that just started.
+
+    The signal comes when the thread that started this process ends, so that must live as long as its process.
+    """
+    if sys.platform == "linux":
+        wake_when_parent_ends(signal.SIGKILL)
+    elif os.name != "nt":  # there a job object ends it
+        threading.Thread(target=_look_at, args=(parent,), daemon=True).start()
+    if os.name != "nt" and os.getppid() != parent:
+        os._exit(1)
+
+
+def _look_at(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
+
+
+class Children:
+    """Starts and kills child processes together with their own children. On Windows, see `windows.JobObject`."""
+
+    def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+        """Starts a process in a session of its own, so that Ctrl-C is not for it, with pipes for the protocol."""
+        return subprocess.Popen(command, env=environment, start_new_session=True, **PIPES)
+
+    def kill(self, process: subprocess.Popen) -> int:
+        """Kills a process and all of its group; returns how it ended: an exit code, or minus the signal."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}
+
+
+def children() -> "Children":
+    """Returns what starts and kills processes on this system."""
+    if os.name != "nt":
+        return Children()
+    from sebp_edge.serve.windows import JobObject
+
+    return JobObject(ctypes.WinDLL("kernel32", use_last_error=True))

@@ -1,0 +1,190 @@
+"""Jobs: long work in the worker, one at a time, in the order of their start. Their states and events are in the journal.
+
+    queued -> starting -> running -> done | refused | interrupted | failed
+                          running -> pausing -> paused -> queued
+                          running -> cancelling -> interrupted
+
+`refused` is an error that the owner or the app can mend, `failed` one that they cannot. An `interrupted` job was
+cancelled, or its process was killed; `resumable` says whether jobs.resume goes on with it.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+
+from sebp_edge.serve.journal import MAX_JOBS, Journal
+from sebp_edge.serve.messages import Refusal, StartJob, finite
+
+ENDED = frozenset({"done", "refused", "interrupted", "failed"})
+ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})
+MAX_QUEUED = 100
+# Events of which the journal keeps less than all, for an app that is here now.
+_MAX_RECENT = 200
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job.
+
+    Attributes:
+        id: the app's.
+        kind: "adapt", "forget" or "export".
+        name: the adapter's.
+        created, updated: in seconds since 1970.
+        phase, progress, seconds_left: of the whole job; progress is from 0 to 1.
+        last_event: the number of its last event.
+        error: why it was refused, interrupted or failed.
+        result: what it returned; after a restart, without texts and paths.
+    """
+
+    id: str
+    kind: str
+    name: str | None
+    state: str = "queued"
+    created: float = field(default_factory=lambda: round(time.time(), 3))
+    updated: float = 0.0
+    phase: str = ""
+    progress: float = 0.0
+    seconds_left: float | None = None
+    resumable: bool = False
+    last_event: int = 0
+    error: dict | None = None
+    result: dict | None = None
+
+
+class Jobs:
+    """All jobs of a store.
+
+    Args:
+        is_resumable: whether a job has a checkpoint.
+
+    Attributes:
+        queue: ids of those that wait, in order.
+        params: what the worker needs for each that has not ended; never written.
+    """
+
+    def __init__(self, journal: Journal, is_resumable: Callable[[str], bool]):
+        self._journal = journal
+        self.queue: deque[str] = deque()
+        self.params: dict[str, StartJob] = {}
+        self._jobs: dict[str, Job] = {}
+        self._digests: dict[str, bytes] = {}
+        self._recent: OrderedDict[tuple[str, int], dict] = OrderedDict()
+        for digest, facts in journal.jobs():
+            job = Job(**facts)
+            self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
+            self._digests[job.id] = digest
+        for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
+            why = {"code": "killed", "message": "The server ended during this job.", "hint": "", "retry": True}
+            self.change(job.id, "interrupted", error=why, resumable=is_resumable(job.id))
+        for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
+            if job.state in ENDED and not job.resumable:
+                self.forget(job.id)
+        journal.commit()
+
+    def start(self, request: StartJob, name: str | None, as_sent: dict) -> Job:
+        """Puts a job into the queue; returns the one that there is if it was started before.
+
+        Raises:
+            Refusal: another job has the id, or too many wait.
+        """
+        digest = self._journal.digest(as_sent)
+        if request.id in self._jobs:
+            if self._digests[request.id] != digest:
+                raise Refusal("id_taken", "Another job has this id.", "Choose a new id for each job.")
+            return self._jobs[request.id]
+        if len(self.queue) >= MAX_QUEUED:
+            raise Refusal("busy", f"{MAX_QUEUED} jobs are waiting already.", "Wait for one to end.", retry=True)
+        self._jobs[request.id], self._digests[request.id] = Job(request.id, request.kind, name), digest
+        self.params[request.id] = request
+        self.queue.append(request.id)
+        self.change(request.id, "queued")
+        return self._jobs[request.id]
+
+    def get(self, id: str) -> Job:
+        """Returns a job.
+
+        Raises:
+            Refusal: there is none of that id.
+        """
+        if id not in self._jobs:
+            raise Refusal("unknown_job", "There is no job with this id.", "jobs.list has all jobs.")
+        return self._jobs[id]
+
+    def all(self) -> list[Job]:
+        """Returns all jobs, oldest first."""
+        return list(self._jobs.values())
+
+    def change(self, id: str, state: str, **facts) -> Job:
+        """Moves a job into another state, which is an event, and is in the journal before anybody hears of it."""
+        job = replace(self._jobs[id], state=state, updated=round(time.time(), 3), **facts)
+        self._jobs[id] = job
+        shown = {"event": "state", "state": state, "resumable": job.resumable, "error": job.error}
+        self.add_event(id, shown | ({"result": job.result} if state == "done" else {}))
+        self._journal.commit()
+        if state in ENDED:
+            self.params.pop(id, None)
+        return self._jobs[id]
+
+    def add_event(self, id: str, event: dict) -> None:
+        """Numbers an event of a job."""
+        job = self._jobs[id]
+        if event["event"] == "progress":
+            job = replace(
+                job, phase=event["phase"], progress=event["fraction"], seconds_left=event["seconds_left"]
+            )
+        job = self._jobs[id] = replace(job, last_event=job.last_event + 1, updated=round(time.time(), 3))
+        record = finite(
+            {
+                "job": id,
+                "number": job.last_event,
+                "time": job.updated,
+                "phase": job.phase,
+                "progress": job.progress,
+                "seconds_left": job.seconds_left,
+                "event": event,
+            }
+        )
+        self._journal.write_event(id, job.last_event, record)
+        self._journal.write_job(id, self._digests[id], asdict(job))
+        if event["event"] not in ("step", "progress"):
+            self._recent[id, job.last_event] = record
+            while len(self._recent) > _MAX_RECENT:
+                self._recent.popitem(last=False)
+
+    def resume(self, id: str) -> Job:
+        """Queues a job again."""
+        self.queue.append(id)
+        return self.change(id, "queued", error=None)
+
+    def drop(self, id: str) -> None:
+        """Takes a job out of the queue, if it waits there."""
+        if id in self.queue:
+            self.queue.remove(id)
+
+    def task(self, id: str) -> dict:
+        """Returns what the worker needs for a job; without params, it resumes it."""
+        request = self.params.get(id)
+        return {"id": id, "kind": self._jobs[id].kind, "params": request and request.params}
+
+    def events(self, id: str, since: int, limit: int) -> list[dict]:
+        """Returns the next events after a number; those of before the last start without names of files."""
+        job = self._jobs.get(id)
+        if job is None or job.last_event <= since:
+            return []
+        found = self._journal.events(id, since, limit)
+        return [self._recent.get((id, record["number"]), record) for record in found]
+
+    def forget(self, id: str) -> None:
+        """Deletes all that is known of a job that has ended."""
+        self._journal.forget(id)
+        self._digests.pop(id), self._jobs.pop(id)
+        for key in [key for key in self._recent if key[0] == id]:
+            del self._recent[key]
+
+    def forget_adapter(self, name: str, but: str | None = None) -> None:
+        """Deletes all that is known of the ended jobs of an adapter, `but` one."""
+        for job in self.all():
+            if job.name == name and job.state in ENDED and job.id != but:
+                self.forget(job.id)

@@ -1,0 +1,342 @@
+"""Requests of the protocol as dataclasses, checked when they arrive, and refusals with stable codes.
+
+Each parameter is a field: its type is checked, an unknown one is refused. Paths are strings.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sebp_edge.errors import SebpEdgeError, suggest
+
+PROTOCOL = 1
+JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Numbers that JSON-RPC 2.0 prescribes, by our code; all others have -32000.
+_NUMBERS = {
+    "parse_error": -32700,
+    "invalid_request": -32600,
+    "unknown_method": -32601,
+    "invalid_params": -32602,
+    "internal": -32603,
+    "cancelled": -32800,
+}
+
+Kind = TypeVar("Kind")
+
+
+class Refusal(Exception):
+    """A request is refused; becomes the `error` of its answer.
+
+    Attributes:
+        code: stable, for programs.
+        hint: what the app can do, in one sentence.
+        retry: whether the same request may succeed later.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "", *, retry: bool = False):
+        super().__init__(message)
+        self.code, self.hint, self.retry = code, hint, retry
+
+    def to_dict(self) -> dict:
+        """Returns the error as JSON-RPC has it, without user text."""
+        data = {"code": self.code, "hint": self.hint, "retry": self.retry}
+        return {"code": _NUMBERS.get(self.code, -32000), "message": str(self), "data": data}
+
+
+def error_of(error: BaseException) -> dict:
+    """Returns the `error` of an answer for any error. One that is not deliberate tells where it was raised, no more."""
+    if isinstance(error, Refusal):
+        return error.to_dict()
+    if isinstance(error, SebpEdgeError):
+        data = {**error.to_dict(), "message": str(error)}
+        return {"code": -32000, "message": str(error), "data": data}
+    places, at = [], error.__traceback__
+    while at is not None:
+        places.append(f"{at.tb_frame.f_globals.get('__name__', '?')}:{at.tb_lineno}")
+        at = at.tb_next
+    where = " < ".join(reversed(places[-4:]))
+    return Refusal("internal", f"{type(error).__name__} at {where}.", "Report this; the server goes on.").to_dict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """No parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialize:
+    """The first request.
+
+    Attributes:
+        protocol: the version of the protocol that the app speaks.
+        store: the folder of the adapters; by default the user's own.
+        memory_budget: see `Personalizer`.
+        offline: whether no model may be downloaded.
+        folders: files may be read and written in these only.
+        parent: `{"pid": ..., "started": seconds since 1970}` of the app; by default the process that started this one.
+        warm_seconds: a worker that is idle for so long ends, and gives its memory back.
+    """
+
+    protocol: int
+    store: str | None = None
+    memory_budget: str | int | None = None
+    offline: bool = False
+    folders: tuple[str, ...] = ()
+    parent: dict | None = None
+    warm_seconds: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model; see `Personalizer`."""
+
+    model: str = "tiny"
+    recipe: str | None = None
+    device: str | None = None
+    seed: int = 0
+    me: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts(Model):
+    """Texts: files and folders, and texts themselves."""
+
+    paths: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapt(Texts):
+    """See `Personalizer.adapt`."""
+
+    activate_anyway: bool = False
+    fresh: bool = False
+    sync: bool = False
+    keep_samples: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forget(Texts):
+    """See `Personalizer.forget`."""
+
+    documents: tuple[str, ...]
+    near_duplicates: bool = False
+    activate_anyway: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Texts):
+    """See `Personalizer.export`."""
+
+    to: str
+    name: str
+    format: str = "gguf"
+    quant: str | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Texts):
+    """See `Personalizer.plan`."""
+
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Model):
+    """See `Personalizer.generate`. Without `adapter`, the base model answers; without `version`, the active one."""
+
+    prompt: str | None = None
+    messages: tuple[dict, ...] = ()
+    adapter: str | None = None
+    version: int | None = None
+    max_new_tokens: int = 200
+    temperature: float = 0.7
+    top_p: float = 0.9
+    top_k: int | None = None
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    sampling_seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask(Texts):
+    """See `Personalizer.ask`. `before` has earlier questions and answers in turns."""
+
+    question: str
+    before: tuple[str, ...] = ()
+    adapter: str | None = None
+    version: int | None = None
+    max_new_tokens: int = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartJob:
+    """Starts a job, once for each `id`, which the app chooses: up to 64 letters, digits, dots, dashes, underscores.
+
+    Attributes:
+        kind: "adapt", "forget" or "export".
+        params: those of the kind.
+    """
+
+    id: str
+    kind: str = "adapt"
+    params: dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneJob:
+    """Which job."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """The job that the app believes to be running: another one is left alone."""
+
+    expected_job_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscribe:
+    """Which job, and the number of the last event that the app has seen."""
+
+    id: str
+    since: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel:
+    """The `id` of a request that need not be answered any more."""
+
+    request: str | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneAdapter:
+    """Which adapter, and which version of it."""
+
+    name: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneVersion:
+    """A version of an adapter."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rename:
+    """An adapter's name, and its new one."""
+
+    name: str
+    new_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """Folders whose models are listed, too."""
+
+    folders: tuple[str, ...] = ()
+
+
+JOBS = {"adapt": Adapt, "forget": Forget, "export": Export}
+
+
+def read(line: bytes) -> dict:
+    """Reads a line of JSON.
+
+    Raises:
+        Refusal: it is no JSON object, or no request of JSON-RPC 2.0.
+    """
+    try:
+        message = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise Refusal("parse_error", "The line is not JSON in UTF-8.", "Write one JSON object on each line.") from None
+    if not isinstance(message, dict):
+        raise Refusal("invalid_request", "The line is not a JSON object.", "Batches are not supported.")
+    number = message.get("id")
+    is_id = type(number) is int or (isinstance(number, str) and len(number) <= 200)
+    if message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str) or not is_id:
+        raise Refusal(
+            "invalid_request",
+            'The request lacks "jsonrpc": "2.0", a "method", or an "id" that is an integer or a short string.',
+        )
+    return message
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def parse(kind: type[Kind], params: object, method: str) -> Kind:
+    """Returns parameters as a dataclass.
+
+    Raises:
+        Refusal: one is unknown, missing, or of another type.
+    """
+    if not isinstance(params, dict):
+        raise Refusal("invalid_params", f"The params of {method!r} are not a JSON object.")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in params:
+        if name not in fields:
+            advice = suggest(name, fields) if fields else "it has none."
+            raise Refusal("invalid_params", f"{method!r} has no parameter {name[:40]!r}; {advice}")
+    for name, field in fields.items():
+        if name not in params and field.default is dataclasses.MISSING:
+            raise Refusal("invalid_params", f"{method!r} lacks the parameter {name!r}.")
+    values = {}
+    for name, value in params.items():
+        try:
+            values[name] = _value(value, fields[name].type)
+        except ValueError as error:
+            raise Refusal("invalid_params", f"{name!r} of {method!r} is not {error}.") from None
+    return kind(**values)
+
+
+def _value(value: object, kind: object) -> object:
+    """Returns a value of JSON as `kind`; raises a ValueError that says what was expected."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None and types.NoneType in arguments:
+            return None
+        kinds = [each for each in arguments if each is not types.NoneType]
+        for each in kinds:
+            try:
+                return _value(value, each)
+            except ValueError:
+                continue
+        raise ValueError(" or ".join(_NAMES.get(each, "a list") for each in kinds))
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"a list of which each is {_NAMES[arguments[0]]}")
+        return tuple(_value(each, arguments[0]) for each in value)
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if type(value) is not kind or (kind is int and abs(value) >= 2**53):
+        raise ValueError(_NAMES[kind])
+    return value
+
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+
+
+def finite(value: object) -> object:
+    """Returns a value with null for NaN and infinity, which JSON lacks, and lists for tuples."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value

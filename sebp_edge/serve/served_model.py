@@ -1,0 +1,55 @@
+"""The model that answers while another copy of it is trained: two module trees with one set of weights.
+
+A training of an adapter leaves the base model's weights as they are, and changes the code of its modules. The copy has
+modules of its own, so it computes what it would without the training, bit for bit, with any adapter on it.
+"""
+
+import copy
+from dataclasses import replace
+from itertools import chain
+
+from sebp_edge.events import Sink
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.model_in_use import ModelInUse
+
+
+def twin(base: BaseModel) -> BaseModel:
+    """Returns a base model with modules of its own and the weights of `base`, which must have no adapter."""
+    shared = {id(tensor): tensor for tensor in chain(base.model.parameters(), base.model.buffers())}
+    return replace(base, model=copy.deepcopy(base.model, shared))
+
+
+class TrainedModel(ModelInUse):
+    """The model of a job, which lends its weights to the model that answers.
+
+    Args:
+        served: the model that answers.
+
+    Attributes:
+        can_lend: whether the job leaves the weights as they are.
+    """
+
+    def __init__(self, own: ModelInUse, served: ModelInUse):
+        super().__init__(own.reference, own.recipe, own.device)
+        self._served, self.can_lend = served, True
+        if served.base is not None:
+            served.detach_adapter()
+            self.base = twin(served.base)
+
+    def load(self, on_event: Sink, recipe: Recipe | None = None) -> BaseModel:
+        """Loads the model; see `ModelInUse.load`. The model that answers has its weights from then on, or none."""
+        base = super().load(on_event, recipe)
+        if recipe is not None:
+            self.can_lend = recipe.method == "lora" and recipe.merge_for is None
+        if not self.can_lend:
+            self._served.release()
+        elif self._served.base is None:
+            self._served.base = twin(base)
+        return base
+
+    def release(self) -> None:
+        """Frees the memory of both, until a training loads it again."""
+        super().release()
+        self._served.release()
+        self.can_lend = False

@@ -1,0 +1,75 @@
+"""Methods about what is on the disk: saved adapters, their reports, models. None needs torch.
+
+They run in a thread of their own, since another process may hold the store's lock for a while.
+"""
+
+from dataclasses import asdict
+
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.errors import SebpEdgeError
+from sebp_edge.models.catalog import CATALOG
+from sebp_edge.models.local_models import find_local_models
+from sebp_edge.serve.messages import Folders, Nothing, OneAdapter, OneVersion, Rename
+
+
+def list_adapters(store: AdapterStore, params: Nothing) -> dict:
+    """Returns each adapter with its active version, and those that cannot be read with the reason."""
+    adapters, unreadable = [], []
+    for name in store.names():
+        try:
+            adapter = store.adapter(name)
+            adapters.append({"name": name, "versions": adapter.versions(), "active": adapter.active()})
+        except SebpEdgeError as error:
+            unreadable.append({"name": name, "message": str(error)})
+    return {"adapters": adapters, "unreadable": unreadable}
+
+
+def history(store: AdapterStore, params: OneAdapter) -> dict:
+    """Returns the records of all versions of an adapter."""
+    adapter = store.adapter(params.name)
+    return {"name": adapter.name, "versions": [_shown(adapter.open(version)) for version in adapter.versions()]}
+
+
+def activate(store: AdapterStore, params: OneVersion) -> dict:
+    """Makes a version the active one."""
+    return {"name": params.name, "active": store.adapter(params.name).activate(params.version).version}
+
+
+def rollback(store: AdapterStore, params: OneAdapter) -> dict:
+    """Makes the version active that was active before."""
+    return {"name": params.name, "active": store.adapter(params.name).rollback().version}
+
+
+def rename(store: AdapterStore, params: Rename) -> dict:
+    """Gives an adapter another name."""
+    return {"name": store.adapter(params.name).rename(params.new_name).name}
+
+
+def remove(store: AdapterStore, params: OneAdapter) -> dict:
+    """Deletes an adapter, or a version of it."""
+    return {"name": params.name, "active": store.adapter(params.name).remove(params.version)}
+
+
+def documents(store: AdapterStore, params: OneAdapter) -> dict:
+    """Returns the documents of a version, by default the active one."""
+    adapter, shown = store.adapter(params.name), ("hash", "name", "number", "tokens", "split", "absent")
+    version = adapter.open(params.version).version
+    found = [{key: getattr(document, key) for key in shown} for document in adapter.documents(version)]
+    return {"name": adapter.name, "version": version, "documents": found}
+
+
+def report(store: AdapterStore, params: OneAdapter) -> dict:
+    """Returns how a version was made and tested, as values and as a page without the owner's text."""
+    found = store.adapter(params.name).report(params.version)
+    return {"report": found.to_dict(), "html": found.to_html()}
+
+
+def models(store: AdapterStore, params: Folders) -> dict:
+    """Returns the models that are known by name, and others that are on this machine."""
+    known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
+    return {"known": known, "local": find_local_models(params.folders)}
+
+
+def _shown(saved: SavedAdapter) -> dict:
+    return {"version": saved.version, "active": saved.active, **asdict(saved.record)}

@@ -1,0 +1,363 @@
+"""The supervisor: one loop over what the app asks, what the worker tells, and the clock. It has no torch.
+
+Threads only wait: for the app's lines, for the worker's, for whoever reads what is written. All else happens in the
+loop, in the main thread, which lives as long as the process and so may start workers.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.version import __version__
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.serve.ends import Parent, children, wake_when_parent_ends
+from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
+from sebp_edge.serve.journal import Journal
+from sebp_edge.serve.messages import PROTOCOL, Initialize, Refusal, error_of, finite, parse, read
+from sebp_edge.serve.methods import FIRST, METHODS, check_paths
+from sebp_edge.serve.shelf import remove
+from sebp_edge.serve.streams import Lines, Outbox, TooLong
+from sebp_edge.serve.worker_process import WorkerProcess
+
+# The worker has so many seconds to save a job's state when the app is gone, to stop a job, and to pause it.
+END_SECONDS, CANCEL_SECONDS, PAUSE_SECONDS = 1.0, 10.0, 30.0
+# The same to stop a job that it has not begun.
+START_SECONDS = 0.5
+# Requests that a worker has at once, and events that are read from the journal at once.
+MAX_REQUESTS, _EVENTS_AT_ONCE = 200, 100
+_SECONDS_BETWEEN_LOOKS = 0.25
+CANCELLED = {"code": "cancelled", "message": "The job was cancelled.", "hint": "", "retry": False}
+
+
+class Supervisor:
+    """Serves one app.
+
+    Args:
+        descriptors: the protocol's, to read and to write.
+
+    Attributes:
+        folders: those that the app may use.
+        jobs: all jobs; None before `initialize`.
+        subscriptions: for each job whose events the app wants, the number of the last one that was sent.
+    """
+
+    def __init__(self, descriptors: tuple[int, int]):
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._parent = Parent()
+        self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(lambda: self.end("its reader has gone")))
+        self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
+        self._children = children()
+        self._shelf: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._settings: Initialize | None = None
+        self._store: AdapterStore | None = None
+        self._journal: Journal | None = None
+        self.folders: list[Path] = []
+        self.jobs: Jobs | None = None
+        self.subscriptions: dict[str, int] = {}
+        self._worker: WorkerProcess | None = None
+        self._running: str | None = None  # the id of the job that the worker has
+        self._kill_at: float | None = None  # if it has not ended the job by then
+        self._unanswered: set[str | int] = set()
+        self._end_at: float | None = None
+
+    def run(self) -> None:
+        """Serves until the app ends it, or is gone."""
+        for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            signal.signal(signum, lambda *_: self._inbox.put(lambda: self.end("a signal")))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the app, which says what becomes of this process
+        if hasattr(signal, "SIGUSR1"):
+            signal.signal(signal.SIGUSR1, lambda *_: self._inbox.put(self._look))
+            wake_when_parent_ends(signal.SIGUSR1)
+        threading.Thread(target=self._serve_shelf, daemon=True).start()
+        self._send({"method": "ready", "params": {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()}})
+        look_at = 0.0
+        while self._end_at is None or (self._running and time.monotonic() < self._end_at):
+            try:
+                self._inbox.get(timeout=_SECONDS_BETWEEN_LOOKS)()
+            except queue.Empty:
+                pass
+            if time.monotonic() >= look_at:
+                self._look()
+                look_at = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+            self._start_next_job()
+            self._send_events()
+        self._finish()
+
+    # ------------------------------------------------------------------------------------------------ what methods do
+
+    def initialize(self, params: Initialize) -> dict:
+        """Opens the store for an app."""
+        if self._settings is not None:
+            raise Refusal("already_initialized", "This server has been initialized.", "Start another one.")
+        if params.protocol != PROTOCOL:
+            message = f"This server speaks version {PROTOCOL} of the protocol, not {params.protocol}."
+            raise Refusal("unsupported_version", message, "Update the older of the two.")
+        parent = self._parent if params.parent is None else Parent(**_read_parent(params.parent))
+        if not parent.is_alive():
+            raise Refusal("parent_gone", "The parent process has ended, or another one has its number.")
+        if params.memory_budget is not None:
+            MemoryBudget.parse(params.memory_budget)
+        store = AdapterStore(params.store)
+        self._journal = Journal(store.folder)
+        self.jobs = Jobs(self._journal, self._is_resumable)
+        self._parent, self._settings, self._store = parent, params, store
+        self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
+        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "methods": sorted(METHODS)}
+
+    def status(self) -> dict:
+        """Returns what runs, without waking a worker."""
+        worker = None
+        if self._worker is not None:
+            try:
+                size = psutil.Process(self._worker.pid).memory_info().rss
+            except psutil.Error:
+                size = None
+            worker = {"pid": self._worker.pid, "memory": size, "requests": len(self._worker.requests)}
+        own = psutil.Process().memory_info().rss
+        return {
+            "pid": os.getpid(),
+            "memory": own,
+            "worker": worker,
+            "job": self._running,
+            "queued": len(self.jobs.queue) if self.jobs else 0,
+        }
+
+    def unload(self) -> dict:
+        """Ends the worker, unless it runs a job."""
+        if self._running is not None:
+            raise Refusal("busy", "A job is running.", "Pause or cancel it first.", retry=True)
+        self._drop_worker("unloaded", "The worker was ended by unload.")
+        return {}
+
+    def pause(self, id: str) -> None:
+        """Pauses the running job."""
+        self.jobs.change(id, "pausing")
+        self._worker.send({"do": "pause", "id": id})
+        self._kill_at = time.monotonic() + PAUSE_SECONDS
+
+    def cancel(self, job: Job) -> None:
+        """Cancels a job in any state. A worker that still starts cannot stop it, and is killed."""
+        if job.state in ACTIVE:
+            if job.state != "cancelling":
+                self.jobs.change(job.id, "cancelling")
+                self._worker.send({"do": "stop", "id": job.id})
+                seconds = START_SECONDS if job.state == "starting" else CANCEL_SECONDS
+                self._kill_at = time.monotonic() + seconds
+            return
+        self._discard_checkpoint(job.id)
+        self.jobs.drop(job.id)
+        self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
+
+    def cancel_request(self, id: str | int) -> None:
+        """Cancels a request that the worker has; does nothing if it is answered already."""
+        if self._worker is not None and id in self._worker.requests:
+            self._worker.send({"do": "stop", "id": id})
+
+    def end(self, reason: str) -> dict:
+        """Ends this process within `END_SECONDS`."""
+        if self._end_at is None:
+            self._end_at = time.monotonic() + END_SECONDS
+            if self._running is not None:
+                self._worker.send({"do": "pause", "id": self._running})
+        return {}
+
+    # ----------------------------------------------------------------------------------------------------- the app
+
+    def _receive(self, line: bytes | type[TooLong] | None) -> None:
+        self._inbox.put(lambda: self._handle(line))
+
+    def _handle(self, line: bytes | type[TooLong] | None) -> None:
+        if line is None:
+            self.end("its input has ended")
+            return
+        id = None
+        try:
+            if line is TooLong:
+                raise Refusal("too_long", "The line is too long.", "Give texts as files.")
+            message = read(line)
+            id = message["id"]
+            if id in self._unanswered:
+                raise Refusal("invalid_request", "A request with this id is not answered yet.")
+            result = self._call(id, message["method"], message.get("params", {}))
+        except Exception as error:
+            self._send({"id": id, "error": error_of(error)})
+        else:
+            if result is not None:
+                self._send({"id": id, "result": finite(result)})
+        finally:
+            self._lines.handled()
+
+    def _call(self, id: str | int, name: str, params: object) -> dict | None:
+        method = METHODS.get(name)
+        if method is None:
+            raise Refusal("unknown_method", f"There is no method {name[:40]!r}.", "initialize lists all methods.")
+        if self._settings is None and name not in FIRST:
+            raise Refusal("not_initialized", "The first request is initialize.")
+        values = parse(method.params, params, name)
+        if method.where == "here":
+            return method.call(self, values)
+        if self._end_at is not None:
+            raise Refusal("ending", "The server is ending.", retry=True)
+        check_paths(values, self.folders)
+        if method.where == "worker":
+            self._ask_worker(id, name, params)
+        else:
+            self._shelf.put(lambda: self._on_shelf(id, method.call, values))
+        self._unanswered.add(id)
+        return None
+
+    def _answer(self, id: str | int, answer: dict) -> None:
+        self._unanswered.discard(id)
+        self._send({"id": id, **answer})
+
+    def _send(self, message: dict) -> None:
+        self._outbox.send({"jsonrpc": "2.0", **message})
+
+    def _send_events(self) -> None:
+        """Sends new events of jobs, as many as the reader keeps up with: the journal has the others."""
+        for id, sent in list(self.subscriptions.items()):
+            while self._outbox.has_room and (events := self.jobs.events(id, sent, _EVENTS_AT_ONCE)):
+                for event in events:
+                    self._send({"method": "job.event", "params": event})
+                self.subscriptions[id] = sent = events[-1]["number"]
+
+    # --------------------------------------------------------------------------------------------------- the shelf
+
+    def _serve_shelf(self) -> None:
+        while True:
+            self._shelf.get()()
+
+    def _on_shelf(self, id: str | int, call: Callable, params: object) -> None:
+        """Calls a method in the shelf's thread."""
+        try:
+            answer = {"result": finite(call(self._store, params))}
+        except Exception as error:
+            answer = {"error": error_of(error)}
+        self._inbox.put(lambda: self._answer_from_shelf(id, answer, call, params))
+
+    def _answer_from_shelf(self, id: str | int, answer: dict, call: Callable, params: object) -> None:
+        if call is remove and params.version is None and "result" in answer:
+            self.jobs.forget_adapter(params.name)
+        self._answer(id, answer)
+
+    # -------------------------------------------------------------------------------------------------- the worker
+
+    def _need_worker(self) -> WorkerProcess:
+        if self._worker is None:
+            environment = dict(os.environ)
+            if self._settings.offline:
+                environment["HF_HUB_OFFLINE"] = "1"
+            self._worker = WorkerProcess(
+                self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
+            )
+            settings = {"store": self._settings.store, "memory_budget": self._settings.memory_budget}
+            self._worker.send({"do": "settings", **settings})
+        return self._worker
+
+    def _ask_worker(self, id: str | int, method: str, params: dict) -> None:
+        worker = self._need_worker()
+        if len(worker.requests) >= MAX_REQUESTS:
+            raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
+        worker.requests.add(id)
+        worker.send({"do": "answer", "id": id, "method": method, "params": params})
+
+    def _start_next_job(self) -> None:
+        if self.jobs is None or self._running is not None or not self.jobs.queue or self._end_at is not None:
+            return
+        self._running = self.jobs.queue.popleft()
+        self.jobs.change(self._running, "starting")
+        self._need_worker().send({"do": "job", **self.jobs.task(self._running)})
+
+    def _hear(self, worker: WorkerProcess, line: bytes | None) -> None:
+        """Handles what a worker tells."""
+        if worker is not self._worker:
+            return
+        if line is None or line is TooLong:
+            self._drop_worker("worker_ended", "The worker ended unexpectedly")
+            return
+        worker.handled()
+        message = json.loads(line)
+        match message["tells"]:
+            case "event":
+                self.jobs.add_event(self._running, message["event"])
+            case "running":
+                if self.jobs.get(self._running).state == "starting":
+                    self.jobs.change(self._running, "running")
+            case "chunk" if self._outbox.has_room:  # the answer has the whole text
+                self._send({"method": "text", "params": {"request": message["id"], "text": message["text"]}})
+            case "answer":
+                worker.requests.discard(message["id"])
+                self._answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})
+            case "ended":
+                self._job_ended(message["state"], message["facts"])
+
+    def _job_ended(self, state: str, facts: dict) -> None:
+        id, self._running, self._kill_at = self._running, None, None
+        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(id)
+        if state == "paused":
+            self._drop_worker("worker_ended", "The worker was ended to pause a job.")
+        job = self.jobs.change(id, state, **facts)
+        if job.kind == "forget" and state == "done":
+            self.jobs.forget_adapter(job.name, but=id)
+
+    def _drop_worker(self, code: str, message: str) -> None:
+        """Ends the worker. What it had not answered is refused, its job is interrupted."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        how = worker.kill()
+        why = Refusal(code, message if message.endswith(".") else f"{message} ({how}).", retry=True)
+        for id in worker.requests:
+            self._answer(id, {"error": why.to_dict()})
+        if self._running is not None:
+            id, self._running, self._kill_at = self._running, None, None
+            error = {**why.to_dict()["data"], "message": str(why)}
+            if self.jobs.get(id).state == "cancelling":
+                error = CANCELLED
+            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(id))
+
+    def _is_resumable(self, id: str) -> bool:
+        return False
+
+    def _discard_checkpoint(self, id: str) -> None:
+        pass
+
+    # -------------------------------------------------------------------------------------------------- the clock
+
+    def _look(self) -> None:
+        """Looks at what ends with time."""
+        now = time.monotonic()
+        if not self._parent.is_alive():
+            self.end("the app has ended")
+        if self._kill_at is not None and now >= self._kill_at:
+            self._drop_worker("worker_ended", "The worker did not end the job in time, and was killed.")
+        worker = self._worker
+        if worker and not worker.requests and not self._running and now - worker.used > self._settings.warm_seconds:
+            self._drop_worker("unloaded", "The worker was idle.")
+        if self._journal is not None:
+            self._journal.commit()
+
+    def _finish(self) -> None:
+        self._drop_worker("ending", "The server is ending.")
+        if self._journal is not None:
+            self._send_events()
+            self._journal.close()
+        self._outbox.drain(0.2)
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _read_parent(given: dict) -> dict:
+    pid, started = given.get("pid"), given.get("started")
+    if type(pid) is not int or pid <= 0 or not (started is None or isinstance(started, int | float)):
+        raise Refusal("invalid_params", "'parent' of 'initialize' has a pid, and started in seconds since 1970.")
+    return {"pid": pid, "started": started}

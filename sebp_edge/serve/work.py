@@ -1,0 +1,198 @@
+"""What the worker does: jobs, and answers, also between the steps of a job."""
+
+import os
+from pathlib import Path
+
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.errors import Interrupted, MachineError, SebpEdgeError, TrainingStopped
+from sebp_edge.events import Event
+from sebp_edge.personalizer import Personalizer
+from sebp_edge.serve.messages import JOBS, Ask, Generate, Model, Refusal, Texts, error_of, finite, parse
+from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.served_model import TrainedModel
+from sebp_edge.serve.streams import Outbox
+from sebp_edge.serve.worker import Tasks
+
+
+class Worker:
+    """Does one task after the other.
+
+    Attributes:
+        job: the model of the running job; None if there is none.
+    """
+
+    def __init__(self, tasks: Tasks, outbox: Outbox):
+        self._tasks, self._outbox = tasks, outbox
+        self._settings: dict = {}
+        self._served: Personalizer | None = None
+        self._job: Personalizer | None = None
+
+    def run(self) -> None:
+        """Works until the process ends."""
+        while True:
+            self._do(self._tasks.next())
+
+    def _do(self, task: dict) -> None:
+        match task["do"]:
+            case "settings":
+                self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
+            case "answer":
+                self._answer(task)
+            case "job":
+                self._run_job(task)
+        self._tasks.stops.pop(task.get("id"), None)
+
+    def _tell(self, tells: str, **values) -> None:
+        self._outbox.wait_for_room()
+        self._outbox.send({"tells": tells, **values})
+
+    # ------------------------------------------------------------------------------------------------------------ jobs
+
+    def _run_job(self, task: dict) -> None:
+        state, facts = "done", {}
+        try:
+            facts["result"] = finite(self._result_of(task))
+        except Interrupted as error:
+            state = "paused" if self._tasks.pausing.is_set() else "interrupted"
+            facts["error"] = _shown(error)
+        except TrainingStopped as error:
+            state, facts["error"] = "failed", _shown(error)
+        except SebpEdgeError as error:
+            state, facts["error"] = "refused", _shown(error)
+        except Exception as error:
+            state, facts["error"] = "failed", _shown(error)
+        self._job = None
+        self._tasks.pausing.clear()
+        self._tell("ended", state=state, facts=facts)
+
+    def _result_of(self, task: dict) -> dict:
+        params, stop = parse(JOBS[task["kind"]], task["params"], task["kind"]), self._tasks.stops[task["id"]]
+        self._tell("running")
+        served = self._serving(params)
+        job = self._personalizer(params, on_event=self._on_event)
+        job.in_use = TrainedModel(job.in_use, served.in_use)
+        self._job = job
+        texts = texts_of(params)
+        match task["kind"]:
+            case "adapt":
+                options = {key: getattr(params, key) for key in ("activate_anyway", "fresh", "sync", "keep_samples")}
+                return job.adapt(texts, name=params.name, stop_when=stop, **options).to_dict()
+            case "forget":
+                options = {key: getattr(params, key) for key in ("near_duplicates", "activate_anyway")}
+                documents = [Path(one) if os.path.isabs(one) else one for one in params.documents]
+                named = {"name": params.name} if params.name else {}
+                return job.forget(documents, texts, stop_when=stop, **named, **options).to_dict()
+            case "export":
+                options = {key: getattr(params, key) for key in ("format", "quant", "version")}
+                return job.export(params.name, params.to, texts=texts, stop_when=stop, **options).to_dict()
+
+    def _on_event(self, event: Event) -> None:
+        """Tells an event of the job, then answers what waits: the training goes on afterwards."""
+        self._tell("event", event=finite(event.to_dict()))
+        while (task := self._tasks.waiting()) is not None:
+            self._do(task)
+
+    # --------------------------------------------------------------------------------------------------------- answers
+
+    def _answer(self, task: dict) -> None:
+        id, method = task["id"], task["method"]
+        try:
+            params = parse(METHODS[method].params, task["params"], method)
+            answer = {"result": finite(getattr(self, f"_{method}")(params, id))}
+        except Interrupted as error:
+            why = Refusal("cancelled", "The request was cancelled.")
+            answer = {"error": why.to_dict()}
+            answer["error"]["data"]["text"] = error.text
+        except MachineError as error:
+            answer = {"error": (error_of(error) if self._job is None else _busy(str(error)).to_dict())}
+        except Exception as error:
+            answer = {"error": error_of(error)}
+        self._tell("answer", id=id, **answer)
+
+    def _generate(self, params: Generate, id: str | int) -> dict:
+        prompt = params.prompt if params.prompt is not None else list(params.messages)
+        served = self._served_with_weights(params)
+        options = {
+            key: getattr(params, key)
+            for key in ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
+        }
+        chosen = self._adapter(served, params.adapter, params.version)
+        text = served.generate(
+            prompt,
+            seed=params.sampling_seed,
+            on_text=lambda chunk: self._tell("chunk", id=id, text=chunk),
+            stop_when=self._tasks.stops[id],
+            **options,
+            **chosen,
+        )
+        return {"text": text}
+
+    def _ask(self, params: Ask, id: str | int) -> dict:
+        served = self._served_with_weights(params)
+        turns = list(zip(params.before[::2], params.before[1::2], strict=True))
+        answer = served.ask(
+            params.question,
+            texts_of(params),
+            before=turns,
+            max_new_tokens=params.max_new_tokens,
+            on_text=lambda chunk: self._tell("chunk", id=id, text=chunk),
+            stop_when=self._tasks.stops[id],
+            **self._adapter(served, params.adapter, params.version),
+        )
+        return answer.to_dict()
+
+    def _inspect(self, params: Texts, id: str | int) -> dict:
+        served = self._personalizer(params)
+        return served.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id]).to_dict()
+
+    def _plan(self, params, id: str | int) -> dict:
+        return self._personalizer(params).plan(texts_of(params), gpu=params.gpu).to_dict()
+
+    # ---------------------------------------------------------------------------------------------------------- models
+
+    def _personalizer(self, params: Model, **options) -> Personalizer:
+        own = {key: getattr(params, key) for key in ("recipe", "device", "seed", "me")}
+        return Personalizer(params.model, **own, **self._settings, **options)
+
+    def _serving(self, params: Model) -> Personalizer:
+        """Returns the Personalizer that answers with this model; there is one at a time."""
+        new = self._personalizer(params)
+        old = self._served
+        if old is None or (old.reference, old.device) != (new.reference, new.device):
+            if self._job is not None:
+                raise _busy("The running job is about another model.")
+            if old is not None:
+                old.in_use.release()
+            self._served = new
+        return self._served
+
+    def _served_with_weights(self, params: Model) -> Personalizer:
+        served = self._serving(params)
+        if self._job is not None and served.in_use.base is None:
+            if not self._job.in_use.can_lend:
+                raise _busy("The running job needs the model for itself.")
+            self._job.in_use.load(self._tell_nothing)
+        return served
+
+    def _adapter(self, served: Personalizer, name: str | None, version: int | None) -> dict:
+        """Returns the arguments that choose an adapter; one that is on the model already is not loaded again."""
+        if name is None:
+            return {"adapter": None}
+        found = AdapterStore(self._settings["store"]).find(name, version)
+        if served.in_use.adapter_folder == found.path and served.in_use.base is not None:
+            return {}
+        return {"adapter": name, "version": version}
+
+
+def texts_of(params: Texts) -> list | None:
+    """Returns what a Personalizer takes as texts."""
+    return [*map(Path, params.paths), *params.texts] or None
+
+
+def _busy(message: str) -> Refusal:
+    return Refusal("busy", message, "Ask again when the job has ended.", retry=True)
+
+
+def _shown(error: BaseException) -> dict:
+    described = error_of(error)
+    return {**described["data"], "message": described["message"]}
