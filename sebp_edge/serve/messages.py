@@ -53,8 +53,7 @@ def error_of(error: BaseException) -> dict:
     if isinstance(error, Refusal):
         return error.to_dict()
     if isinstance(error, SebpEdgeError):
-        data = {**error.to_dict(), "message": str(error)}
-        return {"code": -32000, "message": str(error), "data": data}
+        return {"code": -32000, "message": str(error), "data": error.to_dict()}
     places, at = [], error.__traceback__
     while at is not None:
         places.append(f"{at.tb_frame.f_globals.get('__name__', '?')}:{at.tb_lineno}")

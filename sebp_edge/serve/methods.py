@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from sebp_edge.serve import messages, shelf
+from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import ACTIVE, ENDED
 from sebp_edge.serve.messages import JOBS, Cancel, OneJob, Refusal, RunningJob, StartJob, Subscribe, parse
 
@@ -17,7 +17,7 @@ class Method(NamedTuple):
     Attributes:
         params: the class of its parameters.
         where: "here" in the supervisor's loop, on the "shelf", or in the "worker".
-        call: what it calls in the first two cases.
+        call: what it calls here; the others have it under the method's name.
     """
 
     params: type
@@ -133,15 +133,15 @@ METHODS = {
     "jobs.resume": Method(OneJob, "here", resume_job),
     "jobs.cancel": Method(RunningJob, "here", cancel_job),
     "jobs.subscribe": Method(Subscribe, "here", subscribe),
-    "adapters.list": Method(messages.Nothing, "shelf", shelf.list_adapters),
-    "adapters.history": Method(messages.OneAdapter, "shelf", shelf.history),
-    "adapters.activate": Method(messages.OneVersion, "shelf", shelf.activate),
-    "adapters.rollback": Method(messages.OneAdapter, "shelf", shelf.rollback),
-    "adapters.rename": Method(messages.Rename, "shelf", shelf.rename),
-    "adapters.remove": Method(messages.OneAdapter, "shelf", shelf.remove),
-    "adapters.documents": Method(messages.OneAdapter, "shelf", shelf.documents),
-    "report": Method(messages.OneAdapter, "shelf", shelf.report),
-    "models": Method(messages.Folders, "shelf", shelf.models),
+    "adapters.list": Method(messages.Nothing, "shelf"),
+    "adapters.history": Method(messages.OneAdapter, "shelf"),
+    "adapters.activate": Method(messages.OneVersion, "shelf"),
+    "adapters.rollback": Method(messages.OneAdapter, "shelf"),
+    "adapters.rename": Method(messages.Rename, "shelf"),
+    "adapters.remove": Method(messages.OneAdapter, "shelf"),
+    "adapters.documents": Method(messages.OneAdapter, "shelf"),
+    "report": Method(messages.OneAdapter, "shelf"),
+    "models": Method(messages.Folders, "shelf"),
     "inspect": Method(messages.Texts, "worker"),
     "plan": Method(messages.Plan, "worker"),
     "ask": Method(messages.Ask, "worker"),

@@ -9,7 +9,6 @@ from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.models.catalog import CATALOG
-from sebp_edge.models.local_models import find_local_models
 from sebp_edge.serve.messages import Folders, Nothing, OneAdapter, OneVersion, Rename
 
 
@@ -67,9 +66,25 @@ def report(store: AdapterStore, params: OneAdapter) -> dict:
 
 def models(store: AdapterStore, params: Folders) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
+    # Imported here, since the Hub's client takes a second and memory.
+    from sebp_edge.models.local_models import find_local_models
+
     known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
     return {"known": known, "local": find_local_models(params.folders)}
 
 
 def _shown(saved: SavedAdapter) -> dict:
     return {"version": saved.version, "active": saved.active, **asdict(saved.record)}
+
+
+CALLS = {
+    "adapters.list": list_adapters,
+    "adapters.history": history,
+    "adapters.activate": activate,
+    "adapters.rollback": rollback,
+    "adapters.rename": rename,
+    "adapters.remove": remove,
+    "adapters.documents": documents,
+    "report": report,
+    "models": models,
+}

@@ -12,19 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.version import __version__
-from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.serve.ends import Parent, children, wake_when_parent_ends
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import PROTOCOL, Initialize, Refusal, error_of, finite, parse, read
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
-from sebp_edge.serve.shelf import remove
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
 
@@ -56,9 +54,9 @@ class Supervisor:
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(lambda: self.end("its reader has gone")))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._children = children()
-        self._shelf: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: Initialize | None = None
-        self._store: AdapterStore | None = None
+        self._store = None
         self._journal: Journal | None = None
         self.folders: list[Path] = []
         self.jobs: Jobs | None = None
@@ -104,6 +102,10 @@ class Supervisor:
         parent = self._parent if params.parent is None else Parent(**_read_parent(params.parent))
         if not parent.is_alive():
             raise Refusal("parent_gone", "The parent process has ended, or another one has its number.")
+        # Imported here, after "ready".
+        from sebp_edge.adapters.store import AdapterStore
+        from sebp_edge.memory.budget import MemoryBudget
+
         if params.memory_budget is not None:
             MemoryBudget.parse(params.memory_budget)
         store = AdapterStore(params.store)
@@ -211,7 +213,7 @@ class Supervisor:
         if method.where == "worker":
             self._ask_worker(id, name, params)
         else:
-            self._shelf.put(lambda: self._on_shelf(id, method.call, values))
+            self._shelf.put((id, name, values))
         self._unanswered.add(id)
         return None
 
@@ -233,19 +235,19 @@ class Supervisor:
     # --------------------------------------------------------------------------------------------------- the shelf
 
     def _serve_shelf(self) -> None:
+        """Calls the methods of the shelf, in a thread of its own."""
+        from sebp_edge.serve import shelf  # after "ready"
+
         while True:
-            self._shelf.get()()
+            id, name, params = self._shelf.get()
+            try:
+                answer = {"result": finite(shelf.CALLS[name](self._store, params))}
+            except Exception as error:
+                answer = {"error": error_of(error)}
+            self._inbox.put(partial(self._answer_from_shelf, id, answer, name, params))
 
-    def _on_shelf(self, id: str | int, call: Callable, params: object) -> None:
-        """Calls a method in the shelf's thread."""
-        try:
-            answer = {"result": finite(call(self._store, params))}
-        except Exception as error:
-            answer = {"error": error_of(error)}
-        self._inbox.put(lambda: self._answer_from_shelf(id, answer, call, params))
-
-    def _answer_from_shelf(self, id: str | int, answer: dict, call: Callable, params: object) -> None:
-        if call is remove and params.version is None and "result" in answer:
+    def _answer_from_shelf(self, id: str | int, answer: dict, name: str, params: object) -> None:
+        if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
         self._answer(id, answer)
 
