@@ -106,9 +106,9 @@ PUBLIC = {
         SebpEdgeError SparsityError StorageError TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines LearningOn MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice PreparationProgress Sink StepDone
-        TensorWritten TextsRead TrainingStarted silent
+        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JsonLines
+        LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
+        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
