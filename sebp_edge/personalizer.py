@@ -17,7 +17,7 @@ from sebp_edge.basics.files import expand_user
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import BusyError, Interrupted, OptionError
-from sebp_edge.events import Sink, silent
+from sebp_edge.events import Event, Sink, new_job, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.machine import devices
@@ -429,7 +429,12 @@ class Personalizer:
             return call.load_adapter(adapter, version)
 
     def _make_call(self, signal: StopSignal) -> Call:
-        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, self.on_event)
+        job = new_job()
+
+        def send(event: Event) -> None:
+            self.on_event(event.of_job(job))
+
+        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, send)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.text import Text
 
 from sebp_edge.basics.units import duration, gigabytes, plural, sizes_apart
-from sebp_edge.cli.console import discard_output, err, out
+from sebp_edge.cli.console import JOB, discard_output, err, out
 from sebp_edge.events import (
     Evaluated,
     Event,
@@ -50,7 +50,7 @@ MIN_WIDTH_FOR_LOSS = 70
 def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
     """Yields the sink for this output, which lists what was left out of the texts, or only says how much that is."""
     if as_json:
-        yield _interrupting(JsonLines(sys.stdout))
+        yield _interrupting(JsonLines(sys.stdout, JOB))
         return
     columns = (
         TextColumn("{task.description}"),
