@@ -14,6 +14,7 @@ __all__ = [
     "CannotCapture",
     "ExportError",
     "Interrupted",
+    "JobError",
     "MachineError",
     "ModelAccessError",
     "ModelError",
@@ -21,10 +22,12 @@ __all__ = [
     "NonFiniteLoss",
     "OptionError",
     "OwnerUnknown",
+    "Paused",
     "RecipeError",
     "SebpEdgeError",
     "SparsityError",
     "StorageError",
+    "TextsChanged",
     "TextsError",
     "TrainingStopped",
 ]
@@ -62,6 +65,19 @@ class OwnerUnknown(TextsError):
         self.reading = reading
 
 
+class TextsChanged(TextsError):
+    """Documents of a job have changed or are gone, so that it can only go on without them, or start over.
+
+    Attributes:
+        changed: the names of documents that are there now and that the job does not know.
+        missing: how many documents of the job are not there as they were.
+    """
+
+    def __init__(self, message: str, changed: tuple[str, ...], missing: int):
+        super().__init__(message)
+        self.changed, self.missing = changed, missing
+
+
 class RecipeError(SebpEdgeError):
     """A recipe is unknown, or has an unknown key or an invalid value."""
 
@@ -92,6 +108,10 @@ class AdapterError(SebpEdgeError):
 
 class BaseModelMismatch(AdapterError):
     """The adapter was made for another base model."""
+
+
+class JobError(SebpEdgeError):
+    """A job is unknown, damaged or running elsewhere, or cannot go on as it was begun."""
 
 
 class ExportError(SebpEdgeError):
@@ -139,6 +159,20 @@ class NonFiniteLoss(TrainingStopped):
 
 class BudgetExceeded(TrainingStopped):
     """The process uses more memory than its budget."""
+
+
+class Paused(TrainingStopped):
+    """The app paused the call; `Personalizer.resume` goes on with it.
+
+    Attributes:
+        job: the id of its job.
+    """
+
+    exit_code = 130
+
+    def __init__(self, message: str, *, job: str):
+        super().__init__(message)
+        self.job = job
 
 
 class Interrupted(TrainingStopped):

@@ -11,6 +11,7 @@ from sebp_edge.events import Evaluated, Event, JsonLines, Notice, TextsRead
 
 KINDS = {
     "notice": events.Notice,
+    "job_started": events.JobStarted,
     "name_in_use": events.NameInUse,
     "preparing": events.PreparationProgress,
     "memory_planned": events.MemoryPlanned,
