@@ -213,6 +213,14 @@ class Personalizer:
         """
         self._signal.set()
 
+    def pause(self) -> bool:
+        """Pauses the training that runs in another thread; that call raises Paused with the id of its job.
+
+        It ends after its step, as soon as its checkpoint is written, and frees the model's memory. Returns False if no
+        call runs that can be paused: `adapt` into the store, `forget` and `resume` can, until they save the adapter.
+        """
+        return self._signal.pause()
+
     def plan(self, texts=None, *, gpu: str | int | None = None) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 

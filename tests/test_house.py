@@ -46,12 +46,12 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_170
+MAX_LINES = 42_530
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_414,
-    "adapters": 3_007,
+    "files at the root": 1_471,
+    "adapters": 3_302,
     "ask": 720,
-    "basics": 403,
+    "basics": 425,
     "basics.pages": 331,
     "cli": 2_685,
     "export": 2_002,
@@ -102,11 +102,11 @@ PUBLIC = {
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
-        MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown RecipeError
-        SebpEdgeError SparsityError StorageError TextsError TrainingStopped
+        JobError MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown
+        Paused RecipeError SebpEdgeError SparsityError StorageError TextsChanged TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JsonLines
+        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted JsonLines
         LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
     """,
@@ -149,7 +149,7 @@ OTHER_ERRORS = {
     "sebp_edge/research/bench/correctness.py": "ValueError",
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
-    "sebp_edge/basics/stopping.py": "StopRequested",
+    "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
     "sebp_edge/training/comparison.py": "ValueError",
