@@ -134,12 +134,11 @@ class JobStarted(Event):
     """A training that can be paused and resumed begins, or goes on; the first event of `adapt` and `resume`.
 
     Attributes:
-        job: the id of its job.
+        job: the id of its job, for `Personalizer.resume`.
         progress: how much of its steps is done, from 0 to 1.
     """
 
     event: ClassVar[str] = "job_started"
-    job: str
     progress: float
 
 

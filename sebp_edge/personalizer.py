@@ -440,7 +440,7 @@ class Personalizer:
         job = new_job()
 
         def send(event: Event) -> None:
-            self.on_event(event.of_job(job))
+            self.on_event(event if event.job else event.of_job(job))
 
         return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, send)
 

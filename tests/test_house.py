@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 # From the top down. A module may import from its own layer and from those below it.
 LAYERS = [
     ["cli"],
+    ["serve"],
     ["personalizer"],
     ["run"],
     ["export"],

@@ -15,6 +15,10 @@ from sebp_edge.cli.early_signals import exit_interrupted
 
 def main() -> None:
     """Runs the `sebp-edge` command; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
+    if sys.argv[1:] == ["serve"]:
+        from sebp_edge.serve.__main__ import main as serve  # only standard library, since it moves the streams away
+
+        serve()
     for signum in SIGNALS:
         # A signal that is ignored stays ignored, as SIGHUP under `nohup`.
         if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):

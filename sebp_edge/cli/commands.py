@@ -22,6 +22,7 @@ from sebp_edge.cli import (
     listings,
     lr_range,
     plan,
+    serve,
 )
 from sebp_edge.cli.console import invalid_options_as_json
 
@@ -64,6 +65,7 @@ app.command()(export.export)
 app.command()(listings.models)
 app.command()(listings.recipes)
 app.add_typer(adapters.app, name="adapters")
+app.command()(serve.serve)
 app.command()(doctor.doctor)
 
 

@@ -27,7 +27,7 @@ class Parent:
 
     Args:
         pid: its number; by default that of the process that started this one.
-        started: when it started, in seconds since 1970: a process that started at another time has got its number since.
+        started: when it started, in seconds since 1970. A process that started at another time is another one.
     """
 
     def __init__(self, pid: int | None = None, started: float | None = None):

@@ -1,4 +1,4 @@
-"""Jobs: long work in the worker, one at a time, in the order of their start. Their states and events are in the journal.
+"""Jobs: long work in the worker, one at a time, in the order of their start; states and events are in the journal.
 
     queued -> starting -> running -> done | refused | interrupted | failed
                           running -> pausing -> paused -> queued
@@ -13,8 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
+from sebp_edge.events import message
 from sebp_edge.serve.journal import MAX_JOBS, Journal
-from sebp_edge.serve.messages import Refusal, StartJob, finite
+from sebp_edge.serve.messages import Refusal, ResumeJob, StartJob, finite
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})
@@ -34,6 +35,7 @@ class Job:
         created, updated: in seconds since 1970.
         phase, progress, seconds_left: of the whole job; progress is from 0 to 1.
         last_event: the number of its last event.
+        stored: the id of what the store has saved of it, which `sebp-edge jobs` shows.
         error: why it was refused, interrupted or failed.
         result: what it returned; after a restart, without texts and paths.
     """
@@ -49,6 +51,7 @@ class Job:
     seconds_left: float | None = None
     resumable: bool = False
     last_event: int = 0
+    stored: str | None = None
     error: dict | None = None
     result: dict | None = None
 
@@ -57,17 +60,17 @@ class Jobs:
     """All jobs of a store.
 
     Args:
-        is_resumable: whether a job has a checkpoint.
+        is_resumable: whether the store has saved what it takes to go on with a job.
 
     Attributes:
         queue: ids of those that wait, in order.
-        params: what the worker needs for each that has not ended; never written.
+        params: what the worker needs for each that waits; never written.
     """
 
-    def __init__(self, journal: Journal, is_resumable: Callable[[str], bool]):
+    def __init__(self, journal: Journal, is_resumable: Callable[[Job], bool]):
         self._journal = journal
         self.queue: deque[str] = deque()
-        self.params: dict[str, StartJob] = {}
+        self.params: dict[str, dict] = {}
         self._jobs: dict[str, Job] = {}
         self._digests: dict[str, bytes] = {}
         self._recent: OrderedDict[tuple[str, int], dict] = OrderedDict()
@@ -77,7 +80,7 @@ class Jobs:
             self._digests[job.id] = digest
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
             why = {"code": "killed", "message": "The server ended during this job.", "hint": "", "retry": True}
-            self.change(job.id, "interrupted", error=why, resumable=is_resumable(job.id))
+            self.change(job.id, "interrupted", error=why, resumable=is_resumable(job))
         for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
             if job.state in ENDED and not job.resumable:
                 self.forget(job.id)
@@ -97,7 +100,7 @@ class Jobs:
         if len(self.queue) >= MAX_QUEUED:
             raise Refusal("busy", f"{MAX_QUEUED} jobs are waiting already.", "Wait for one to end.", retry=True)
         self._jobs[request.id], self._digests[request.id] = Job(request.id, request.kind, name), digest
-        self.params[request.id] = request
+        self.params[request.id] = request.params
         self.queue.append(request.id)
         self.change(request.id, "queued")
         return self._jobs[request.id]
@@ -121,25 +124,20 @@ class Jobs:
         job = replace(self._jobs[id], state=state, updated=round(time.time(), 3), **facts)
         self._jobs[id] = job
         shown = {"event": "state", "state": state, "resumable": job.resumable, "error": job.error}
-        self.add_event(id, shown | ({"result": job.result} if state == "done" else {}))
+        self.add_event(id, message(shown | ({"result": job.result} if state == "done" else {}), id))
         self._journal.commit()
-        if state in ENDED:
-            self.params.pop(id, None)
         return self._jobs[id]
 
     def add_event(self, id: str, event: dict) -> None:
         """Numbers an event of a job."""
         job = self._jobs[id]
         if event["event"] == "progress":
-            job = replace(
-                job, phase=event["phase"], progress=event["fraction"], seconds_left=event["seconds_left"]
-            )
+            job = replace(job, phase=event["phase"], progress=event["fraction"], seconds_left=event["seconds_left"])
         job = self._jobs[id] = replace(job, last_event=job.last_event + 1, updated=round(time.time(), 3))
         record = finite(
             {
                 "job": id,
                 "number": job.last_event,
-                "time": job.updated,
                 "phase": job.phase,
                 "progress": job.progress,
                 "seconds_left": job.seconds_left,
@@ -153,20 +151,26 @@ class Jobs:
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
 
-    def resume(self, id: str) -> Job:
+    def resume(self, request: ResumeJob) -> Job:
         """Queues a job again."""
-        self.queue.append(id)
-        return self.change(id, "queued", error=None)
+        self.params[request.id] = asdict(request)
+        self.queue.append(request.id)
+        return self.change(request.id, "queued", error=None)
 
     def drop(self, id: str) -> None:
         """Takes a job out of the queue, if it waits there."""
         if id in self.queue:
             self.queue.remove(id)
+            del self.params[id]
 
     def task(self, id: str) -> dict:
-        """Returns what the worker needs for a job; without params, it resumes it."""
-        request = self.params.get(id)
-        return {"id": id, "kind": self._jobs[id].kind, "params": request and request.params}
+        """Returns what the worker needs for a job that waits; `stored` if it goes on."""
+        job = self._jobs[id]
+        return {"id": id, "kind": job.kind, "stored": job.stored, "params": self.params.pop(id)}
+
+    def note(self, id: str, stored: str) -> None:
+        """Notes what the store calls a job."""
+        self._jobs[id] = replace(self._jobs[id], stored=stored)
 
     def events(self, id: str, since: int, limit: int) -> list[dict]:
         """Returns the next events after a number; those of before the last start without names of files."""

@@ -21,11 +21,9 @@ _FORMAT = 1
 # Of the oldest jobs that have ended, the events go.
 MAX_JOBS = 200
 # Texts under these names are words of this program, or names that the owner gave to adapters.
-_WORDS = frozenset(
-    "event phase stage split part method dtype device state kind verdict class code hint error unit merge_for recipe "
-    "created result_of".split()
+_TEXTS = frozenset(  # noqa: SIM905
+    "event phase stage split part method dtype device state kind code error merge_for recipe name job id stored".split()
 )
-_TEXTS = _WORDS | {"name", "job", "id"}
 _LAYOUT = """
     CREATE TABLE IF NOT EXISTS jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE, digest BLOB, facts TEXT);
     CREATE TABLE IF NOT EXISTS events (job TEXT, number INTEGER, record TEXT, PRIMARY KEY (job, number)) WITHOUT ROWID;
@@ -99,7 +97,7 @@ class Journal:
     def write_job(self, id: str, digest: bytes, facts: dict) -> None:
         """Writes what is known of a job."""
         self._database.execute(
-            "INSERT INTO jobs (id, digest, facts) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
+            "INSERT INTO jobs (id, digest, facts) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET facts = ?3",
             (id, digest, json.dumps(kept(facts))),
         )
 

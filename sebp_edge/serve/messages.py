@@ -177,7 +177,7 @@ class Ask(Texts):
 
 @dataclass(frozen=True, kw_only=True)
 class StartJob:
-    """Starts a job, once for each `id`, which the app chooses: up to 64 letters, digits, dots, dashes, underscores.
+    """Starts a job, once for each `id`, which the app chooses.
 
     Attributes:
         kind: "adapt", "forget" or "export".
@@ -194,6 +194,16 @@ class OneJob:
     """Which job."""
 
     id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeJob:
+    """Which job; see `Personalizer.resume`. Texts are needed only if they were no files, or were moved."""
+
+    id: str
+    changed: str = "refuse"
+    paths: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import ACTIVE, ENDED
-from sebp_edge.serve.messages import JOBS, Cancel, OneJob, Refusal, RunningJob, StartJob, Subscribe, parse
+from sebp_edge.serve.messages import JOBS, Cancel, OneJob, Refusal, ResumeJob, RunningJob, StartJob, Subscribe, parse
 
 
 class Method(NamedTuple):
@@ -49,21 +49,22 @@ def list_jobs(server, params) -> dict:
 def pause_job(server, params: RunningJob) -> dict:
     """Pauses the running job: its state is saved, and the worker ends. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
-    if job.state not in ("running", "pausing"):
+    if job.state not in ("running", "pausing") or job.kind == "export":
         raise _wrong_state(job)
     if job.state == "running":
         server.pause(job.id)
     return get_job(server, OneJob(id=job.id))
 
 
-def resume_job(server, params: OneJob) -> dict:
+def resume_job(server, params: ResumeJob) -> dict:
     """Queues a paused or interrupted job again, which goes on where it was saved."""
     job = server.jobs.get(params.id)
     if job.state in ("queued", "starting", "running"):
         return {"job": asdict(job)}
-    if not job.resumable:
+    if job.state not in ("paused", "interrupted") or not job.resumable:
         raise _wrong_state(job)
-    return {"job": asdict(server.jobs.resume(job.id))}
+    check_paths(params, server.folders)
+    return {"job": asdict(server.jobs.resume(params))}
 
 
 def cancel_job(server, params: RunningJob) -> dict:
@@ -130,7 +131,7 @@ METHODS = {
     "jobs.get": Method(OneJob, "here", get_job),
     "jobs.list": Method(messages.Nothing, "here", list_jobs),
     "jobs.pause": Method(RunningJob, "here", pause_job),
-    "jobs.resume": Method(OneJob, "here", resume_job),
+    "jobs.resume": Method(ResumeJob, "here", resume_job),
     "jobs.cancel": Method(RunningJob, "here", cancel_job),
     "jobs.subscribe": Method(Subscribe, "here", subscribe),
     "adapters.list": Method(messages.Nothing, "shelf"),

@@ -1,4 +1,4 @@
-"""The protocol's streams: lines of JSON in and out, of bounded size, each with a thread that may wait for the other end.
+"""The protocol's streams: lines of JSON, of bounded size, each way with a thread that may wait for the other end.
 
 `take_streams` comes before every import but the standard library's. From then on, what a library prints goes to the
 standard error, and a child process that reads its standard input reads nothing.

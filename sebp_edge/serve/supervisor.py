@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -79,10 +80,8 @@ class Supervisor:
         self._send({"method": "ready", "params": {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()}})
         look_at = 0.0
         while self._end_at is None or (self._running and time.monotonic() < self._end_at):
-            try:
+            with suppress(queue.Empty):
                 self._inbox.get(timeout=_SECONDS_BETWEEN_LOOKS)()
-            except queue.Empty:
-                pass
             if time.monotonic() >= look_at:
                 self._look()
                 look_at = time.monotonic() + _SECONDS_BETWEEN_LOOKS
@@ -110,8 +109,8 @@ class Supervisor:
             MemoryBudget.parse(params.memory_budget)
         store = AdapterStore(params.store)
         self._journal = Journal(store.folder)
-        self.jobs = Jobs(self._journal, self._is_resumable)
         self._parent, self._settings, self._store = parent, params, store
+        self.jobs = Jobs(self._journal, self._is_resumable)
         self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
         return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "methods": sorted(METHODS)}
 
@@ -155,7 +154,8 @@ class Supervisor:
                 seconds = START_SECONDS if job.state == "starting" else CANCEL_SECONDS
                 self._kill_at = time.monotonic() + seconds
             return
-        self._discard_checkpoint(job.id)
+        if (stored := self._stored(job)) is not None:
+            stored.remove()
         self.jobs.drop(job.id)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
@@ -169,7 +169,8 @@ class Supervisor:
         if self._end_at is None:
             self._end_at = time.monotonic() + END_SECONDS
             if self._running is not None:
-                self._worker.send({"do": "pause", "id": self._running})
+                export = self.jobs.get(self._running).kind == "export"
+                self._worker.send({"do": "stop" if export else "pause", "id": self._running})
         return {}
 
     # ----------------------------------------------------------------------------------------------------- the app
@@ -289,6 +290,8 @@ class Supervisor:
         worker.handled()
         message = json.loads(line)
         match message["tells"]:
+            case "stored":
+                self.jobs.note(self._running, message["job"])
             case "event":
                 self.jobs.add_event(self._running, message["event"])
             case "running":
@@ -304,7 +307,7 @@ class Supervisor:
 
     def _job_ended(self, state: str, facts: dict) -> None:
         id, self._running, self._kill_at = self._running, None, None
-        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(id)
+        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(self.jobs.get(id))
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
         job = self.jobs.change(id, state, **facts)
@@ -325,13 +328,14 @@ class Supervisor:
             error = {**why.to_dict()["data"], "message": str(why)}
             if self.jobs.get(id).state == "cancelling":
                 error = CANCELLED
-            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(id))
+            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(self.jobs.get(id)))
 
-    def _is_resumable(self, id: str) -> bool:
-        return False
+    def _stored(self, job: Job):
+        """Returns what the store has saved of a job; None if it has nothing."""
+        return next((one for one in self._store.jobs.list() if one.id == job.stored), None)
 
-    def _discard_checkpoint(self, id: str) -> None:
-        pass
+    def _is_resumable(self, job: Job) -> bool:
+        return self._stored(job) is not None
 
     # -------------------------------------------------------------------------------------------------- the clock
 

@@ -1,4 +1,4 @@
-"""Windows' way to let no child outlive its parent: a job object. Tested with a stand-in; it has never run on Windows."""
+"""Lets no child outlive its parent on Windows: a job object. Tested with a stand-in; has never run on Windows."""
 
 import ctypes
 import subprocess
@@ -42,7 +42,7 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """Has the interface of `ends.Children`. The system closes the job's only handle with this process, and so kills all.
+    """Has the interface of `ends.Children`. With this process, the job's only handle is closed, and all in it end.
 
     Args:
         kernel32: the system's library.
@@ -76,8 +76,6 @@ class JobObject:
         limits = ExtendedLimits()
         limits.BasicLimitInformation.LimitFlags = _KILL_ON_CLOSE
         size = ctypes.sizeof(limits)
-        if not job or not self._kernel32.SetInformationJobObject(
-            job, _EXTENDED_LIMITS, ctypes.byref(limits), size
-        ):
+        if not job or not self._kernel32.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), size):
             raise MachineError("Windows refuses to make a job object, so a worker might outlive the app.")
         return job

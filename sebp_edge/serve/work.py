@@ -1,13 +1,26 @@
 """What the worker does: jobs, and answers, also between the steps of a job."""
 
-import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.errors import Interrupted, MachineError, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event
+from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
+from sebp_edge.events import Event, JobStarted, silent
 from sebp_edge.personalizer import Personalizer
-from sebp_edge.serve.messages import JOBS, Ask, Generate, Model, Refusal, Texts, error_of, finite, parse
+from sebp_edge.serve.messages import (
+    JOBS,
+    Ask,
+    Generate,
+    Model,
+    Plan,
+    Refusal,
+    ResumeJob,
+    Texts,
+    error_of,
+    finite,
+    parse,
+)
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel
 from sebp_edge.serve.streams import Outbox
@@ -15,17 +28,13 @@ from sebp_edge.serve.worker import Tasks
 
 
 class Worker:
-    """Does one task after the other.
-
-    Attributes:
-        job: the model of the running job; None if there is none.
-    """
+    """Does one task after the other; answers also between the steps of a job."""
 
     def __init__(self, tasks: Tasks, outbox: Outbox):
         self._tasks, self._outbox = tasks, outbox
         self._settings: dict = {}
-        self._served: Personalizer | None = None
-        self._job: Personalizer | None = None
+        self._served: Personalizer | None = None  # which answers
+        self._job: Personalizer | None = None  # which runs a job
 
     def run(self) -> None:
         """Works until the process ends."""
@@ -51,10 +60,12 @@ class Worker:
     def _run_job(self, task: dict) -> None:
         state, facts = "done", {}
         try:
-            facts["result"] = finite(self._result_of(task))
+            self._tell("running")
+            facts["result"] = finite(self._call_of(task)(stop_when=self._tasks.stops[task["id"]]).to_dict())
+        except Paused:
+            state = "paused"
         except Interrupted as error:
-            state = "paused" if self._tasks.pausing.is_set() else "interrupted"
-            facts["error"] = _shown(error)
+            state, facts["error"] = "interrupted", _shown(error)
         except TrainingStopped as error:
             state, facts["error"] = "failed", _shown(error)
         except SebpEdgeError as error:
@@ -65,30 +76,43 @@ class Worker:
         self._tasks.pausing.clear()
         self._tell("ended", state=state, facts=facts)
 
-    def _result_of(self, task: dict) -> dict:
-        params, stop = parse(JOBS[task["kind"]], task["params"], task["kind"]), self._tasks.stops[task["id"]]
-        self._tell("running")
-        served = self._serving(params)
-        job = self._personalizer(params, on_event=self._on_event)
-        job.in_use = TrainedModel(job.in_use, served.in_use)
-        self._job = job
-        texts = texts_of(params)
+    def _call_of(self, task: dict) -> Callable:
+        """Returns the call of a Personalizer that is the job, without `stop_when`."""
+        on_event = partial(self._on_event, task["id"])
+        if task["stored"] is not None:
+            arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
+            job = self._begin(Personalizer(**arguments, store=self._settings["store"], on_event=on_event))
+            params = parse(ResumeJob, task["params"], "jobs.resume")
+            return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
+        params = parse(JOBS[task["kind"]], task["params"], task["kind"])
+        job, texts = self._begin(self._personalizer(params, on_event=on_event)), texts_of(params)
         match task["kind"]:
             case "adapt":
-                options = {key: getattr(params, key) for key in ("activate_anyway", "fresh", "sync", "keep_samples")}
-                return job.adapt(texts, name=params.name, stop_when=stop, **options).to_dict()
+                options = ("activate_anyway", "fresh", "sync", "keep_samples")
+                call = partial(job.adapt, texts, name=params.name)
             case "forget":
-                options = {key: getattr(params, key) for key in ("near_duplicates", "activate_anyway")}
-                documents = [Path(one) if os.path.isabs(one) else one for one in params.documents]
-                named = {"name": params.name} if params.name else {}
-                return job.forget(documents, texts, stop_when=stop, **named, **options).to_dict()
+                options = ("near_duplicates", "activate_anyway")
+                documents = [Path(one) if Path(one).is_absolute() else one for one in params.documents]
+                call = partial(job.forget, documents, texts, name=params.name)
             case "export":
-                options = {key: getattr(params, key) for key in ("format", "quant", "version")}
-                return job.export(params.name, params.to, texts=texts, stop_when=stop, **options).to_dict()
+                options = ("format", "quant", "version")
+                call = partial(job.export, params.name, params.to, texts=texts)
+        return partial(call, **{key: getattr(params, key) for key in options})
 
-    def _on_event(self, event: Event) -> None:
+    def _begin(self, job: Personalizer) -> Personalizer:
+        """Makes a job share its weights with the model that answers."""
+        served = self._serving(Personalizer(job.reference.name, device=job.device.type, store=job.store))
+        job.in_use = TrainedModel(job.in_use, served.in_use)
+        self._job = job
+        return job
+
+    def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, then answers what waits: the training goes on afterwards."""
-        self._tell("event", event=finite(event.to_dict()))
+        if isinstance(event, JobStarted):
+            self._tell("stored", job=event.job)
+        self._tell("event", event=finite(event.of_job(id).to_dict()))
+        if self._tasks.pausing.is_set():
+            self._job.pause()
         while (task := self._tasks.waiting()) is not None:
             self._do(task)
 
@@ -145,7 +169,7 @@ class Worker:
         served = self._personalizer(params)
         return served.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id]).to_dict()
 
-    def _plan(self, params, id: str | int) -> dict:
+    def _plan(self, params: Plan, id: str | int) -> dict:
         return self._personalizer(params).plan(texts_of(params), gpu=params.gpu).to_dict()
 
     # ---------------------------------------------------------------------------------------------------------- models
@@ -154,9 +178,8 @@ class Worker:
         own = {key: getattr(params, key) for key in ("recipe", "device", "seed", "me")}
         return Personalizer(params.model, **own, **self._settings, **options)
 
-    def _serving(self, params: Model) -> Personalizer:
-        """Returns the Personalizer that answers with this model; there is one at a time."""
-        new = self._personalizer(params)
+    def _serving(self, new: Personalizer) -> Personalizer:
+        """Returns the Personalizer that answers with a model, which `new` names; there is one at a time."""
         old = self._served
         if old is None or (old.reference, old.device) != (new.reference, new.device):
             if self._job is not None:
@@ -167,11 +190,11 @@ class Worker:
         return self._served
 
     def _served_with_weights(self, params: Model) -> Personalizer:
-        served = self._serving(params)
+        served = self._serving(self._personalizer(params))
         if self._job is not None and served.in_use.base is None:
             if not self._job.in_use.can_lend:
                 raise _busy("The running job needs the model for itself.")
-            self._job.in_use.load(self._tell_nothing)
+            self._job.in_use.load(silent)
         return served
 
     def _adapter(self, served: Personalizer, name: str | None, version: int | None) -> dict:
@@ -184,7 +207,7 @@ class Worker:
         return {"adapter": name, "version": version}
 
 
-def texts_of(params: Texts) -> list | None:
+def texts_of(params: Texts | ResumeJob) -> list | None:
     """Returns what a Personalizer takes as texts."""
     return [*map(Path, params.paths), *params.texts] or None
 

@@ -45,8 +45,6 @@ class Tasks:
                     self.stops[message["id"]].set()
             case "pause":
                 self.pausing.set()
-                if message["id"] in self.stops:
-                    self.stops[message["id"]].set()
             case _:
                 if "id" in message:
                     self.stops[message["id"]] = threading.Event()
