@@ -1,4 +1,4 @@
-"""`sebp-edge serve`: serves an app in any language. `cli.main` takes a shorter way there, before anything is imported."""
+"""`sebp-edge serve`: serves an app in any language. `cli.main` takes a shorter way there, with fewer imports."""
 
 from sebp_edge.serve.__main__ import main
 

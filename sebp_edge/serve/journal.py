@@ -21,8 +21,9 @@ _FORMAT = 1
 # Of the oldest jobs that have ended, the events go.
 MAX_JOBS = 200
 # Texts under these names are words of this program, or names that the owner gave to adapters.
-_TEXTS = frozenset(  # noqa: SIM905
-    "event phase stage split part method dtype device state kind code error merge_for recipe name job id stored".split()
+_TEXTS = frozenset(
+    {"event", "phase", "stage", "split", "part", "method", "dtype", "device", "state", "kind", "code", "error"}
+    | {"merge_for", "recipe", "name", "job", "id", "stored"}
 )
 _LAYOUT = """
     CREATE TABLE IF NOT EXISTS jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE, digest BLOB, facts TEXT);

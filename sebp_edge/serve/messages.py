@@ -327,9 +327,9 @@ def _value(value: object, kind: object) -> object:
                 continue
         raise ValueError(" or ".join(_NAMES.get(each, "a list") for each in kinds))
     if origin is tuple:
-        if not isinstance(value, list):
+        if not isinstance(value, list) or any(type(each) is not arguments[0] for each in value):
             raise ValueError(f"a list of which each is {_NAMES[arguments[0]]}")
-        return tuple(_value(each, arguments[0]) for each in value)
+        return tuple(value)
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     if type(value) is not kind or (kind is int and abs(value) >= 2**53):

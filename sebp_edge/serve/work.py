@@ -1,6 +1,7 @@
 """What the worker does: jobs, and answers, also between the steps of a job."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -163,7 +164,7 @@ class Worker:
             stop_when=self._tasks.stops[id],
             **self._adapter(served, params.adapter, params.version),
         )
-        return answer.to_dict()
+        return asdict(answer)
 
     def _inspect(self, params: Texts, id: str | int) -> dict:
         served = self._personalizer(params)

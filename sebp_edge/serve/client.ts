@@ -1,0 +1,154 @@
+// A client in TypeScript without dependencies: starts a server, and speaks with it. Node runs it as it is (22.18 or newer).
+//
+//   const client = await Client.start(["sebp-edge", "serve"], { folders: ["/home/me/notes"] });
+//   await client.call("jobs.start", { id: "first", params: { paths: ["/home/me/notes"], name: "notes" } });
+//   for await (const event of client.events("first")) console.log(event.progress, event.event.event);
+//   console.log(await client.call("generate", { prompt: "Dear Ada,", adapter: "notes" }));
+//   await client.close();
+
+import { spawn, type ChildProcess } from "node:child_process";
+import { once } from "node:events";
+import { createInterface } from "node:readline";
+
+export type Params = Record<string, unknown>;
+export type State =
+  | "queued" | "starting" | "running" | "pausing" | "paused" | "cancelling"
+  | "done" | "refused" | "interrupted" | "failed";
+export interface JobEvent {
+  job: string;
+  number: number;
+  phase: string;
+  progress: number;
+  seconds_left: number | null;
+  event: { event: string; time: number; state?: State; [field: string]: unknown };
+}
+interface Message {
+  id?: number | null;
+  result?: Params;
+  error?: { message: string; data: Params };
+  method?: string;
+  params?: Params;
+}
+interface Waiting {
+  resolve: (result: Params) => void;
+  reject: (error: ServerError) => void;
+  onText?: (text: string) => void;
+}
+
+const PROTOCOL = 1;
+const LAST_STATES = new Set<unknown>(["paused", "done", "refused", "interrupted", "failed"]);
+const MILLISECONDS_TO_END = 3000;
+
+export class ServerError extends Error {
+  readonly code: string;
+  readonly hint: string;
+  readonly retry: boolean;
+
+  constructor(message: string, data: Params) {
+    super(message);
+    this.code = String(data.code ?? "");
+    this.hint = String(data.hint ?? "");
+    this.retry = Boolean(data.retry);
+  }
+}
+
+const serverEnded = () =>
+  new ServerError("The server has ended.", { code: "server_ended", hint: "Start another one.", retry: true });
+
+export class Client {
+  readonly process: ChildProcess;
+  private number = 0;
+  private ended = false;
+  private readonly waiting = new Map<number, Waiting>();
+  private readonly subscribers = new Map<string, (event: JobEvent | null) => void>();
+
+  private constructor(process: ChildProcess) {
+    this.process = process;
+    process.stdin!.on("error", () => {}); // the end of its output says that it is gone
+    const lines = createInterface({ input: process.stdout!, crlfDelay: Infinity });
+    lines.on("line", (line) => this.receive(JSON.parse(line) as Message));
+    lines.on("close", () => this.end());
+  }
+
+  /** Starts a server; `settings` are those of `initialize`, such as `folders`, `store` and `memory_budget`. */
+  static async start(command: string[], settings: Params = {}): Promise<Client> {
+    const [program, ...rest] = command;
+    const client = new Client(spawn(program, rest, { stdio: ["pipe", "pipe", "inherit"] }));
+    try {
+      await client.call("initialize", { protocol: PROTOCOL, parent: { pid: process.pid }, ...settings });
+    } catch (error) {
+      await client.close();
+      throw error;
+    }
+    return client;
+  }
+
+  /** Returns the result of a method. `onText` receives text in chunks; `signal` cancels the request. */
+  call(
+    method: string,
+    params: Params = {},
+    { onText, signal }: { onText?: (text: string) => void; signal?: AbortSignal } = {},
+  ): Promise<Params> {
+    const id = ++this.number;
+    return new Promise((resolve, reject) => {
+      if (this.ended) return reject(serverEnded());
+      this.waiting.set(id, { resolve, reject, onText });
+      this.send(id, method, params);
+      signal?.addEventListener("abort", () => this.send(++this.number, "cancel", { request: id }), { once: true });
+    });
+  }
+
+  /** Yields the events of a job after a number, up to the one with which it is paused or has ended. */
+  async *events(job: string, since = 0): AsyncGenerator<JobEvent> {
+    const queue: (JobEvent | null)[] = [];
+    let wake = () => {};
+    this.subscribers.set(job, (event) => {
+      queue.push(event);
+      wake();
+    });
+    try {
+      await this.call("jobs.subscribe", { id: job, since });
+      for (;;) {
+        while (queue.length === 0) await new Promise<void>((resolve) => (wake = resolve));
+        const event = queue.shift()!;
+        if (event === null) throw serverEnded();
+        yield event;
+        if (LAST_STATES.has(event.event.state)) return;
+      }
+    } finally {
+      this.subscribers.delete(job);
+    }
+  }
+
+  /** Ends the server: it saves the state of a running job first. */
+  async close(): Promise<void> {
+    const { process } = this;
+    process.stdin!.end();
+    if (process.exitCode !== null || process.signalCode !== null || process.pid === undefined) return;
+    const timer = setTimeout(() => process.kill("SIGKILL"), MILLISECONDS_TO_END);
+    await once(process, "exit");
+    clearTimeout(timer);
+  }
+
+  private send(id: number, method: string, params: Params): void {
+    this.process.stdin!.write(JSON.stringify({ jsonrpc: "2.0", id, method, params }) + "\n");
+  }
+
+  private receive({ id, result, error, method, params }: Message): void {
+    if (method === "text") this.waiting.get(params!.request as number)?.onText?.(params!.text as string);
+    else if (method === "job.event") this.subscribers.get(params!.job as string)?.(params as unknown as JobEvent);
+    else if (typeof id === "number") {
+      const waiting = this.waiting.get(id);
+      this.waiting.delete(id);
+      if (error) waiting?.reject(new ServerError(error.message, error.data));
+      else waiting?.resolve(result!);
+    }
+  }
+
+  private end(): void {
+    this.ended = true;
+    for (const { reject } of this.waiting.values()) reject(serverEnded());
+    this.waiting.clear();
+    for (const subscriber of this.subscribers.values()) subscriber(null);
+  }
+}

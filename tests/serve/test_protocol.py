@@ -1,0 +1,234 @@
+"""Lines, requests and refusals of `sebp-edge serve`, without a worker."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from served import COMMAND, Refused, Server, all_gone, rss
+
+from sebp_edge.serve.messages import PROTOCOL
+from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.streams import MAX_LINE
+
+
+@pytest.fixture
+def server(tmp_path):
+    with Server() as server:
+        server.initialize(store=str(tmp_path / "store"), folders=[str(tmp_path)])
+        yield server
+
+
+def refused(server, method, **params):
+    with pytest.raises(Refused) as caught:
+        server.call(method, **params)
+    return caught.value
+
+
+def test_the_first_line_says_that_it_is_ready():
+    with Server() as server:
+        ready = server.wait(lambda message: True)
+        assert ready["method"] == "ready"
+        assert ready["params"]["protocol"] == PROTOCOL
+        assert ready["params"]["pid"] == server.process.pid
+
+
+def test_neither_its_start_nor_its_answers_about_adapters_load_torch_or_numpy(server):
+    server.call("adapters.list")
+    server.call("jobs.list")
+    loaded = {one.path for one in psutil.Process(server.process.pid).memory_maps()}
+    assert not any(name in path for path in loaded for name in ("torch", "numpy", "transformers"))
+    assert server.call("status")["worker"] is None
+    assert rss(server.process.pid) < 40 * 2**20
+
+
+def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
+    with Server() as server:
+        assert server.call("ping") == {}
+        assert refused(server, "jobs.list").code == "not_initialized"
+        assert refused(server, "initialize", protocol=PROTOCOL + 1).code == "unsupported_version"
+        assert refused(server, "initialize", protocol="1").code == "invalid_params"
+        server.initialize()
+        assert refused(server, "initialize", protocol=PROTOCOL).code == "already_initialized"
+
+
+def test_a_parent_that_has_ended_or_whose_number_is_used_again_is_refused():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = psutil.Process(child.pid).create_time()
+    with Server() as server:
+        reused = {"pid": child.pid, "started": started - 3600}
+        assert refused(server, "initialize", protocol=PROTOCOL, parent=reused).code == "parent_gone"
+        assert server.initialize(parent={"pid": child.pid, "started": started})["protocol"] == PROTOCOL
+        child.kill()  # not waited for: it is a zombie
+        assert all_gone([psutil.Process(server.process.pid)])
+    child.stdin.close()
+    child.wait()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"{", "parse_error"),
+        (b"\xff\xfe", "parse_error"),
+        (b"[" * 100_000, "parse_error"),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": NaN}}', "parse_error"),
+        (b'{"jsonrpc": "2.0", "id": ' + b"9" * 10_000 + b', "method": "ping"}', "parse_error"),
+        (b"", "parse_error"),
+        (b"[]", "invalid_request"),
+        (b"17", "invalid_request"),
+        (b'{"id": 1, "method": "ping"}', "invalid_request"),
+        (b'{"jsonrpc": "2.0", "id": true, "method": "ping"}', "invalid_request"),
+        (b'{"jsonrpc": "2.0", "method": "ping"}', "invalid_request"),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": 5}', "invalid_request"),
+    ],
+)
+def test_a_broken_line_gets_an_error_and_the_next_one_an_answer(server, line, code):
+    server.write(line + b"\n")
+    assert server.wait(lambda message: "error" in message)["error"]["data"]["code"] == code
+    assert server.call("ping") == {}
+
+
+def test_a_line_of_100_mb_is_refused_without_being_kept(server):
+    before = rss(server.process.pid)
+    for _ in range(100):
+        server.write(b"x" * 2**20)
+    server.write(b"\n")
+    error = server.wait(lambda message: "error" in message)["error"]
+    assert error["data"]["code"] == "too_long"
+    assert rss(server.process.pid) < before + 4 * MAX_LINE
+    assert server.call("ping") == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "words"),
+    [
+        ("generate", {"promt": "x"}, "did you mean 'prompt'"),
+        ("generate", {"prompt": 5}, "'prompt' of 'generate' is not a text"),
+        ("generate", {"prompt": "x", "max_new_tokens": 1.5}, "is not a whole number"),
+        ("generate", {"prompt": "x", "stop": ["a", 1]}, "a list of which each is a text"),
+        ("jobs.get", {}, "lacks the parameter 'id'"),
+        ("jobs.start", {"id": "a/b", "params": {}}, "64 letters"),
+        ("jobs.start", {"id": "a", "kind": "train", "params": {}}, "choose from adapt, forget, export"),
+        ("jobs.start", {"id": "a", "params": {"activate": True}}, "did you mean 'activate_anyway'"),
+        ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
+        ("ping", {"x": 1}, "it has none"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_what_is_right(server, method, params, words):
+    server.write(json.dumps({"jsonrpc": "2.0", "id": 99, "method": method, "params": params}).encode() + b"\n")
+    with pytest.raises(Refused, match=words) as caught:
+        server.answer(99)
+    assert caught.value.code == "invalid_params"
+
+
+def test_unknown_methods_and_jobs_are_refused(server):
+    assert refused(server, "jobs.stop").code == "unknown_method"
+    for method, params in (("get", {"id": "a"}), ("cancel", {"expected_job_id": "a"}), ("subscribe", {"id": "a"})):
+        assert refused(server, f"jobs.{method}", **params).code == "unknown_job"
+    error = refused(server, "adapters.rollback", name="nobody").error
+    assert error["data"]["code"] == "adapter"
+    assert "There is no adapter 'nobody'" in error["message"]
+
+
+def test_a_thousand_requests_at_once_are_all_answered(server):
+    numbers = [server.send(random.choice(["ping", "status", "jobs.list", "adapters.list"])) for _ in range(1000)]
+    for number in random.sample(numbers, len(numbers)):
+        assert isinstance(server.answer(number), dict)
+
+
+def test_an_app_that_asks_without_reading_is_not_read_either(tmp_path):
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "x" * 5000}).encode() + b"\n"
+        written = 0
+        os.set_blocking(process.stdin.fileno(), False)
+        still_since = time.monotonic()
+        while time.monotonic() < still_since + 2:
+            try:
+                sent = os.write(process.stdin.fileno(), request * 10)
+            except BlockingIOError:
+                time.sleep(0.01)
+                continue
+            written += sent
+            still_since = time.monotonic()
+            assert written < 64 * 2**20
+        assert rss(process.pid) < 60 * 2**20
+        process.stdout.close()  # now it can end
+        os.set_blocking(process.stdin.fileno(), True)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "{tmp}/../elsewhere", "{tmp}/link/x"])
+def test_folders_outside_of_those_allowed_are_refused(tmp_path, path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "link").symlink_to("/")
+    path = path.format(tmp=tmp_path / "own")
+    with Server() as server:
+        server.initialize(store=str(tmp_path / "store"), folders=[str(tmp_path / "own")])
+        for method, params in (
+            ("jobs.start", {"id": "a", "params": {"paths": [path]}}),
+            ("jobs.start", {"id": "a", "params": {"texts": ["x"], "recipe": path}}),
+            ("jobs.start", {"id": "a", "params": {"texts": ["x"], "model": path}}),
+            ("jobs.start", {"id": "a", "kind": "export", "params": {"name": "x", "to": path}}),
+            ("jobs.start", {"id": "a", "kind": "forget", "params": {"documents": [path]}}),
+            ("inspect", {"paths": [path]}),
+            ("models", {"folders": [path]}),
+        ):
+            assert refused(server, method, **params).code == "folder_not_allowed"
+        assert server.call("jobs.list") == {"jobs": []}
+
+
+def test_two_apps_cannot_have_one_store(server, tmp_path):
+    with Server() as other:
+        error = refused(other, "initialize", protocol=PROTOCOL, store=str(tmp_path / "store"))
+        assert (error.code, error.error["data"]["retry"]) == ("store_in_use", True)
+        assert other.initialize(store=str(tmp_path / "elsewhere"))
+    assert server.call("jobs.list") == {"jobs": []}
+
+
+def test_a_store_is_free_once_its_server_was_killed(tmp_path):
+    with Server() as server:
+        server.initialize(store=str(tmp_path))
+        server.process.kill()
+        server.process.wait()
+        with Server() as other:
+            assert other.initialize(store=str(tmp_path))
+
+
+def test_a_damaged_journal_is_told(tmp_path):
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "serve.sqlite").write_bytes(random.randbytes(5000))
+    with Server() as server:
+        error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path))
+        assert error.code == "storage"
+        assert "delete it" in str(error)
+
+
+def test_prints_and_children_do_not_reach_the_stream(tmp_path):
+    """What imports print, what is written to descriptor 1, and what a child reads from 0."""
+    code = (
+        "import sys; from sebp_edge.serve.streams import take_streams; taken = take_streams()\n"
+        "import os, subprocess; print('stray'); os.write(1, b'stray')\n"
+        "child = subprocess.run(['cat'], stdout=1); print(child.returncode, flush=True)\n"
+        "os.write(taken[1], os.read(taken[0], 100))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=b"request\n", capture_output=True, timeout=60)
+    assert done.stdout == b"request\n"
+    assert done.stderr.count(b"stray") == 2
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "02", "12", "012"])
+def test_it_starts_with_closed_streams(closed):
+    """A service may have none; without input, it ends."""
+    closing = f"import os\nfor one in {list(map(int, closed))}: os.close(one)\n"
+    code = closing + "from sebp_edge.serve.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_the_command_line_has_it_too():
+    with Server(command=[sys.executable, "-c", "from sebp_edge.cli import main; main()", "serve"]) as server:
+        assert server.initialize()["methods"] == sorted(METHODS)

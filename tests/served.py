@@ -1,0 +1,136 @@
+"""Starts `sebp-edge serve` for tests, and speaks with it line by line."""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+
+from sebp_edge.serve.jobs import ENDED
+
+COMMAND = [sys.executable, "-m", "sebp_edge.serve"]
+# What a machine that runs other tests too may take; nothing waits for so long that is not broken.
+SECONDS = 120
+
+
+class Refused(Exception):
+    """The server answered with an error; `error` has it."""
+
+    def __init__(self, error):
+        super().__init__(error["message"])
+        self.error, self.code = error, error["data"]["code"]
+
+
+class Server:
+    """A server as an app sees it. Messages that nobody has waited for yet are kept."""
+
+    def __init__(self, *, command=COMMAND, **options):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        self._arrived, self._kept, self._numbers = queue.SimpleQueue(), [], itertools.count(1)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._arrived.put(json.loads(line))
+        self._arrived.put(None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.stdin.close()
+        self.process.wait(SECONDS)
+        self.process.stdout.close()
+
+    def write(self, data):
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def send(self, method, number=None, **params):
+        """Sends a request; returns its number."""
+        number = next(self._numbers) if number is None else number
+        self.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n")
+        return number
+
+    def wait(self, wanted):
+        """Returns the first message that `wanted` accepts."""
+        for message in self._kept:
+            if wanted(message):
+                self._kept.remove(message)
+                return message
+        until = time.monotonic() + SECONDS
+        while True:
+            message = self._arrived.get(timeout=until - time.monotonic())
+            if message is None:
+                self._arrived.put(None)
+                raise EOFError("the server has ended")
+            if wanted(message):
+                return message
+            self._kept.append(message)
+
+    def answer(self, number):
+        """Returns the result of a request; raises Refused."""
+        message = self.wait(lambda message: message.get("id") == number and "method" not in message)
+        if "error" in message:
+            raise Refused(message["error"])
+        return message["result"]
+
+    def call(self, method, **params):
+        return self.answer(self.send(method, **params))
+
+    def initialize(self, **settings):
+        return self.call("initialize", **{"protocol": 1} | settings)
+
+    def event(self, job, wanted=lambda event: True):
+        """Returns the next event of a job that `wanted` accepts."""
+        return self.wait(
+            lambda message: message.get("method") == "job.event"
+            and message["params"]["job"] == job
+            and wanted(message["params"]["event"])
+        )["params"]
+
+    def state(self, job, states=ENDED | {"paused"}):
+        """Waits until a job has one of these states; returns the event."""
+        return self.event(job, lambda event: event.get("state") in states)["event"]
+
+    def worker(self):
+        """Returns the number of the worker's process, once there is one; None if there is none."""
+        return (self.call("status")["worker"] or {}).get("pid")
+
+
+def processes_below(pid):
+    """Returns a process and all that it has started."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def all_gone(processes, seconds=3.0):
+    """Whether all processes end within so many seconds; zombies have ended."""
+    until = time.monotonic() + seconds
+    while True:
+        left = []
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+        if not left or time.monotonic() > until:
+            return not left
+        time.sleep(0.02)
+
+
+def rss(pid):
+    """Returns the resident memory of a process in bytes."""
+    return psutil.Process(pid).memory_info().rss
+
+
+def environment(**changes):
+    return dict(os.environ) | changes
