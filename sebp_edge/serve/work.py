@@ -82,11 +82,13 @@ class Worker:
         on_event = partial(self._on_event, task["id"])
         if task["stored"] is not None:
             arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
-            job = self._begin(Personalizer(**arguments, store=self._settings["store"], on_event=on_event))
+            job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
+            self._begin(job, arguments["model"])
             params = parse(ResumeJob, task["params"], "jobs.resume")
             return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
         params = parse(JOBS[task["kind"]], task["params"], task["kind"])
-        job, texts = self._begin(self._personalizer(params, on_event=on_event)), texts_of(params)
+        job, texts = self._personalizer(params, on_event=on_event), texts_of(params)
+        self._begin(job, params.model)
         match task["kind"]:
             case "adapt":
                 options = ("activate_anyway", "fresh", "sync", "keep_samples")
@@ -100,12 +102,11 @@ class Worker:
                 call = partial(job.export, params.name, params.to, texts=texts)
         return partial(call, **{key: getattr(params, key) for key in options})
 
-    def _begin(self, job: Personalizer) -> Personalizer:
+    def _begin(self, job: Personalizer, model: str) -> None:
         """Makes a job share its weights with the model that answers."""
-        served = self._serving(Personalizer(job.reference.name, device=job.device.type, store=job.store))
+        served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
         self._job = job
-        return job
 
     def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, then answers what waits: the training goes on afterwards."""

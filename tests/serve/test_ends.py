@@ -1,0 +1,201 @@
+"""No process of `sebp-edge serve` outlives its app, however the app, the server or the worker ends."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from command import RECIPE
+from served import COMMAND, SECONDS, Server, all_gone, processes_below
+
+from sebp_edge.serve.ends import Parent
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's end is Linux's")
+# An app: starts a server and a training, and prints the number of each event that it sees.
+APP = """
+import asyncio, json, sys
+from sebp_edge.serve.client import Client
+
+async def main():
+    settings, job = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+    client = await Client.start(**settings)
+    print(client.process.pid, flush=True)
+    await client.call("jobs.start", id="first", params=job)
+    async for event in client.events("first"):
+        print(event["number"], flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+REPEATS = 6
+
+
+@pytest.fixture
+def settings(tmp_path, model_folder):
+    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
+
+
+@pytest.fixture
+def training(tmp_path, notes_folder, model_folder):
+    (tmp_path / "test.toml").write_text(RECIPE)
+    recipe = str(tmp_path / "test.toml")
+    return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
+
+
+@pytest.fixture
+def app(settings, training):
+    """A running app, the server's process and all below, at a random moment of a training."""
+    command = [sys.executable, "-c", APP, json.dumps(settings), json.dumps(training)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        server = int(process.stdout.readline())
+        for _ in range(random.randrange(30)):
+            process.stdout.readline()
+        time.sleep(random.uniform(0, 0.3))
+        yield process, server, processes_below(server)
+        process.kill()
+
+
+def assert_shown_as_interrupted(settings):
+    with Server() as server:
+        server.initialize(**settings)
+        states = [job["state"] for job in server.call("jobs.list")["jobs"]]
+        assert states in ([], ["interrupted"], ["done"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("_", range(REPEATS))
+def test_a_killed_app_leaves_no_process(app, settings, _):
+    process, _, below = app
+    process.kill()
+    assert all_gone(below)
+    assert_shown_as_interrupted(settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("_", range(REPEATS))
+def test_a_killed_server_leaves_no_process(app, settings, _):
+    _, server, below = app
+    os.kill(server, signal.SIGKILL)
+    assert all_gone(below)
+    assert_shown_as_interrupted(settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("_", range(REPEATS))
+def test_a_killed_worker_leaves_a_server_that_goes_on(settings, training, _):
+    with Server() as server:
+        server.initialize(**settings)
+        server.call("jobs.start", id="first", params=training)
+        server.call("jobs.subscribe", id="first")
+        for _ in range(random.randrange(2, 30)):
+            server.event("first")
+        worker = server.worker()
+        if worker is not None:
+            os.kill(worker, signal.SIGKILL)
+        assert server.state("first")["state"] in ("interrupted", "done")
+        assert server.call("generate", prompt="the", device="cpu", max_new_tokens=1)
+
+
+@pytest.mark.slow
+def test_it_has_ended_2_s_after_its_input_whatever_it_does(settings, training):
+    """MCP's client sends a signal then. A worker that is stopped cannot even save its state."""
+    with Server() as server:
+        server.initialize(**settings)
+        server.call("jobs.start", id="first", params=training)
+        server.call("jobs.subscribe", id="first")
+        server.event("first", lambda event: event["event"] == random.choice(["preparing", "texts_read", "step"]))
+        processes = processes_below(server.process.pid)
+        assert len(processes) >= 2
+        if random.random() < 0.5:
+            os.kill(server.worker(), signal.SIGSTOP)
+        server.process.stdin.close()
+        assert all_gone(processes, 2.0)
+    assert_shown_as_interrupted(settings)
+
+
+def test_the_end_of_the_input_ends_it(tmp_path):
+    with Server() as server:
+        server.initialize(store=str(tmp_path))
+        server.process.stdin.close()
+        assert all_gone([psutil.Process(server.process.pid)])
+        assert server.process.wait() == 0
+
+
+def test_an_input_that_another_process_inherited_does_not_keep_it(tmp_path):
+    """The app is gone, but its end of the pipe is still open elsewhere."""
+    code = (
+        "import subprocess, sys, time\n"
+        f"server = subprocess.Popen({COMMAND!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "heir = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'], close_fds=False,\n"
+        "    pass_fds=[server.stdin.fileno(), server.stdout.fileno()], stdout=subprocess.DEVNULL)\n"
+        "server.stdout.readline()\n"
+        "print(server.pid, heir.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as app:
+        server, heir = map(psutil.Process, map(int, app.stdout.readline().split()))
+        app.kill()
+        assert all_gone([server])
+        heir.kill()
+
+
+def test_a_parent_is_the_process_that_started_then():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = psutil.Process(child.pid).create_time()
+    known, reused = Parent(child.pid, started), Parent(child.pid, started - 60)
+    assert known.is_alive()
+    assert not reused.is_alive()
+    child.kill()
+    until = time.monotonic() + SECONDS
+    while known.is_alive():  # a zombie, since nobody has waited for it
+        assert time.monotonic() < until
+    child.stdin.close()
+    child.wait()
+    assert not known.is_alive()
+    assert not Parent(2**22 + 1).is_alive()
+
+
+@linux
+def test_a_thread_that_ends_does_not_end_the_server_that_it_started():
+    """The kernel's signal comes when the thread ends; the app is still there."""
+    code = (
+        "import subprocess, threading, time\n"
+        "def start():\n"
+        f"    server = subprocess.Popen({COMMAND!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "    servers.append(server); server.stdout.readline()\n"
+        "servers = []\n"
+        "thread = threading.Thread(target=start); thread.start(); thread.join()\n"
+        "time.sleep(1)\n"
+        "assert servers[0].poll() is None\n"
+        "servers[0].stdin.write(b'{\"jsonrpc\": \"2.0\", \"id\": 1, \"method\": \"ping\"}\\n'); servers[0].stdin.flush()\n"
+        "print(servers[0].stdout.readline().decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert json.loads(done.stdout)["result"] == {}, done.stderr
+
+
+@linux
+def test_a_child_that_starts_after_its_parent_has_ended_ends():
+    code = "from sebp_edge.serve.ends import end_with_parent; end_with_parent(1 << 22); print('still here')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_it(signum, tmp_path):
+    with Server() as server:
+        server.initialize(store=str(tmp_path))
+        server.process.send_signal(signum)
+        assert server.process.wait(SECONDS) == 0
+
+
+def test_ctrl_c_is_for_the_app(tmp_path):
+    with Server() as server:
+        server.initialize(store=str(tmp_path))
+        server.process.send_signal(signal.SIGINT)
+        assert server.call("ping") == {}
