@@ -148,7 +148,7 @@ class CheckpointFiles:
         self._number += 1
         path = self.folder / f"{self._number}.safetensors"
         kinds = {str(number): (tensor.dtype, tensor.shape) for number, tensor in enumerate(tensors)}
-        with path.open("wb", opener=_private) as file:
+        with open(path, "wb", opener=_private) as file:
             summed = _Summed(file)
             write_tensors(summed, kinds, tensors)
         flush(path)
