@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_530
+MAX_LINES = 43_012
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_471,
     "adapters": 3_302,
@@ -55,10 +55,10 @@ MAX_LINES_OF_ROOM = {
     "basics": 425,
     "basics.pages": 331,
     "cli": 2_685,
-    "export": 2_002,
+    "export": 1_982,
     "machine": 645,
     "memory": 1_392,
-    "models": 3_919,
+    "models": 3_954,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
@@ -67,7 +67,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_166,
     "sparse.rows": 759,
     "texts": 10_365,
-    "training": 2_592,
+    "training": 3_045,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52

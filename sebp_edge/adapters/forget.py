@@ -45,6 +45,7 @@ class Remaining:
         history: their splits.
         num_new: how many documents of the texts that version has not learnt; they are left out.
         num_gone: how many documents it knew only from the version that it learnt on from; they are left out, too.
+        forgotten: the hashes of the documents that are to be forgotten, without near-duplicates.
     """
 
     version: int
@@ -53,6 +54,7 @@ class Remaining:
     history: SplitHistory
     num_new: int
     num_gone: int
+    forgotten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ def forget(
         return completed
     if on_found is not None:
         on_found(found)
-    new = None if found.remaining is None else train(found.remaining)
+    new = None
+    if found.remaining is not None:
+        new = train(replace(found.remaining, forgotten=tuple(one.hash for one in found.documents)))
     hidden = {version.number for version in _read_versions(adapter) if version.knows(found.keys)} - set(found.versions)
     if hidden:
         raise AdapterError(

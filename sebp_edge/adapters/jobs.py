@@ -140,6 +140,15 @@ class Job:
         with storage_errors("Cannot write to", self.folder):
             write_atomically(self.folder / _RECORD, text + "\n")
 
+    def start_over(self) -> None:
+        """Deletes its checkpoint, and what was chosen when it was begun."""
+        with storage_errors("Cannot delete in", self.folder, ""):
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            self.update(fixed={})
+            for path in self.folder.iterdir():
+                if path.name not in (_RECORD, _LOCK):
+                    path.unlink()
+
     def may_know(self, keys: Mapping[bytes, set[int]]) -> bool:
         """Whether it knows one of these documents, by salt, or it cannot be told."""
         try:

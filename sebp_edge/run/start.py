@@ -167,10 +167,11 @@ class Beginning:
         return [*self.start.states, self.start.comparison.saved.path] if self.start else []
 
 
-def latest_history(adapter: Adapter) -> SplitHistory:
+def latest_history(adapter: Adapter) -> tuple[SplitHistory, int | None]:
     """Reads the history from which the next version of an adapter draws its splits; without one, draws a new salt.
 
-    It is the active version's, so that a rejected version takes no test documents from later ones; else the latest.
+    Returns it with the version that it was read from: the active one, so that a rejected version takes no test
+    documents from later ones; else the latest.
 
     Raises:
         AdapterError: its list of documents is damaged.
@@ -179,5 +180,5 @@ def latest_history(adapter: Adapter) -> SplitHistory:
         active = adapter.active()
         for version in sorted(adapter.versions(), key=lambda version: (version == active, version), reverse=True):
             if (listed := adapter.document_list(version)) is not None:
-                return history_of(listed)
-    return SplitHistory(salt=secrets.token_bytes(16))
+                return history_of(listed), version
+    return SplitHistory(salt=secrets.token_bytes(16)), None

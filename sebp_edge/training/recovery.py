@@ -7,7 +7,9 @@ precedes the first step; during the training, free memory is checked every few s
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,6 +25,20 @@ from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import Group, MicroBatch, Schedule
 from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
+
+
+class LearnerState(NamedTuple):
+    """What a learner goes on from after a step.
+
+    Attributes:
+        tensors: the weights and the optimizer's state.
+        prepared_rows: the maximum number of rows of a micro-batch that the schedule was laid out within.
+        max_rows: the maximum number after memory has run out.
+    """
+
+    tensors: list[Tensor]
+    prepared_rows: int
+    max_rows: int
 
 
 class _Attempt:
@@ -77,26 +93,42 @@ class RecoveringLearner(Learner):
         guard.begin()
         super().__init__(adaptation, recipe, examples, collator, on_event, options, guard)
         self.limit = self.row_losses.limit
+        self._prepared_rows = self.limit.max_rows
         self.schedule = Schedule([])
         self._later: Sequence[Schedule] = ()
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._largest_dry_run = (0, 0)  # size of the largest micro-batch of a dry run
         self._notified_smaller_steps = False
 
-    def prepare(self, schedule: Schedule, later: Sequence[Schedule] = ()) -> None:
+    @property
+    def state(self) -> LearnerState:
+        """What `prepare` goes on from; valid after a step, until the next one begins."""
+        return LearnerState(self.tensors, self._prepared_rows, self.limit.max_rows)
+
+    def prepare(self, schedule: Schedule, later: Sequence[Schedule] = (), state: LearnerState | None = None) -> None:
         """Lays out a schedule with micro-batches that fit into memory.
 
         Args:
             later: the schedules that follow. Their micro-batches must fit too, and share the graphs of this one: a
                 graph that is warmed up after the first capture takes memory in addition.
+            state: what the learner goes on from within this schedule; None at its beginning.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
         self._later = later
+        if state is not None:
+            self.limit = replace(self.limit, max_rows=state.prepared_rows)
         self.lay_out(schedule)
         while not self.fits():
             self.lay_out(schedule)
+        self._prepared_rows = self.limit.max_rows
+        if state is not None:
+            if state.max_rows < self.limit.max_rows:
+                self.limit = replace(self.limit, max_rows=state.max_rows)
+                self._cut_schedule()
+            for own, saved in zip(self.tensors, state.tensors, strict=True):
+                own.copy_(saved)
 
     def lay_out(self, schedule: Schedule) -> None:
         """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
