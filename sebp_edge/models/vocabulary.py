@@ -1,0 +1,113 @@
+"""Knows the bytes of a tokenizer's tokens: which tokens begin with some bytes, and which go on with a word."""
+
+import bisect
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sebp_edge.basics.scripts import UNSPACED
+from sebp_edge.errors import ModelError
+
+# Apostrophes are within words, as in "don't".
+_IN_WORD = re.compile(rf"[^\W{UNSPACED}]|['’]")
+# Characters that change the one before: of marks, joiners between emojis and skin tones.
+_JOINS = re.compile("[\u200d\U0001f3fb-\U0001f3ff]")
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class Vocabulary:
+    """The bytes of each token.
+
+    Args:
+        tokenizer: a fast tokenizer, byte-level or SentencePiece's.
+        size: the number of the model's logits.
+
+    Raises:
+        ModelError: it is of another kind.
+    """
+
+    def __init__(self, tokenizer, size: int):
+        self._bytes: list[bytes | None] = [None] * size
+        for token, found in _bytes_of(tokenizer).items():
+            if token < size and found:
+                self._bytes[token] = found
+        known = [token for token in range(size) if self._bytes[token] is not None]
+        self._order = sorted(known, key=self._bytes.__getitem__)
+        self._sorted = [self._bytes[token] for token in self._order]
+        # Weights 1 of tokens that go on with a word, and of those that go on with any character.
+        self._going_on = torch.zeros(2, size)
+        for token in known:
+            first = _first_character(self._bytes[token])
+            self._going_on[1, token] = first is None or _joins(first)
+            self._going_on[0, token] = self._going_on[1, token] or _IN_WORD.match(first) is not None
+
+    def __getitem__(self, token: int) -> bytes | None:
+        """The bytes of a token; None if it is a control token, or unknown to the tokenizer."""
+        return self._bytes[token]
+
+    def joined(self, tokens: Sequence[int]) -> bytes | None:
+        """The bytes of a sequence of tokens; None if one of them has none."""
+        found = [self._bytes[token] for token in tokens]
+        return None if None in found else b"".join(found)
+
+    def beginning_with(self, prefix: bytes) -> list[int]:
+        """The tokens whose bytes begin with `prefix`, which is not empty."""
+        begin = bisect.bisect_left(self._sorted, prefix)
+        end = bisect.bisect_left(self._sorted, True, lo=begin, key=lambda found: not found.startswith(prefix))
+        return self._order[begin:end]
+
+    def going_on_after(self, character: str) -> Tensor:
+        """Weights of the tokens, fp32 [vocabulary]: 1 if one goes on with the word that ends in `character`, else 0.
+
+        A token that begins within a character, or with an incomplete one, goes on with anything. In scripts without
+        spaces each character is a word.
+        """
+        return self._going_on[0 if _IN_WORD.match(character) or _joins(character) else 1]
+
+
+def _joins(character: str) -> bool:
+    return _JOINS.match(character) is not None or unicodedata.category(character)[0] == "M"
+
+
+def _first_character(text: bytes) -> str | None:
+    """Returns the first character; None if it is incomplete."""
+    size = next((size for size, least in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if text[0] >= least), 1)
+    try:
+        return text[:size].decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _bytes_of(tokenizer) -> dict[int, bytes]:
+    """Returns the bytes of all tokens but control tokens."""
+    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    texts = {token: text for text, token in tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).items()}
+    decoder = values["decoder"] or {"type": "none"}
+    kinds = {each["type"]: each for each in decoder.get("decoders", [decoder])}
+    if "ByteLevel" in kinds:
+        byte_of = {character: byte for byte, character in _byte_characters().items()}
+        found = {token: bytes(map(byte_of.__getitem__, text)) for token, text in texts.items() if byte_of.keys() >= {*text}}
+    elif "▁" in (kinds.get("Metaspace", {}).get("replacement"), kinds.get("Replace", {}).get("pattern", {}).get("String")):
+        found = {token: _sentencepiece_bytes(text) for token, text in texts.items()}
+    else:
+        raise ModelError(f"The bytes of this tokenizer's tokens are not known; its decoder is {decoder['type']}.")
+    unknown = tokenizer.unk_token_id
+    for token, added in tokenizer.added_tokens_decoder.items():
+        found[token] = b"" if added.special else added.content.encode()
+    return {token: each for token, each in found.items() if token != unknown}
+
+
+def _sentencepiece_bytes(text: str) -> bytes:
+    byte = _BYTE.fullmatch(text)
+    return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
+
+
+def _byte_characters() -> dict[int, str]:
+    """Returns the character that stands for each byte in byte-level vocabularies (GPT-2): itself if it is printable."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
