@@ -8,11 +8,13 @@ probability, as Phan et al. (2024, "Exact Byte-Level Probabilities from Tokenize
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from sebp_edge.models.decoding import Decoder
+from sebp_edge.models.prefix_groups import common_length
 from sebp_edge.models.sampling import Sampling, check_number
 from sebp_edge.models.vocabulary import Vocabulary
 
@@ -21,7 +23,9 @@ _LAST = re.compile(r"(?:[^\w\n]?\w{1,16}|[^\S\n]?[^\w\s]{1,16}|\s{1,16})\Z")
 _LONGEST = 17
 # At most so many ways to begin the taken-back word are computed, the likeliest first; each takes one pass.
 _MAX_PASSES = 4
-_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\Z|[。！？]\Z")
+# Of scripts with spaces between sentences, and of others.
+_SENTENCE_END, _FULL_STOP = re.compile(r"[.!?…][\"'”’)\]]*\Z"), ("。", "！", "？")
+_LINE_END = re.compile(rb"[\r\n]")
 
 
 @dataclass(frozen=True)
@@ -74,23 +78,182 @@ def complete_text(
     """
     sampling = Sampling(max_new_tokens, temperature=0)
     check_number("min_probability", min_probability, 0, 1, "a number from 0 to 1")
-    taken = _take_back(before, encode, vocabulary)
+    taken = take_back(before, encode, vocabulary)
     if not taken.head:
-        return Completion()  # without BOS, nothing comes before the first token
-    search = _Search(taken, vocabulary, min_probability)
-    words = _Words(before, vocabulary, min_probability, on_text or (lambda text: None))
+        return Completion()  # nothing comes before the first token of a model without BOS
 
-    def choose(tokens: list[int], logits_1V: Tensor) -> int | None:
-        probabilities_V = logits_1V[0].softmax(dim=0).cpu()
-        if words.is_begun:
-            return words.next(probabilities_V)
-        token = search.next(probabilities_V)
-        if token is not None:
-            words.begin(search.path + [token], len(taken.beginning), search.probability)
-        return token
+    def next_probabilities(tokens: list[int]) -> Tensor:
+        found: list[Tensor] = []
 
-    if not taken.beginning:
-        words.begin([], 0, 1.0)
-    while search.path is not None and not words.is_ended:
-        decoder.decode([taken.head + search.path], [], sampling, choose=choose, check=check)
+        def record(_, logits_1V: Tensor) -> None:
+            found.append(probabilities_of(logits_1V))
+
+        decoder.decode([tokens], [], sampling, choose=record, check=check)
+        return found[0]
+
+    begun = begin_again(taken, vocabulary, next_probabilities, min_probability)
+    if begun is None:
+        return Completion()
+    words = _Words(taken, begun, vocabulary, min_probability, on_text or (lambda text: None))
+    if not words.has_ended:
+        decoder.decode(
+            [taken.head + begun.tokens],
+            [],
+            sampling,
+            choose=lambda _, logits_1V: words.next(probabilities_of(logits_1V)),
+            check=check,
+        )
     return words.completion
+
+
+def probabilities_of(logits_1V: Tensor) -> Tensor:
+    """Returns probabilities, fp32 [vocabulary], on the host."""
+    return logits_1V[0].softmax(dim=0).cpu()
+
+
+class Taken(NamedTuple):
+    """A text whose last word is taken back.
+
+    Attributes:
+        head: the tokens before it.
+        beginning: its bytes, which the next tokens must begin with; there may be none.
+        ways: the tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
+    """
+
+    head: list[int]
+    beginning: bytes
+    ways: frozenset[tuple[int, ...]]
+
+
+def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabulary) -> Taken:
+    """Takes back the last word of a text. One token stays, even if it is the word's, so that the model can go on."""
+    tokens = encode(text)
+    last = _LAST.search(text[-_LONGEST:])
+    beginnings = [encode(text[: len(text) - size]) for size in range(len(last[0]) if last else 0, 0, -1)]
+    if not beginnings:
+        return Taken(tokens, _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
+    size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]))
+    head, beginning = tokens[:size], vocabulary.joined(tokens[size:])
+    if not beginning:  # a part is no text to the tokenizer
+        return Taken(tokens, b"", frozenset())
+    ways = set()
+    for found in [*beginnings, tokens[:-1]]:
+        rest = found[size:]
+        text = vocabulary.joined(rest)
+        if found[:size] == head and text and text != beginning and beginning.startswith(text):
+            ways |= {tuple(rest[:end]) for end in range(1, len(rest) + 1)}
+    return Taken(head, beginning, frozenset(ways))
+
+
+def _space_before_texts(encode: Callable[[str], list[int]], vocabulary: Vocabulary) -> bytes:
+    """Returns the space that SentencePiece puts before a text; empty if the tokenizer puts none."""
+    text = vocabulary.joined(encode("a")[len(encode("")) :]) or b""
+    return text.removesuffix(b"a")
+
+
+class Begun(NamedTuple):
+    """The tokens that begin with what was taken back, and at least their probability among all that do."""
+
+    tokens: list[int]
+    probability: float
+
+
+def begin_again(
+    taken: Taken, vocabulary: Vocabulary, next_probabilities: Callable[[list[int]], Tensor], min_probability: float
+) -> Begun | None:
+    """Finds the likeliest tokens that begin with the bytes that were taken back; the last of them may go on.
+
+    Computes the likeliest ways first. What is not computed counts as if it went on otherwise, so that the probability
+    is a lower bound.
+
+    Args:
+        next_probabilities: the model's, after these tokens.
+
+    Returns:
+        None if none has at least `min_probability`.
+    """
+    if not taken.beginning:
+        return Begun([], 1.0)
+    open_ways, all_found, best = {(): 1.0}, 0.0, (0.0, [])
+    for _ in range(_MAX_PASSES):
+        way = max(open_ways, key=open_ways.__getitem__)
+        before, probabilities_V = open_ways.pop(way), next_probabilities(taken.head + list(way))
+        open_ways |= {
+            longer: before * float(probabilities_V[longer[-1]]) for longer in taken.ways if longer[:-1] == way
+        }
+        rest = taken.beginning[len(vocabulary.joined(way)) :]
+        if ending := vocabulary.beginning_with(rest):
+            probabilities = probabilities_V[ending].double()
+            all_found += before * float(probabilities.sum())
+            highest, at = probabilities.max(dim=0)
+            best = max(best, (before * float(highest), [*way, ending[at]]))
+        left, likeliest = sum(open_ways.values()), max(open_ways.values(), default=0.0)
+        at_least = best[0] / ((all_found + left) or 1)
+        if best[0] >= likeliest and at_least >= min_probability:
+            break
+        at_most = max(best[0] / (all_found or 1), likeliest / ((all_found + likeliest) or 1))
+        if not open_ways or at_most < min_probability:
+            return None
+    return Begun(best[1], at_least) if best[1] and at_least >= min_probability else None
+
+
+class _Words:
+    """Collects the words that the model is sure of, token by token."""
+
+    def __init__(
+        self,
+        taken: Taken,
+        begun: Begun,
+        vocabulary: Vocabulary,
+        min_probability: float,
+        on_text: Callable[[str], None],
+    ):
+        self._vocabulary, self._min_probability, self._on_text = vocabulary, min_probability, on_text
+        self._probability = begun.probability  # of all tokens
+        self._new = b""
+        self._num_tokens = 0
+        self._shown = ""
+        self.completion, self.has_ended = Completion(), False
+        self._add(begun.tokens, (vocabulary.joined(begun.tokens) or b"")[len(taken.beginning) :])
+
+    def next(self, probabilities_V: Tensor) -> int | None:
+        """Returns the likeliest token; None if the text ends before it."""
+        text = _text(self._new)
+        if text and not text[-1].isspace():
+            going_on = float(probabilities_V @ self._vocabulary.going_on_after(text[-1]))
+            self._show(text, self._probability * min(1.0, max(0.0, 1 - going_on)))
+        highest, token = probabilities_V.max(dim=0)
+        self._probability *= float(highest)
+        new = self._vocabulary[int(token)]
+        if new is None or self._probability < self._min_probability or _is_sentence(text or "", new):
+            return None
+        self._add([int(token)], new)
+        return None if self.has_ended else int(token)
+
+    def _add(self, tokens: list[int], new: bytes) -> None:
+        self._num_tokens += len(tokens)
+        self._new += new
+        if end := _LINE_END.search(self._new):
+            self.has_ended = True
+            self._show((_text(self._new[: end.start()]) or "").rstrip(), self._probability)
+
+    def _show(self, text: str, probability: float) -> None:
+        """Shows a text that ends with a word, if the model is sure of it."""
+        word = text[len(self._shown) :]
+        if word and probability >= self._min_probability:
+            self._shown = text
+            words, probabilities = self.completion.words, self.completion.probabilities
+            self.completion = Completion((*words, word), (*probabilities, probability), self._num_tokens)
+            self._on_text(word)
+
+
+def _is_sentence(text: str, following: bytes) -> bool:
+    return text.endswith(_FULL_STOP) or (following[:1].isspace() and _SENTENCE_END.search(text) is not None)
+
+
+def _text(found: bytes) -> str | None:
+    """Returns the text of bytes; None if they do not end with a whole character."""
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return None

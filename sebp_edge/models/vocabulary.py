@@ -16,6 +16,7 @@ from sebp_edge.errors import ModelError
 _IN_WORD = re.compile(rf"[^\W{UNSPACED}]|['’]")
 # Characters that change the one before: of marks, joiners between emojis and skin tones.
 _JOINS = re.compile("[\u200d\U0001f3fb-\U0001f3ff]")
+_SPACE = "▁"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -38,12 +39,10 @@ class Vocabulary:
         known = [token for token in range(size) if self._bytes[token] is not None]
         self._order = sorted(known, key=self._bytes.__getitem__)
         self._sorted = [self._bytes[token] for token in self._order]
-        # Weights 1 of tokens that go on with a word, and of those that go on with any character.
-        self._going_on = torch.zeros(2, size)
-        for token in known:
-            first = _first_character(self._bytes[token])
-            self._going_on[1, token] = first is None or _joins(first)
-            self._going_on[0, token] = self._going_on[1, token] or _IN_WORD.match(first) is not None
+        firsts = [_first_character(found) if found else "" for found in self._bytes]
+        joins = {first: first is None or _joins(first) for first in {*firsts}}
+        within = {first: first is None or _is_in_word(first) for first in {*firsts}}
+        self._joins, self._within = (torch.tensor([float(kind[first]) for first in firsts]) for kind in (joins, within))
 
     def __getitem__(self, token: int) -> bytes | None:
         """The bytes of a token; None if it is a control token, or unknown to the tokenizer."""
@@ -66,16 +65,20 @@ class Vocabulary:
         A token that begins within a character, or with an incomplete one, goes on with anything. In scripts without
         spaces each character is a word.
         """
-        return self._going_on[0 if _IN_WORD.match(character) or _joins(character) else 1]
+        return self._within if _is_in_word(character) else self._joins
 
 
 def _joins(character: str) -> bool:
-    return _JOINS.match(character) is not None or unicodedata.category(character)[0] == "M"
+    return not character.isascii() and (unicodedata.category(character)[0] == "M" or bool(_JOINS.match(character)))
+
+
+def _is_in_word(character: str) -> bool:
+    return _IN_WORD.match(character) is not None or _joins(character)
 
 
 def _first_character(text: bytes) -> str | None:
     """Returns the first character; None if it is incomplete."""
-    size = next((size for size, least in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if text[0] >= least), 1)
+    size = 1 if text[0] < 0xC0 else 2 if text[0] < 0xE0 else 3 if text[0] < 0xF0 else 4
     try:
         return text[:size].decode()
     except UnicodeDecodeError:
@@ -84,14 +87,14 @@ def _first_character(text: bytes) -> str | None:
 
 def _bytes_of(tokenizer) -> dict[int, bytes]:
     """Returns the bytes of all tokens but control tokens."""
-    values = json.loads(tokenizer.backend_tokenizer.to_str())
     texts = {token: text for text, token in tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).items()}
-    decoder = values["decoder"] or {"type": "none"}
+    decoder = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
     kinds = {each["type"]: each for each in decoder.get("decoders", [decoder])}
+    spaces = (kinds.get("Metaspace", {}).get("replacement"), kinds.get("Replace", {}).get("pattern", {}).get("String"))
     if "ByteLevel" in kinds:
         byte_of = {character: byte for byte, character in _byte_characters().items()}
-        found = {token: bytes(map(byte_of.__getitem__, text)) for token, text in texts.items() if byte_of.keys() >= {*text}}
-    elif "▁" in (kinds.get("Metaspace", {}).get("replacement"), kinds.get("Replace", {}).get("pattern", {}).get("String")):
+        found = {token: bytes(map(byte_of.get, text)) for token, text in texts.items() if byte_of.keys() >= {*text}}
+    elif _SPACE in spaces:
         found = {token: _sentencepiece_bytes(text) for token, text in texts.items()}
     else:
         raise ModelError(f"The bytes of this tokenizer's tokens are not known; its decoder is {decoder['type']}.")
@@ -103,7 +106,7 @@ def _bytes_of(tokenizer) -> dict[int, bytes]:
 
 def _sentencepiece_bytes(text: str) -> bytes:
     byte = _BYTE.fullmatch(text)
-    return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
+    return bytes([int(byte[1], 16)]) if byte else text.replace(_SPACE, " ").encode()
 
 
 def _byte_characters() -> dict[int, str]:
