@@ -98,7 +98,8 @@ HOMES = {
 PUBLIC = {
     "sebp_edge": """
         AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
-        LearningRateRange Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
+        LearningRateRange Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__
+        sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted

@@ -16,16 +16,18 @@ from torch import Tensor
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.prefix_groups import common_length
 from sebp_edge.models.sampling import Sampling, check_number
-from sebp_edge.models.vocabulary import Vocabulary
+from sebp_edge.models.vocabulary import Vocabulary, goes_on
 
 # What is taken back: the last word and a character before it, or the last signs, or the last spaces.
 _LAST = re.compile(r"(?:[^\w\n]?\w{1,16}|[^\S\n]?[^\w\s]{1,16}|\s{1,16})\Z")
 _LONGEST = 17
-# At most so many ways to begin the taken-back word are computed, the likeliest first; each takes one pass.
-_MAX_PASSES = 4
-# Of scripts with spaces between sentences, and of others.
-_SENTENCE_END, _FULL_STOP = re.compile(r"[.!?…][\"'”’)\]]*\Z"), ("。", "！", "？")
-_LINE_END = re.compile(rb"[\r\n]")
+# At most so many passes find the tokens of the taken-back word, of which one token less is taken back.
+MAX_PASSES = 4
+# Ways that together have less than this share of the probability are not computed.
+_NEGLIGIBLE = 0.05
+# The end of a line, or of a sentence in a script without spaces; other sentences end before a space.
+_END = re.compile("(?<=。)|(?<=！)|(?<=？)|[\r\n]".encode())
+_SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def complete_text(
     *,
     on_text: Callable[[str], None] | None = None,
     check: Callable[[], None] = lambda: None,
+    max_passes: int = MAX_PASSES,
 ) -> Completion:
     """Returns the likeliest next words of a line, as many as have at least a probability together.
 
@@ -71,6 +74,8 @@ def complete_text(
         max_new_tokens: the most tokens to compute, those of the last word's end included.
         on_text: receives each word as soon as the model is sure of it.
         check: is called after each token; may raise to end the call.
+        max_passes: the most passes before the first new character. With more, the probabilities within a word of many
+            tokens are exact too.
 
     Raises:
         OptionError: an option is out of its range.
@@ -78,7 +83,7 @@ def complete_text(
     """
     sampling = Sampling(max_new_tokens, temperature=0)
     check_number("min_probability", min_probability, 0, 1, "a number from 0 to 1")
-    taken = take_back(before, encode, vocabulary)
+    taken = take_back(before, encode, vocabulary, max_passes - 1)
     if not taken.head:
         return Completion()  # nothing comes before the first token of a model without BOS
 
@@ -91,7 +96,7 @@ def complete_text(
         decoder.decode([tokens], [], sampling, choose=record, check=check)
         return found[0]
 
-    begun = begin_again(taken, vocabulary, next_probabilities, min_probability)
+    begun = begin_again(taken, vocabulary, next_probabilities, min_probability, max_passes)
     if begun is None:
         return Completion()
     words = _Words(taken, begun, vocabulary, min_probability, on_text or (lambda text: None))
@@ -125,14 +130,17 @@ class Taken(NamedTuple):
     ways: frozenset[tuple[int, ...]]
 
 
-def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabulary) -> Taken:
-    """Takes back the last word of a text. One token stays, even if it is the word's, so that the model can go on."""
+def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabulary, most: int) -> Taken:
+    """Takes back the last word of a text, or its last tokens if it has more than `most`.
+
+    One token of the text stays, even if it is the word's, so that the model can go on.
+    """
     tokens = encode(text)
     last = _LAST.search(text[-_LONGEST:])
     beginnings = [encode(text[: len(text) - size]) for size in range(len(last[0]) if last else 0, 0, -1)]
     if not beginnings:
         return Taken(tokens, _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
-    size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]))
+    size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]), len(tokens) - most)
     head, beginning = tokens[:size], vocabulary.joined(tokens[size:])
     if not beginning:  # a part is no text to the tokenizer
         return Taken(tokens, b"", frozenset())
@@ -159,7 +167,11 @@ class Begun(NamedTuple):
 
 
 def begin_again(
-    taken: Taken, vocabulary: Vocabulary, next_probabilities: Callable[[list[int]], Tensor], min_probability: float
+    taken: Taken,
+    vocabulary: Vocabulary,
+    next_probabilities: Callable[[list[int]], Tensor],
+    min_probability: float,
+    max_passes: int,
 ) -> Begun | None:
     """Finds the likeliest tokens that begin with the bytes that were taken back; the last of them may go on.
 
@@ -175,7 +187,7 @@ def begin_again(
     if not taken.beginning:
         return Begun([], 1.0)
     open_ways, all_found, best = {(): 1.0}, 0.0, (0.0, [])
-    for _ in range(_MAX_PASSES):
+    for _ in range(max_passes):
         way = max(open_ways, key=open_ways.__getitem__)
         before, probabilities_V = open_ways.pop(way), next_probabilities(taken.head + list(way))
         open_ways |= {
@@ -189,7 +201,7 @@ def begin_again(
             best = max(best, (before * float(highest), [*way, ending[at]]))
         left, likeliest = sum(open_ways.values()), max(open_ways.values(), default=0.0)
         at_least = best[0] / ((all_found + left) or 1)
-        if best[0] >= likeliest and at_least >= min_probability:
+        if best[0] >= likeliest and left <= _NEGLIGIBLE * all_found:
             break
         at_most = max(best[0] / (all_found or 1), likeliest / ((all_found + likeliest) or 1))
         if not open_ways or at_most < min_probability:
@@ -210,32 +222,42 @@ class _Words:
     ):
         self._vocabulary, self._min_probability, self._on_text = vocabulary, min_probability, on_text
         self._probability = begun.probability  # of all tokens
-        self._new = b""
-        self._num_tokens = 0
-        self._shown = ""
+        self._num_tokens, self._bytes = 0, b""
+        self._text = self._shown = ""  # the whole characters of the bytes
         self.completion, self.has_ended = Completion(), False
         self._add(begun.tokens, (vocabulary.joined(begun.tokens) or b"")[len(taken.beginning) :])
 
     def next(self, probabilities_V: Tensor) -> int | None:
         """Returns the likeliest token; None if the text ends before it."""
-        text = _text(self._new)
-        if text and not text[-1].isspace():
-            going_on = float(probabilities_V @ self._vocabulary.going_on_after(text[-1]))
-            self._show(text, self._probability * min(1.0, max(0.0, 1 - going_on)))
+        if self._is_at_end_of_character and self._text and not self._text[-1].isspace():
+            going_on = float(probabilities_V @ self._vocabulary.going_on_after(self._text[-1]))
+            self._show(self._text, self._probability * min(1.0, max(0.0, 1 - going_on)))
         highest, token = probabilities_V.max(dim=0)
         self._probability *= float(highest)
         new = self._vocabulary[int(token)]
-        if new is None or self._probability < self._min_probability or _is_sentence(text or "", new):
+        if new is None or self._probability < self._min_probability:
+            return None
+        if _SENTENCE.search(self._text) and new[:1].isspace():
             return None
         self._add([int(token)], new)
         return None if self.has_ended else int(token)
 
+    @property
+    def _is_at_end_of_character(self) -> bool:
+        return len(self._text.encode()) == len(self._bytes)
+
     def _add(self, tokens: list[int], new: bytes) -> None:
         self._num_tokens += len(tokens)
-        self._new += new
-        if end := _LINE_END.search(self._new):
-            self.has_ended = True
-            self._show((_text(self._new[: end.start()]) or "").rstrip(), self._probability)
+        self._bytes += new
+        line = _END.split(self._bytes)
+        self.has_ended = len(line) > 1
+        before, self._text = self._text, line[0].decode(errors="ignore")
+        following = self._text[len(before) :]
+        if self.has_ended:
+            self._show(self._text.rstrip(), self._probability)
+        # Only now is it known that the word has ended if the character came in parts.
+        elif before and following and not before[-1].isspace() and not goes_on(before[-1], following[0]):
+            self._show(before, self._probability)
 
     def _show(self, text: str, probability: float) -> None:
         """Shows a text that ends with a word, if the model is sure of it."""
@@ -245,15 +267,3 @@ class _Words:
             words, probabilities = self.completion.words, self.completion.probabilities
             self.completion = Completion((*words, word), (*probabilities, probability), self._num_tokens)
             self._on_text(word)
-
-
-def _is_sentence(text: str, following: bytes) -> bool:
-    return text.endswith(_FULL_STOP) or (following[:1].isspace() and _SENTENCE_END.search(text) is not None)
-
-
-def _text(found: bytes) -> str | None:
-    """Returns the text of bytes; None if they do not end with a whole character."""
-    try:
-        return found.decode()
-    except UnicodeDecodeError:
-        return None

@@ -4,7 +4,7 @@ import bisect
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,10 +39,11 @@ class Vocabulary:
         known = [token for token in range(size) if self._bytes[token] is not None]
         self._order = sorted(known, key=self._bytes.__getitem__)
         self._sorted = [self._bytes[token] for token in self._order]
-        firsts = [_first_character(found) if found else "" for found in self._bytes]
-        joins = {first: first is None or _joins(first) for first in {*firsts}}
-        within = {first: first is None or _is_in_word(first) for first in {*firsts}}
-        self._joins, self._within = (torch.tensor([float(kind[first]) for first in firsts]) for kind in (joins, within))
+        firsts = [found[: _size(found)] if found else b"" for found in self._bytes]
+        possible = {first: list(_characters(first)) for first in {*firsts}}
+        joins = {first: any(map(_joins, characters)) for first, characters in possible.items()}
+        within = {first: any(map(_is_within_word, characters)) for first, characters in possible.items()}
+        self._joins, self._within = (torch.tensor([float(each[first]) for first in firsts]) for each in (joins, within))
 
     def __getitem__(self, token: int) -> bytes | None:
         """The bytes of a token; None if it is a control token, or unknown to the tokenizer."""
@@ -62,27 +63,48 @@ class Vocabulary:
     def going_on_after(self, character: str) -> Tensor:
         """Weights of the tokens, fp32 [vocabulary]: 1 if one goes on with the word that ends in `character`, else 0.
 
-        A token that begins within a character, or with an incomplete one, goes on with anything. In scripts without
-        spaces each character is a word.
+        So does a token that begins with a part of a character, if one that has the part does. In scripts without spaces
+        each character is a word.
         """
-        return self._within if _is_in_word(character) else self._joins
+        return self._within if _is_within_word(character) else self._joins
+
+
+def goes_on(before: str, after: str) -> bool:
+    """Whether two characters are within one word, or parts of one sign."""
+    return _is_within_word(after) if _is_within_word(before) else _joins(after)
 
 
 def _joins(character: str) -> bool:
-    return not character.isascii() and (unicodedata.category(character)[0] == "M" or bool(_JOINS.match(character)))
+    return _is_mark(character) or _JOINS.match(character) is not None
 
 
-def _is_in_word(character: str) -> bool:
-    return _IN_WORD.match(character) is not None or _joins(character)
+def _is_within_word(character: str) -> bool:
+    return _IN_WORD.match(character) is not None or _is_mark(character)
 
 
-def _first_character(text: bytes) -> str | None:
-    """Returns the first character; None if it is incomplete."""
-    size = 1 if text[0] < 0xC0 else 2 if text[0] < 0xE0 else 3 if text[0] < 0xF0 else 4
-    try:
-        return text[:size].decode()
-    except UnicodeDecodeError:
-        return None
+def _is_mark(character: str) -> bool:
+    return not character.isascii() and unicodedata.category(character)[0] == "M"
+
+
+def _size(text: bytes) -> int:
+    """Returns how many bytes the first character has."""
+    return 1 if text[0] < 0xC0 else 2 if text[0] < 0xE0 else 3 if text[0] < 0xF0 else 4
+
+
+def _characters(first: bytes) -> Iterable[str]:
+    """Returns the character of these bytes, or those that begin with them.
+
+    Bytes within a character are like a mark, and the first of four like a skin tone, since emojis are most of these.
+    """
+    if not first or first[0] < 0x80:
+        return first.decode()
+    missing = _size(first) - len(first)
+    if first[0] < 0xC0 or missing == 3:
+        return "\u0301" if first[0] < 0xC0 else "\U0001f3fb"
+    code = first[0] & (0x7F >> _size(first))
+    for byte in first[1:]:
+        code = code << 6 | byte & 0x3F
+    return map(chr, range(code << 6 * missing, (code + 1) << 6 * missing))
 
 
 def _bytes_of(tokenizer) -> dict[int, bytes]:
