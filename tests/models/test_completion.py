@@ -208,33 +208,33 @@ def test_the_text_is_the_longest_that_has_the_probability(written):
 
 
 @pytest.mark.parametrize(
-    ("texts", "before", "words"),
+    ("texts", "before", "expected"),
     [
-        (["the ferry left"], "", ("the", " ferry", " left")),
-        (["the ferry left"], "the", (" ferry", " left")),
-        (["the ferry left"], "the ", ("ferry", " left")),
-        (["the ferry left"], "the fer", ("ry", " left")),
-        (["the ferry left", "the ferries left", "the ferrous oxide"], "the ferr", ()),
-        (["the ferry left. It was late."], "the fer", ("ry", " left", ".")),
-        (['"the ferry left?" It was late.'], '"the fer', ("ry", " left", '?"')),
-        (["35.5 or 3.5 a day"], "35.", ("5", " or", " 3", ".", "5", " a", " day")),
-        (["the ferry left\nIt was late."], "the fer", ("ry", " left")),
-        (["the ferry left   \r\nlate."], "the fer", ("ry", " left")),
-        (["the ferry\n\nleft late"], "the ferry\n", ()),
-        (["the ferry\nleft late"], "the ferry\n", ("left", " late")),
-        (["we don't"], "we d", ("on't",)),
-        (["👍🏽 the 🏝️ left"], "👍", ("🏽", " the", " 🏝️", " left")),
-        (["日本語。日本。"], "日", ("本", "語", "。")),
-        (["the e\u0301tat left"], "the e", ("\u0301tat", " left")),
-        (["the  ferry\tleft"], "the ", (" ferry", "\tleft")),
+        (["the ferry left"], "", "the ferry left"),
+        (["the ferry left"], "the", " ferry left"),
+        (["the ferry left"], "the ", "ferry left"),
+        (["the ferry left"], "the fer", "ry left"),
+        (["the ferry left", "the ferries left", "the ferrous oxide"], "the ferr", ""),
+        (["the ferry left. It was late."], "the fer", "ry left."),
+        (['"the ferry left?" It was late.'], '"the fer', 'ry left?"'),
+        (["35.5 or 3.5 a day"], "35.", "5 or 3.5 a day"),
+        (["the ferry left\nIt was late."], "the fer", "ry left"),
+        (["the ferry left   \r\nlate."], "the fer", "ry left"),
+        (["the ferry\n\nleft late"], "the ferry\n", ""),
+        (["the ferry\nleft late"], "the ferry\n", "left late"),
+        (["we don't"], "we d", "on't"),
+        (["👍🏽 the 🏝️ left"], "👍", "🏽 the 🏝️ left"),
+        (["日本語。日本。"], "日", "本語。"),
+        (["the e\u0301tat left"], "the e", "\u0301tat left"),
+        (["the  ferry\tleft"], "the ", " ferry\tleft"),
     ],
 )
-def test_words_end_with_their_sentence_or_line(written, texts, before, words):
+def test_the_text_ends_with_its_sentence_or_line(written, texts, before, expected):
     language = Language(dict.fromkeys(texts, 1.0), written)
     found = complete(language, written, before, max_passes=100)
-    assert found.words == words
-    assert found.probabilities == pytest.approx([1.0] * len(words))
-    assert (found.num_tokens > 0) == bool(words)
+    assert found.text == expected
+    assert found.probabilities == pytest.approx([1.0] * len(found.words))
+    assert (found.num_tokens > 0) == bool(expected)
 
 
 def test_words_are_received_as_soon_as_the_model_is_sure(written):
@@ -291,7 +291,7 @@ def test_what_was_typed_before_is_not_computed_again(plain, llama, sizes):
     sizes.clear()
     complete(decoder, plain, text + "the ", 0.5)
     assert sum(sizes) <= 2 * completion.MAX_PASSES
-    assert len(plain.encode(text)) > 20
+    assert len(plain.encode(text)) > 16
 
 
 def test_a_stopped_call_keeps_what_it_has_computed(plain, llama, sizes):
