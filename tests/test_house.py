@@ -98,8 +98,9 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer ExportResult Folder Inspection LearningRateRange
-        Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
+        LearningRateRange Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__
+        sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted

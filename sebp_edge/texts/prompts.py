@@ -22,7 +22,7 @@ class EncodedPrompt(NamedTuple):
 def check_prompt(prompt: str | Messages) -> None:
     """Raises a TextsError unless `prompt` is a text, or a list of messages that ends with one from the user."""
     if isinstance(prompt, str):
-        _check_text(prompt, "The prompt")
+        check_text(prompt, "The prompt")
         if not prompt:
             raise TextsError("The prompt is empty; give the first words of a text, or a question.")
         return
@@ -45,10 +45,13 @@ def _check_message(message, number: int) -> None:
     if not isinstance(message["content"], str):
         kind = type(message["content"]).__name__
         raise TextsError(f"The content of message {number} must be a text, but is of type {kind}.")
-    _check_text(message["content"], f"Message {number}")
+    check_text(message["content"], f"Message {number}")
 
 
-def _check_text(text: str, name: str) -> None:
+def check_text(text: str, name: str) -> None:
+    """Raises a TextsError for what is no text, or no valid Unicode, without quoting it."""
+    if not isinstance(text, str):
+        raise TextsError(f"{name} must be a text, but is of type {type(text).__name__}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:

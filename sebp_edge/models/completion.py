@@ -1,0 +1,269 @@
+"""Completes a text with the words that a model is sure of: ghost text in an editor.
+
+What is typed last is rarely the end of a token: "the ferr" is not how "the ferry" begins. So its last word is taken
+back, and the model chooses among the tokens that begin with it, token healing (Lundberg 2023). The word's beginning may
+itself take several tokens, with the last one going on: each of these ways is compared with the others by its
+probability, as Phan et al. (2024, "Exact Byte-Level Probabilities from Tokenized Language Models") do.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sebp_edge.models.decoding import Decoder
+from sebp_edge.models.prefix_groups import common_length
+from sebp_edge.models.sampling import Sampling, check_number
+from sebp_edge.models.vocabulary import Vocabulary, goes_on
+
+# What is taken back: the last word and a character before it, or the last signs, or the last spaces.
+_LAST = re.compile(r"(?:[^\w\n]?\w{1,16}|[^\S\n]?[^\w\s]{1,16}|\s{1,16})\Z")
+_LONGEST = 17
+# At most so many passes find the tokens of the taken-back word, of which one token less is taken back.
+MAX_PASSES = 4
+# Ways that together have less than this share of the probability are not computed.
+_NEGLIGIBLE = 0.05
+# The end of a line, or of a sentence in a script without spaces; other sentences end before a space.
+_END = re.compile("(?<=。)|(?<=！)|(?<=？)|[\r\n]".encode())
+_SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """How a text goes on.
+
+    Attributes:
+        words: the next words, each with the spaces and signs before it; together they follow the text.
+        probabilities: for each word, the probability that the text goes on with it and those before it, and that it
+            ends there. By the model, and a lower bound where the text ends within a word.
+        num_tokens: how many tokens the words have, with those of the word that they complete.
+    """
+
+    words: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    num_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """The words together; empty if the model is not sure of any."""
+        return "".join(self.words)
+
+
+def complete_text(
+    decoder: Decoder,
+    vocabulary: Vocabulary,
+    encode: Callable[[str], list[int]],
+    before: str,
+    max_new_tokens: int,
+    min_probability: float,
+    *,
+    on_text: Callable[[str], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+    max_passes: int = MAX_PASSES,
+) -> Completion:
+    """Returns the likeliest next words of a line, as many as have at least a probability together.
+
+    They end with their sentence or line.
+
+    Args:
+        decoder: of the model; what it keeps of the last call is not computed again.
+        encode: encodes a text as in training, with BOS if there is one.
+        before: the text before the words.
+        max_new_tokens: the most tokens to compute, those of the last word's end included.
+        on_text: receives each word as soon as the model is sure of it.
+        check: is called after each token; may raise to end the call.
+        max_passes: the most passes before the first new character. With more, the probabilities within a word of many
+            tokens are exact too.
+
+    Raises:
+        OptionError: an option is out of its range.
+        TextsError, ModelError, NonFiniteLogits: see `Decoder.decode`.
+    """
+    sampling = Sampling(max_new_tokens, temperature=0)
+    check_number("min_probability", min_probability, 0, 1, "a number from 0 to 1")
+    taken = take_back(before, encode, vocabulary, max_passes - 1)
+    if not taken.head:
+        return Completion()  # nothing comes before the first token of a model without BOS
+
+    def next_probabilities(tokens: list[int]) -> Tensor:
+        found: list[Tensor] = []
+
+        def record(_, logits_1V: Tensor) -> None:
+            found.append(probabilities_of(logits_1V))
+
+        decoder.decode([tokens], [], sampling, choose=record, check=check)
+        return found[0]
+
+    begun = begin_again(taken, vocabulary, next_probabilities, min_probability, max_passes)
+    if begun is None:
+        return Completion()
+    words = _Words(taken, begun, vocabulary, min_probability, on_text or (lambda text: None))
+    if not words.has_ended:
+        decoder.decode(
+            [taken.head + begun.tokens],
+            [],
+            sampling,
+            choose=lambda _, logits_1V: words.next(probabilities_of(logits_1V)),
+            check=check,
+        )
+    return words.completion
+
+
+def probabilities_of(logits_1V: Tensor) -> Tensor:
+    """Returns probabilities, fp32 [vocabulary], on the host."""
+    return logits_1V[0].softmax(dim=0).cpu()
+
+
+class Taken(NamedTuple):
+    """A text whose last word is taken back.
+
+    Attributes:
+        head: the tokens before it.
+        beginning: its bytes, which the next tokens must begin with; there may be none.
+        ways: the tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
+    """
+
+    head: list[int]
+    beginning: bytes
+    ways: frozenset[tuple[int, ...]]
+
+
+def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabulary, most: int) -> Taken:
+    """Takes back the last word of a text, or its last tokens if it has more than `most`.
+
+    One token of the text stays, even if it is the word's, so that the model can go on.
+    """
+    tokens = encode(text)
+    last = _LAST.search(text[-_LONGEST:])
+    beginnings = [encode(text[: len(text) - size]) for size in range(len(last[0]) if last else 0, 0, -1)]
+    if not beginnings:
+        return Taken(tokens, _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
+    size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]), len(tokens) - most)
+    head, beginning = tokens[:size], vocabulary.joined(tokens[size:])
+    if not beginning:  # a part is no text to the tokenizer
+        return Taken(tokens, b"", frozenset())
+    ways = set()
+    for found in [*beginnings, tokens[:-1]]:
+        rest = found[size:]
+        text = vocabulary.joined(rest)
+        if found[:size] == head and text and text != beginning and beginning.startswith(text):
+            ways |= {tuple(rest[:end]) for end in range(1, len(rest) + 1)}
+    return Taken(head, beginning, frozenset(ways))
+
+
+def _space_before_texts(encode: Callable[[str], list[int]], vocabulary: Vocabulary) -> bytes:
+    """Returns the space that SentencePiece puts before a text; empty if the tokenizer puts none."""
+    text = vocabulary.joined(encode("a")[len(encode("")) :]) or b""
+    return text.removesuffix(b"a")
+
+
+class Begun(NamedTuple):
+    """The tokens that begin with what was taken back, and at least their probability among all that do."""
+
+    tokens: list[int]
+    probability: float
+
+
+def begin_again(
+    taken: Taken,
+    vocabulary: Vocabulary,
+    next_probabilities: Callable[[list[int]], Tensor],
+    min_probability: float,
+    max_passes: int,
+) -> Begun | None:
+    """Finds the likeliest tokens that begin with the bytes that were taken back; the last of them may go on.
+
+    Computes the likeliest ways first. What is not computed counts as if it went on otherwise, so that the probability
+    is a lower bound.
+
+    Args:
+        next_probabilities: the model's, after these tokens.
+
+    Returns:
+        None if none has at least `min_probability`.
+    """
+    if not taken.beginning:
+        return Begun([], 1.0)
+    open_ways, all_found, best = {(): 1.0}, 0.0, (0.0, [])
+    for _ in range(max_passes):
+        way = max(open_ways, key=open_ways.__getitem__)
+        before, probabilities_V = open_ways.pop(way), next_probabilities(taken.head + list(way))
+        open_ways |= {
+            longer: before * float(probabilities_V[longer[-1]]) for longer in taken.ways if longer[:-1] == way
+        }
+        rest = taken.beginning[len(vocabulary.joined(way)) :]
+        if ending := vocabulary.beginning_with(rest):
+            probabilities = probabilities_V[ending].double()
+            all_found += before * float(probabilities.sum())
+            highest, at = probabilities.max(dim=0)
+            best = max(best, (before * float(highest), [*way, ending[at]]))
+        left, likeliest = sum(open_ways.values()), max(open_ways.values(), default=0.0)
+        at_least = best[0] / ((all_found + left) or 1)
+        if best[0] >= likeliest and left <= _NEGLIGIBLE * all_found:
+            break
+        at_most = max(best[0] / (all_found or 1), likeliest / ((all_found + likeliest) or 1))
+        if not open_ways or at_most < min_probability:
+            return None
+    return Begun(best[1], at_least) if best[1] and at_least >= min_probability else None
+
+
+class _Words:
+    """Collects the words that the model is sure of, token by token."""
+
+    def __init__(
+        self,
+        taken: Taken,
+        begun: Begun,
+        vocabulary: Vocabulary,
+        min_probability: float,
+        on_text: Callable[[str], None],
+    ):
+        self._vocabulary, self._min_probability, self._on_text = vocabulary, min_probability, on_text
+        self._probability = begun.probability  # of all tokens
+        self._num_tokens, self._bytes = 0, b""
+        self._text = self._shown = ""  # the whole characters of the bytes
+        self.completion, self.has_ended = Completion(), False
+        self._add(begun.tokens, (vocabulary.joined(begun.tokens) or b"")[len(taken.beginning) :])
+
+    def next(self, probabilities_V: Tensor) -> int | None:
+        """Returns the likeliest token; None if the text ends before it."""
+        if self._is_at_end_of_character and self._text and not self._text[-1].isspace():
+            going_on = float(probabilities_V @ self._vocabulary.going_on_after(self._text[-1]))
+            self._show(self._text, self._probability * min(1.0, max(0.0, 1 - going_on)))
+        highest, token = probabilities_V.max(dim=0)
+        self._probability *= float(highest)
+        new = self._vocabulary[int(token)]
+        if new is None or self._probability < self._min_probability:
+            return None
+        if _SENTENCE.search(self._text) and new[:1].isspace():
+            return None
+        self._add([int(token)], new)
+        return None if self.has_ended else int(token)
+
+    @property
+    def _is_at_end_of_character(self) -> bool:
+        return len(self._text.encode()) == len(self._bytes)
+
+    def _add(self, tokens: list[int], new: bytes) -> None:
+        self._num_tokens += len(tokens)
+        self._bytes += new
+        line = _END.split(self._bytes)
+        self.has_ended = len(line) > 1
+        before, self._text = self._text, line[0].decode(errors="ignore")
+        following = self._text[len(before) :]
+        if self.has_ended:
+            self._show(self._text.rstrip(), self._probability)
+        # Only now is it known that the word has ended if the character came in parts.
+        elif before and following and not before[-1].isspace() and not goes_on(before[-1], following[0]):
+            self._show(before, self._probability)
+
+    def _show(self, text: str, probability: float) -> None:
+        """Shows a text that ends with a word, if the model is sure of it."""
+        word = text[len(self._shown) :]
+        if word and probability >= self._min_probability:
+            self._shown = text
+            words, probabilities = self.completion.words, self.completion.probabilities
+            self.completion = Completion((*words, word), (*probabilities, probability), self._num_tokens)
+            self._on_text(word)
