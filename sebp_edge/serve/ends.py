@@ -72,6 +72,13 @@ def _look_at(parent: int) -> None:
     os._exit(1)
 
 
+def command_of(flag: str, module: str) -> list[str]:
+    """Returns the command of a process of ours. A frozen app becomes it by a flag: see sebp_edge/cli/frozen/rthooks."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable, f"--sebp-edge-{flag}"]
+    return [sys.executable, "-m", f"sebp_edge.serve.{module}"]
+
+
 class Children:
     """Starts and kills child processes together with their own children. On Windows, see `windows.JobObject`."""
 

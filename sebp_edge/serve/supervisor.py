@@ -299,6 +299,8 @@ class Supervisor:
                     self.jobs.change(self._running, "running")
             case "chunk" if self._outbox.has_room:  # the answer has the whole text
                 self._send({"method": "text", "params": {"request": message["id"], "text": message["text"]}})
+            case "broken":
+                self._drop_worker("worker_broken", f"The worker cannot start: {message['why']}.")
             case "answer":
                 worker.requests.discard(message["id"])
                 self._answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})
