@@ -76,6 +76,8 @@ class Jobs:
         self._recent: OrderedDict[tuple[str, int], dict] = OrderedDict()
         for digest, facts in journal.jobs():
             job = Job(**facts)
+            if job.error is not None:  # the journal keeps its code
+                job = replace(job, error={"message": "", "hint": ""} | job.error)
             self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
             self._digests[job.id] = digest
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:

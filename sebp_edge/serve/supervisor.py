@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.version import __version__
-from sebp_edge.serve.ends import Parent, children, wake_when_parent_ends
+from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import PROTOCOL, Initialize, Refusal, error_of, finite, parse, read
@@ -104,6 +105,8 @@ class Supervisor:
 
         store = shelf.open_store(params)
         self._journal = Journal(store.folder)
+        # Names are not taken for paths beside the app then.
+        os.chdir(store.folder)
         self._parent, self._settings, self._store = parent, params, store
         self.jobs = Jobs(self._journal, self._is_resumable)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
@@ -147,8 +150,8 @@ class Supervisor:
             if job.state != "cancelling":
                 self.jobs.change(job.id, "cancelling")
                 self._worker.send({"do": "stop", "id": job.id})
-                seconds = START_SECONDS if job.state == "starting" else CANCEL_SECONDS
-                self._kill_at = time.monotonic() + seconds
+                is_importing = job.state == "starting" and not self._worker.requests
+                self._kill_at = time.monotonic() + (START_SECONDS if is_importing else CANCEL_SECONDS)
             return
         if (stored := self._stored(job)) is not None:
             stored.remove()
@@ -256,8 +259,8 @@ class Supervisor:
             self._worker = WorkerProcess(
                 self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
             )
-            settings = {"store": self._settings.store, "memory_budget": self._settings.memory_budget}
-            self._worker.send({"do": "settings", **settings})
+            budget = self._settings.memory_budget
+            self._worker.send({"do": "settings", "store": str(self._store.folder.parent), "memory_budget": budget})
         return self._worker
 
     def _ask_worker(self, id: str | int, method: str, params: dict) -> None:
@@ -276,12 +279,13 @@ class Supervisor:
 
     def _hear(self, worker: WorkerProcess, line: bytes | None) -> None:
         """Handles what a worker tells."""
-        if worker is not self._worker:
+        if line is not None:
+            worker.handled()
+        if worker is not self._worker:  # what one that was killed had still told
             return
         if line is None or line is TooLong:
             self._drop_worker("worker_ended", "The worker ended unexpectedly")
             return
-        worker.handled()
         message = json.loads(line)
         match message["tells"]:
             case "stored":

@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 
-from sebp_edge.serve.ends import end_with_parent
+from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.serve.streams import Lines, Outbox, take_streams
 
 

@@ -107,7 +107,7 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(shared,
         "generate": chosen | {"prompt": "the", "sampling_seed": 3, "max_new_tokens": 6},
         "complete": chosen | {"before": "the ", "min_probability": 0.001},
         "ask": chosen | {"question": "What of the note?", "paths": [str(folder / "notes")]},
-        "plan": request,
+        "plan": request_of(),
     }
     methods["generate, base"] = methods["generate"] | {"adapter": None}
     alone = {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()}
@@ -169,8 +169,7 @@ def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path
 
 def test_requests_are_cancelled_while_they_are_answered(shared):
     number = shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0)
-    text = shared.wait(lambda message: message.get("method") == "text")["params"]
-    assert text["request"] == number
+    text = shared.wait(lambda message: message.get("params", {}).get("request") == number)["params"]
     shared.call("cancel", request=number)
     with pytest.raises(Refused) as caught:
         shared.answer(number)
