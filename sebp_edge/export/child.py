@@ -1,7 +1,8 @@
 """Runs other programs in child processes, which a damaged file or a stop may end.
 
-On an exported folder, the process is `python -m sebp_edge.export.child MODULE PID`, which ends with its parent. It reads a request as JSON from its
-standard input and writes the answer as JSON; what the program itself prints is discarded.
+On an exported folder, the process is `python -m sebp_edge.export.child MODULE PID`, which ends with the process of that
+number, its parent. It reads a request as JSON from its standard input and writes the answer as JSON; what the program
+itself prints is discarded.
 """
 
 import importlib
