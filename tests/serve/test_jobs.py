@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from command import RECIPE
 from conftest import write_notes
 from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below
@@ -332,3 +333,21 @@ def test_removing_an_adapter_deletes_its_jobs_from_the_journal(server, settings,
     database.close()
     kept = b"".join(path.read_bytes() for path in (Path(settings["store"]) / "adapters").glob("serve.sqlite*"))
     assert b"secretly" not in kept
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_answers_the_same_while_it_trains(server, request_of):
+    """The training's steps are captured graphs; the answers are computed between two of them."""
+    request = request_of(model="tiny", device="cuda", activate_anyway=True)
+    server.call("jobs.start", id="first", params=request)
+    server.call("jobs.subscribe", id="first")
+    assert server.state("first")["state"] == "done"
+    asked = {"device": "cuda", "adapter": "mine", "prompt": "the boat", "temperature": 0, "max_new_tokens": 6}
+    alone = server.call("generate", **asked)
+    server.call("jobs.start", id="second", params=request | {"fresh": True})
+    server.call("jobs.subscribe", id="second")
+    for _ in range(3):
+        server.event("second", lambda event: event["event"] == "step")
+        assert server.call("generate", **asked) == alone
+    assert server.state("second")["state"] == "done"
