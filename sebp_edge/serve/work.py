@@ -27,7 +27,7 @@ from sebp_edge.serve.messages import (
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel
 from sebp_edge.serve.streams import Outbox
-from sebp_edge.serve.worker import Tasks
+from sebp_edge.serve.tasks import Tasks
 
 
 class Worker:
