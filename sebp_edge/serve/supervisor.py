@@ -228,6 +228,7 @@ class Supervisor:
         """Sends new events of jobs, as many as the reader keeps up with: the journal has the others."""
         for id, sent in list(self.subscriptions.items()):
             while self._outbox.has_room and (events := self.jobs.events(id, sent, _EVENTS_AT_ONCE)):
+                self.jobs.commit()  # so that no number that an app has seen is given again
                 for event in events:
                     self._send({"method": "job.event", "params": event})
                 self.subscriptions[id] = sent = events[-1]["number"]
@@ -349,13 +350,14 @@ class Supervisor:
         worker = self._worker
         if worker and not worker.requests and not self._running and now - worker.used > self._settings.warm_seconds:
             self._drop_worker("unloaded", "The worker was idle.")
-        if self._journal is not None:
-            self._journal.commit()
+        if self.jobs is not None:
+            self.jobs.commit()
 
     def _finish(self) -> None:
         self._drop_worker("ending", "The server is ending.")
         if self._journal is not None:
             self._send_events()
+            self.jobs.commit()
             self._journal.close()
         self._outbox.drain(0.2)
         sys.stderr.flush()
