@@ -55,6 +55,7 @@ class Supervisor:
         self._parent = Parent()
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(lambda: self.end("its reader has gone")))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
+        self._lines.start()
         self._children = children()
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: Initialize | None = None
