@@ -1,7 +1,7 @@
 """An adaptation as a job of the store: what it begins with, what it goes on from, and how it ends."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -15,14 +15,14 @@ from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
-from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, TextsChanged
+from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
-from sebp_edge.run.start import latest_history
+from sebp_edge.run.start import latest_history, version_with_history
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.documents import printable
 from sebp_edge.texts.examples import Example
@@ -201,11 +201,10 @@ class Work:
         Raises:
             JobError: the versions that it began with are not there any more, or another one is active.
         """
-        self._active = adapter.active()
-        history, self._earlier = (own, None) if own is not None else latest_history(adapter)
-        resumed = self.resumed
+        self._active, resumed = adapter.active(), self.resumed
         if resumed is None:
-            return history
+            self._earlier = version_with_history(adapter) if own is None else None
+            return latest_history(adapter) if own is None else own
         fixed, salt = resumed.fixed, bytes.fromhex(resumed.fixed.salt)
         if self._active != fixed.active:
             was, now = (f"version {each}" if each else "no version" for each in (fixed.active, self._active))
@@ -213,15 +212,14 @@ class Work:
                 f"The training began when {was} of the adapter {adapter.name!r} was active, and {now} is now; activate "
                 f"that again, or {_OVER}."
             )
-        if own is None:
-            history = SplitHistory(salt=salt)
-            if fixed.earlier is not None:
-                try:
-                    history = history_of(adapter.document_list(fixed.earlier))
-                except (AdapterError, AttributeError) as error:
-                    raise JobError(
-                        f"The training began with version {fixed.earlier}, which is not there any more; {_OVER}."
-                    ) from error
+        history = own or SplitHistory(salt=salt)
+        if fixed.earlier is not None:
+            try:
+                history = history_of(adapter.document_list(fixed.earlier))
+            except (AdapterError, AttributeError) as error:
+                raise JobError(
+                    f"The training began with version {fixed.earlier}, which is not there any more; {_OVER}."
+                ) from error
         if history.salt != salt:
             raise JobError(f"The training began with other versions of the adapter than there are now; {_OVER}.")
         self._earlier = fixed.earlier
@@ -368,7 +366,8 @@ class Work:
     def _keep_or_end(self, error: BaseException, before: str) -> None:
         """Deletes the job after an error if nothing could go on from it; else leaves it as it was."""
         if isinstance(error, NonFiniteLoss) or (self._is_new and not self.can_go_on):
-            self.end()
+            with suppress(StorageError):  # the disk is why the call ends
+                self.end()
         elif before == "paused" and self.job.folder.is_dir():
             self.job.update(state=before)
 
