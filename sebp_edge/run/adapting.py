@@ -101,7 +101,8 @@ class Adapting:
         self._call, reading = self._call.with_texts(texts, place.adapter if in_store and not fresh else None)
         call = self._call
         reading = work.same_texts(reading, call)
-        self.preparation = Preparation(call, reading, earlier and work.drawn_from(earlier))
+        earlier = earlier and work.drawn_from(earlier)
+        self.preparation = Preparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
         if not in_store:
             return None
         active, unchanged = find_unchanged(

@@ -67,15 +67,18 @@ class Preparation:
 
     Args:
         earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
+        keeps_splits: whether all documents have splits already.
 
     Attributes:
         reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
     """
 
-    def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
+    def __init__(
+        self, call: Call, reading: Reading, earlier: SplitHistory | None = None, *, keeps_splits: bool = False
+    ):
         self._call, self.reading, self.recipe = call, reading, call.recipe
-        self._drawing = Drawing(call.seed, earlier or SplitHistory())
+        self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
         self._active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False

@@ -253,22 +253,27 @@ class Work:
 
     def drawn_from(self, history: SplitHistory) -> SplitHistory:
         """Returns what the splits are drawn from: the job's own, without the documents that are gone, if some are."""
-        return self._own_history() if self.resumed and self.resumed.gone else history
+        return self._own_history() if self.has_lost_texts else history
+
+    @property
+    def has_lost_texts(self) -> bool:
+        """Whether it goes on without documents."""
+        return self.resumed is not None and bool(self.resumed.gone)
 
     def known_by(self, texts: VersionTexts) -> VersionTexts:
         """Returns what the version knows: what it has learnt before documents went, too.
 
         Raises:
-            JobError: the other documents would have other splits without them.
+            JobError: a split has no documents any more.
         """
-        if self.resumed is None or not self.resumed.gone:
+        if not self.has_lost_texts:
             return texts
-        before, now = self._own_history(), texts.history
-        role = {document.key: document.role for document in before.known}
-        if any(role.get(document.key) != document.role for document in now.known if not document.absent):
-            raise JobError(f"Without the documents that are gone, the others would have other splits; {_OVER}.")
+        before = self._history()
+        roles = ({document.role for document in each.known} for each in (before, texts.history))
+        if lost := set.difference(*roles):
+            raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
         known = replace(texts.known, gone={**texts.known.gone, **self.resumed.gone})
-        return replace(texts, history=now.learnt_on_from(before), known=known)
+        return replace(texts, history=texts.history.learnt_on_from(before), known=known)
 
     # ---------------------------------------------------------------------------------------------------- the training
 
@@ -332,11 +337,18 @@ class Work:
         state = self.files.read()
         return Resumed(fixed, state, known, self.files.values.get("texts") or list(known.texts))
 
-    def _own_history(self) -> SplitHistory:
+    def _history(self) -> SplitHistory:
+        """Returns the documents that it knows, with their splits."""
         try:
-            return read_history(self.job.folder).without({int(key, 16) for key in self.resumed.gone.values() if key})
-        except (AdapterError, AttributeError) as error:
-            raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.") from error
+            if (history := read_history(self.job.folder)) is not None:
+                return history
+        except AdapterError:
+            pass
+        raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.")
+
+    def _own_history(self) -> SplitHistory:
+        """Returns the documents that it goes on with, with their splits."""
+        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     def _compare(self, now: Fixed, call: Call) -> None:
         fixed = self.resumed.fixed

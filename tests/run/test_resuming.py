@@ -1,26 +1,35 @@
 """Pause, kill and resume: on the CPU, a training that goes on ends, bit for bit, as one without interruption."""
 
 import hashlib
+import json
+import os
+import random
 import shutil
+import signal
+from dataclasses import asdict
 
 import pytest
 from builders import make_llama, make_sentences
+from command import start
 from failing_memory import RECIPE as SMALL
 from quick import skip_assessment
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.adapters.history import read_history
-from sebp_edge.errors import Paused
+from sebp_edge.errors import AdapterError, Interrupted, JobError, OptionError, Paused, TextsChanged
 from sebp_edge.events import (
     AdapterSaved,
     Evaluated,
     ExamplesEvaluated,
     JobStarted,
     ModelLoaded,
+    Notice,
     StepDone,
     TextsRead,
     TrainingStarted,
 )
+from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.texts.split_history import take_fingerprints
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
@@ -66,13 +75,16 @@ def personalizer(model, store, at=None, **options):
 
 
 def bits(store, version=1, name="default"):
-    """The files of a version without those that have times, and what its record says but for the time and salt."""
+    """The bits of a version's weights, by their files; the order of a header's metadata is random."""
     folder = store.adapter(name).version_folder(version)
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.suffix == ".safetensors"
-    }
+    return {str(path.relative_to(folder)): _tensors(path.read_bytes()) for path in folder.rglob("*.safetensors")}
+
+
+def _tensors(content):
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header.pop("__metadata__", None)
+    return header, hashlib.sha256(content[end:]).hexdigest()
 
 
 def verdict(result):
@@ -146,14 +158,14 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     assert not any(job.folder.parent.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------------ what comes after
+THIRD_STEP = at_step("train", 3)
 
 
 @pytest.fixture
 def pause(model, notes, tmp_path):
     """A function that pauses a training on 30 notes of its own; returns its store, its job and its folder."""
 
-    def paused(at=at_step("train", 3), **options):
+    def paused(at=THIRD_STEP, **options):
         folder = shutil.copytree(notes[30], tmp_path / "notes", dirs_exist_ok=True)
         store = AdapterStore(tmp_path / "store")
         with pytest.raises(Paused):
@@ -221,7 +233,11 @@ def test_what_learns_on_goes_on_too(model, tmp_path, notes):
     _, result = resume(store)
     assert (bits(store, 2), verdict(result)) == (bits(other, 2), verdict(expected))
     assert (result.learnt_on_from, result.gain_over_active) == (1, expected.gain_over_active)
-    assert read_history(result.adapter_path) == read_history(expected.adapter_path)
+    found, wanted = (read_history(each.adapter_path) for each in (result, expected))
+    assert (found.salt, [each.key for each in found.documents]) == (
+        wanted.salt,
+        [each.key for each in wanted.documents],
+    )
 
 
 def test_a_training_of_forget_goes_on_and_the_documents_are_forgotten_then(model, tmp_path, notes):
@@ -242,19 +258,18 @@ def test_a_training_of_forget_goes_on_and_the_documents_are_forgotten_then(model
 RECIPES = {
     "8-bit moments": {},
     "all weights": {"method": "full", "learning_rate": 1e-3},
+    "updated in the backward pass": {"method": "full", "learning_rate": 1e-3},
     "pruned": {"method": "full", "learning_rate": 1e-3, "sparsity": {"pattern": "2:4", "dense": 0.2, "decay": 0.4}},
-    "merged": {"merge_for": "q8_0"},
 }
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, monkeypatch, kind):
-    recipe = RECIPE.replace(epochs=3, **RECIPES[kind])
+def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, monkeypatch, request, kind):
+    recipe, found = RECIPE.replace(epochs=3, **RECIPES[kind]), []
     if kind == "8-bit moments":
-        from sebp_edge.memory.options import MemoryOptions
-
         monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", MemoryOptions(moments_in_8_bits=True))
-    found = []
+    if kind == "updated in the backward pass":
+        request.getfixturevalue("updated_in_backward")
     for at in (None, at_step("train", 5)):
         store = AdapterStore(tmp_path / f"store-{at is None}")
         made = personalizer(model, store, at, recipe=recipe)
@@ -268,18 +283,311 @@ def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, monk
     assert found[0] == found[1]
 
 
-def test_updates_in_the_backward_pass_go_on_bit_for_bit(model, notes, tmp_path, updated_in_backward):
-    test_every_kind_of_training_goes_on_bit_for_bit.__wrapped__ if False else None
-    recipe = RECIPE.replace(epochs=3, method="full", learning_rate=1e-3)
-    found = []
-    for at in (None, at_step("train", 5)):
-        store = AdapterStore(tmp_path / f"store-{at is None}")
-        made = personalizer(model, store, at, recipe=recipe)
-        if at is None:
-            result = made.adapt(notes[30], activate_anyway=True)
-        else:
-            with pytest.raises(Paused):
-                made.adapt(notes[30], activate_anyway=True)
-            _, result = resume(store)
-        found.append((bits(store), verdict(result)))
-    assert found[0] == found[1]
+def checkpoint_of(job):
+    return json.loads((job.folder / "checkpoint.json").read_text())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "manifest", "missing"])
+def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, damage):
+    store, job, _ = pause()
+    file = job.folder / checkpoint_of(job)["files"]["learner"]["file"]
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[:-1])
+    elif damage == "flipped":
+        place = random.Random().randrange(len(content))
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    elif damage == "manifest":
+        (job.folder / "checkpoint.json").write_text('{"format": 1')
+    else:
+        file.unlink()
+    with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
+        resume(store)
+    assert store.jobs.get().state == "paused"
+    _, result = resume(store, changed="again")
+    assert verdict(result) == whole[30][1]
+
+
+def test_what_a_kill_leaves_half_written_is_never_taken(pause, whole):
+    store, job, _ = pause()
+    (job.folder / ".checkpoint.json-x").write_text('{"format": 1, "files": {}}')
+    (job.folder / "99.safetensors").write_bytes(b"half")
+    _, result = resume(store)
+    assert (bits(store), verdict(result)) == whole[30][:2]
+    assert not any(job.folder.parent.iterdir())
+
+
+def test_changed_documents_are_refused_and_named_on_the_screen_only(pause):
+    store, _, folder = pause()
+    (folder / "note-05.md").write_text("Something else stands here now, in other words.")
+    (folder / "note-07.md").unlink()
+    with pytest.raises(TextsChanged) as error:
+        resume(store)
+    assert (error.value.changed, error.value.missing) == (("note-05.md",), 2)
+    assert "Of the 30 documents that the training knows, 2 are not there as they were." in str(error.value)
+    assert "New or changed is 'note-05.md'" in str(error.value)
+    assert store.jobs.get().state == "paused"
+
+
+def test_changed_documents_can_be_left_out_and_stay_known(pause):
+    store, job, folder = pause()
+    keys = {document.key for document in read_history(job.folder).known}
+    (folder / "note-05.md").write_text("Something else stands here now, in other words.")
+    made, result = resume(store, changed="without")
+    assert any("goes on without 1 document" in getattr(event, "message", "") for event in made.events)
+    assert any("1 document that came since is left" in getattr(event, "message", "") for event in made.events)
+    assert next(event.step for event in made.events if isinstance(event, StepDone)) == 4
+    assert result.documents == 29
+    known = read_history(result.adapter_path).known
+    assert {document.key for document in known} == keys
+    assert sum(document.absent for document in known) == 1
+    # So that it can be forgotten.
+    (gone,) = (f"{document.key:016x}" for document in known if document.absent)
+    receipt = personalizer(**job.arguments(), store=store).forget(gone, activate_anyway=True)
+    assert receipt.documents == (gone,)
+
+
+def test_what_goes_on_without_documents_can_be_paused_again(pause):
+    store, job, folder = pause()
+    (folder / "note-05.md").unlink()
+    made = personalizer(**job.arguments(), at=at_step("train", 4), store=store)
+    with pytest.raises(Paused):
+        made.resume(changed="without")
+    _, result = resume(store)
+    assert result.documents == 29
+    assert result.heldout_loss_before is not None
+
+
+def test_a_split_without_documents_starts_over_or_is_refused(pause):
+    store, job, folder = pause()
+    history, texts = read_history(job.folder), {path: path.read_text() for path in folder.iterdir()}
+    validated = {document.key for document in history.known if document.role == "validation"}
+    for path, fingerprint in take_fingerprints(texts, history.salt).items():
+        if fingerprint.key in validated:
+            path.unlink()
+    with pytest.raises(JobError, match="none is left in the split 'validation'"):
+        resume(store, changed="without")
+    _, result = resume(store, changed="again")
+    assert result.documents == 30 - len(validated)
+
+
+def test_new_documents_are_left_for_the_next_time(pause, whole):
+    store, _, folder = pause()
+    (folder / "a-new-one.md").write_text("This note was not there when the training began.")
+    _, result = resume(store)
+    assert (bits(store), verdict(result)) == whole[30][:2]
+
+
+def test_another_model_or_device_or_version_is_refused(pause, notes, tmp_path, monkeypatch, tokenizer):
+    store, job, _ = pause()
+    other = tmp_path / "other-model"
+    make_llama(seed=7).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    with pytest.raises(OptionError, match=r"was begun with the model '.*', and this Personalizer has '.*other-model'"):
+        personalizer(other, store).resume()
+    for path in other.iterdir():
+        shutil.copy(path, job.record.settings["model"])
+    try:
+        with pytest.raises(JobError, match="The base model has other weights"):
+            resume(store)
+    finally:
+        make_llama(initializer_range=0.1).save_pretrained(job.record.settings["model"])
+    monkeypatch.setattr("sebp_edge.run.work.__version__", "9.9.9")
+    with pytest.raises(JobError, match=r"was begun by sebp-edge 0\.1\.0, and this is 9\.9\.9; start over"):
+        resume(store)
+
+
+def test_the_recipe_and_the_seed_are_the_jobs(pause, whole, model):
+    store, _, _ = pause()
+    result = personalizer(model, store, recipe="notes", seed=7).resume()
+    assert (bits(store), verdict(result)) == whole[30][:2]
+
+
+def test_a_newer_version_ends_a_job(pause, notes):
+    store, job, _ = pause()
+    made = personalizer(**job.arguments(), store=store)
+    made.adapt(notes[13], activate_anyway=True)
+    assert any("is paused at" in getattr(event, "message", "") for event in made.events)
+    assert store.jobs.list() == []
+
+
+def test_two_processes_do_not_go_on_with_the_same_job(pause):
+    store, job, _ = pause()
+    with job.held(), pytest.raises(JobError, match="is running in another process"):
+        resume(store, job.id)
+    assert store.jobs.get(job.id).state in ("interrupted", "paused")
+
+
+def test_texts_that_are_no_files_are_given_again(model, tmp_path, whole, notes):
+    store, texts = AdapterStore(tmp_path / "store"), make_sentences(40)[:30]
+    with pytest.raises(Paused):
+        personalizer(model, store, THIRD_STEP).adapt(texts, activate_anyway=True)
+    with pytest.raises(JobError, match="texts that are no files"):
+        resume(store)
+    _, result = resume(store, texts=texts)
+    assert verdict(result) == whole[30][1]
+
+
+def test_a_stop_saves_the_best_state_and_the_job_can_go_on(model, notes, tmp_path, whole, monkeypatch):
+    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
+    store = AdapterStore(tmp_path / "store")
+    made = personalizer(model, store, lambda event, _: THIRD_STEP(event, _) and (made.stop() or True))
+    with pytest.raises(
+        Interrupted, match=r"activate\(1\)\. To go on with the training: personalizer\.resume\('"
+    ) as error:
+        made.adapt(notes[30], activate_anyway=True)
+    assert error.value.version == 1
+    assert store.jobs.get().state == "interrupted"
+    _, result = resume(store)
+    assert (result.version, bits(store, 2), verdict(result)) == (2, whole[30][0], whole[30][1])
+
+
+def test_a_full_disk_does_not_end_the_training_nor_pauses_it(model, notes, tmp_path, whole, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sebp_edge.training.checkpoint.write_tensors", full)
+    store = AdapterStore(tmp_path / "store")
+    made = personalizer(model, store, THIRD_STEP)
+    result = made.adapt(notes[30], activate_anyway=True)
+    assert (bits(store), verdict(result)) == whole[30][:2]
+    (notice,) = (event.message for event in made.events if isinstance(event, Notice) and "checkpoint" in event.message)
+    assert notice.endswith("No space left on device. The training is not paused, and goes on.")
+
+
+# Kills a training before one of the calls that write its files, or right after a step.
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from sebp_edge import Personalizer, Recipe
+from sebp_edge.events import StepDone
+from sebp_edge.training import checkpoint
+model, store, notes, kind, number, recipe = sys.argv[1:]
+checkpoint.SHARE = 1e9
+count = 0
+def die(*_):
+    global count
+    count += 1
+    if count == int(number):
+        os.kill(os.getpid(), signal.SIGKILL)
+def before(module, name):
+    original = getattr(module, name)
+    def call(*arguments, **options):
+        die()
+        return original(*arguments, **options)
+    setattr(module, name, call)
+if kind == "tensors":
+    before(checkpoint, "write_tensors")
+elif kind == "manifest":
+    before(checkpoint, "write_atomically")
+elif kind == "rename":
+    before(os, "replace")
+sink = (lambda event: isinstance(event, StepDone) and die()) if kind == "step" else (lambda event: None)
+recipe = Recipe(**json.loads(recipe))
+made = Personalizer(model, store=store, recipe=recipe, device="cpu", on_event=sink)
+made.adapt(Path(notes), activate_anyway=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "number"), [("step", 3), ("tensors", 7), ("manifest", 9), ("step", 5)])
+def test_a_killed_training_goes_on_from_its_last_checkpoint(model, notes, whole, tmp_path, kind, number):
+    recipe = json.dumps(asdict(RECIPE))
+    with start([KILLED, model, tmp_path / "store", notes[30], kind, number, recipe], stderr=None) as killed:
+        assert killed.wait(120) == -signal.SIGKILL
+    store = AdapterStore(tmp_path / "store")
+    (job,) = store.jobs.list()
+    assert (job.state, job.has_checkpoint, store.names()) == ("interrupted", True, [])
+    _, result = resume(store)
+    assert (bits(store), verdict(result)) == whole[30][:2]
+    assert store.jobs.list() == []
+
+
+def all_bytes(folder):
+    return b"".join(path.read_bytes() + str(path).encode() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_checkpoint_has_no_text_and_no_name_of_a_document(pause):
+    _, job, folder = pause()
+    content = all_bytes(job.folder)
+    for path in folder.iterdir():
+        assert path.name.encode() not in content
+        for word in path.read_text().split():
+            assert len(word) < 5 or word.encode() not in content.replace(str(folder).encode(), b"")
+    private = (job.folder / "job.json").read_bytes()
+    assert str(folder).encode() in private
+    assert str(folder).encode() not in content.replace(private, b"")
+    if os.name != "nt":
+        assert {path.stat().st_mode & 0o077 for path in (job.folder, *job.folder.iterdir())} == {0}
+
+
+@pytest.mark.parametrize("how", ["forget", "remove", "remove the version"])
+def test_what_is_forgotten_or_removed_takes_its_checkpoints_along(model, notes, tmp_path, how):
+    store = AdapterStore(tmp_path / "store")
+    folder = shutil.copytree(notes[30], tmp_path / "notes")
+    personalizer(model, store).adapt(folder, activate_anyway=True)
+    (folder / "canary.md").write_text(make_sentences(60)[59])
+    with pytest.raises(Paused) as error:
+        personalizer(model, store, at_step("train", 1)).adapt(folder, activate_anyway=True)
+    known = json.loads((store.jobs.get().folder / "known_texts.json").read_text())["texts"]
+    canaries = [name.encode() for name in ("canary", error.value.job)] + [(folder / "canary.md").read_bytes()]
+    adapter = store.adapter("default")
+    if how == "forget":
+        key = next(document.hash for document in adapter.documents(1) if document.name == "note-03.md")
+        canaries += [key.encode(), next(text for text, own in known.items() if own == key).encode()]
+        personalizer(model, store).forget("note-03.md", activate_anyway=True)
+        # The receipt says what was forgotten.
+        receipt = next(adapter.folder.glob("forgotten-*.json"))
+        canaries.remove(key.encode())
+        assert key in receipt.read_text()
+    elif how == "remove":
+        adapter.remove()
+    else:
+        shutil.copytree(adapter.folder / "1", adapter.folder / "2")
+        adapter.remove(1)
+    content = all_bytes(store.folder)
+    assert [canary for canary in canaries if canary in content] == []
+    assert store.jobs.list() == []
+
+
+def test_a_document_that_only_a_job_knows_is_not_said_to_be_unknown(pause):
+    store, job, folder = pause()
+    personalizer(**job.arguments(), store=store).adapt(folder, name="other", activate_anyway=True)
+    job.update(adapter="other", newest=1)
+    with pytest.raises(AdapterError, match=f"may know it; to delete that: sebp-edge jobs remove {job.id}"):
+        personalizer(**job.arguments(), store=store).forget("nothing.md", name="other")
+
+
+def test_a_renamed_adapter_keeps_its_jobs(model, notes, tmp_path):
+    store = AdapterStore(tmp_path / "store")
+    personalizer(model, store).adapt(notes[13], activate_anyway=True)
+    with pytest.raises(Paused):
+        personalizer(model, store, at_step("train", 1)).adapt(notes[30], activate_anyway=True)
+    store.adapter("default").rename("mine")
+    assert [job.record.adapter for job in store.jobs.list("mine")] == [store.jobs.get().record.adapter] == ["mine"]
+
+
+def test_a_job_that_is_deleted_while_it_runs_ends_without_it(model, notes, tmp_path, whole, monkeypatch):
+    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
+    store = AdapterStore(tmp_path / "store")
+
+    def sink(event):
+        if isinstance(event, StepDone) and event.step == 3:
+            store.jobs.list()[0].remove()
+        events.append(event)
+
+    events, made = [], Personalizer(model, store=store, recipe=RECIPE, device="cpu", on_event=lambda event: sink(event))
+    result = made.adapt(notes[30], activate_anyway=True)
+    assert (bits(store), verdict(result)) == whole[30][:2]
+    assert sum("can no longer be resumed" in getattr(event, "message", "") for event in events) == 1
+    assert store.jobs.list() == []
+
+
+def test_pause_is_refused_where_there_is_no_job(model, notes, tmp_path):
+    store = AdapterStore(tmp_path / "store")
+    made = personalizer(model, store)
+    asked = []
+    made.on_event = lambda event: asked.append(made.pause())
+    made.adapt(notes[30], out=tmp_path / "out")
+    assert set(asked) == {False}
+    assert not made.pause()
+    assert store.jobs.list() == []
