@@ -175,7 +175,7 @@ class Adapting:
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
         self.training = TrainingRun(base, task, guard, self._checkpoints, attach, resumed and resumed.state)
-        self.training.is_due = lambda: self._checkpoints.is_due
+        self.training.is_due, self.training.check = self._checkpoints.due, self._checkpoints.check
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True

@@ -203,8 +203,7 @@ class Checkpoints:
         self._due: float | None = None
         self._has_failed = False
 
-    @property
-    def is_due(self) -> bool:
+    def due(self) -> bool:
         """Whether one is to be written at the next occasion."""
         if self._files is None:
             return False
@@ -226,7 +225,7 @@ class Checkpoints:
             StopRequested, PauseRequested: see `StopSignal.check`; a pause is raised only after it was written.
         """
         can_write = self._is_between_steps()
-        if can_write and self.is_due:
+        if can_write and self.due():
             self._write()
         self._signal.check(may_pause=can_write)
 

@@ -149,8 +149,12 @@ class Trainer:
         pending, epoch = self.pending, self.progress.epoch + 1
         for step in steps:
             rate = next(rates)
-            pending.append(None)  # nothing is to be saved during the step
-            pending[-1] = _PendingStep(epoch, step, self.learner.step(step, rate), rate)
+            if not self.learner.can_be_left:
+                pending.append(None)  # nothing is to be saved during the step
+            outcome = self.learner.step(step, rate)
+            if not self.learner.can_be_left:
+                pending.pop()
+            pending.append(_PendingStep(epoch, step, outcome, rate))
             while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
                 self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
         while pending:

@@ -11,6 +11,7 @@ from statistics import median_low
 
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import duration, percent
 from sebp_edge.errors import AdapterError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
@@ -78,6 +79,7 @@ class TrainingRun:
         began: when the run was made, by `time.perf_counter`.
         guard: the memory limit and peak.
         is_due: tells whether a checkpoint is to be written after the current step.
+        check: called within steps; may raise to end the run.
     """
 
     def __init__(
@@ -98,12 +100,13 @@ class TrainingRun:
         self.is_hoisted: bool | None = None
         self.began = time.perf_counter() - (resumed.seconds if resumed else 0)
         self.is_due: Callable[[], bool] = lambda: False
+        self.check: Check = lambda: None
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether no step is running, and the outcome of each is read."""
+        """Whether the outcome of each step is read, and none is running that has changed anything."""
         return self._trainer is None or not self._trainer.pending
 
     @property
@@ -245,7 +248,14 @@ class TrainingRun:
     def _make_learner(self) -> RecoveringLearner:
         task, examples = self.task, self.task.dataset.all_examples
         return RecoveringLearner(
-            self.adaptation, task.recipe, examples, self._collator, self._on_event, task.options, self.guard
+            self.adaptation,
+            task.recipe,
+            examples,
+            self._collator,
+            self._on_event,
+            task.options,
+            self.guard,
+            lambda: self.check(),
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:

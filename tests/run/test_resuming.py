@@ -30,6 +30,7 @@ from sebp_edge.events import (
 )
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
@@ -197,6 +198,34 @@ def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model
     resumed, result = resume(store)
     assert (bits(store), verdict(result)) == whole[30][:2]
     assert not any(isinstance(event, StepDone) for event in resumed.events)
+
+
+def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, monkeypatch):
+    monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", MemoryOptions(max_rows=64))
+    compute, calls, found = RecoveringLearner.accumulate, [], []
+
+    def accumulate(learner, micro_batch, loss_tokens):
+        compute(learner, micro_batch, loss_tokens)
+        calls.append(len(learner.schedule.epochs[0][1].micro_batches))
+        if len(found) == 1 and len(calls) == len(learner.schedule.epochs[0][0].micro_batches) + 2:
+            assert made.pause()
+
+    monkeypatch.setattr(RecoveringLearner, "accumulate", accumulate)
+    for number in range(2):
+        store = AdapterStore(tmp_path / f"store-{number}")
+        calls.clear()
+        made = personalizer(model, store)
+        if number:
+            with pytest.raises(Paused):
+                made.adapt(notes[30], activate_anyway=True)
+            assert [event.step for event in made.events if isinstance(event, StepDone)] == [1]
+            assert calls[-1] > 2
+            found.append(None)
+            _, result = resume(store)
+        else:
+            result = made.adapt(notes[30], activate_anyway=True)
+        found.append((bits(store), verdict(result)))
+    assert found[0] == found[2]
 
 
 def test_a_pause_while_the_adapter_is_saved_comes_too_late(model, notes, tmp_path):
@@ -480,8 +509,6 @@ if kind == "tensors":
     before(checkpoint, "write_tensors")
 elif kind == "manifest":
     before(checkpoint, "write_atomically")
-elif kind == "rename":
-    before(os, "replace")
 sink = (lambda event: isinstance(event, StepDone) and die()) if kind == "step" else (lambda event: None)
 recipe = Recipe(**json.loads(recipe))
 made = Personalizer(model, store=store, recipe=recipe, device="cpu", on_event=sink)
@@ -571,7 +598,7 @@ def test_a_job_that_is_deleted_while_it_runs_ends_without_it(model, notes, tmp_p
     store = AdapterStore(tmp_path / "store")
 
     def sink(event):
-        if isinstance(event, StepDone) and event.step == 3:
+        if THIRD_STEP(event, 0):
             store.jobs.list()[0].remove()
         events.append(event)
 
