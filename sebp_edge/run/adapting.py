@@ -27,7 +27,7 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import PlannedTraining, Preparation
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, describe_resumption
+from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.start import Beginning
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
@@ -283,14 +283,13 @@ class Adapting:
             (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         )
         progress = training.progress[-1] if training.progress else TrainingProgress()
-        then = ""
-        if self._work.can_go_on and error_type is not NonFiniteLoss:
-            then = f" To go on with the training: {describe_resumption(self._place.store, self._work.job.id)}"
+        then = "" if error_type is NonFiniteLoss else self._work.way_to_go_on
         try:
             if training.result is None and (
                 not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)
             ):
-                return error_type(f"{reason} No state better than the start was found, so nothing was saved.{then}")
+                found = f"{reason} No state better than the start was found, so nothing was saved."
+                return error_type(f"{found} To{then}" if then and self._work.can_go_on else found)
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
             report = Report.of(training, None, texts)
@@ -303,7 +302,7 @@ class Adapting:
         state = "best state so far" if training.result is None else "state that was tested"
         return error_type(
             f"{reason} The {state} is saved as version {saved.version} of the adapter {saved.name!r}; it is not "
-            f"active. To activate it: {describe_activation(self._place.store, saved)}{then and '.' + then}",
+            f"active. To activate it: {describe_activation(self._place.store, saved)}{then and f'; to{then}'}",
             name=saved.name,
             version=saved.version,
         )

@@ -94,7 +94,7 @@ def resume(
     if changed == "again" and record.fixed:
         with job.held():
             job.start_over()
-    work = Work(job, changed)
+    work = Work(call.store, job, changed)
     if record.kind == "forget":
         documents = list(options.pop("documents"))
         return run_forget(call, interruptions, place, documents, texts, options, work=work)

@@ -11,6 +11,7 @@ from sebp_edge.adapters.folders import flush_all
 from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
 from sebp_edge.adapters.jobs import Job, JobRecord
 from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import percent, plural
@@ -93,6 +94,7 @@ class Work:
     """The job of one adaptation.
 
     Args:
+        store: the store.
         job: the job; None for an adaptation that cannot be resumed.
         changed: what to do if texts have changed, "refuse" or "without": see `Personalizer.resume`.
 
@@ -104,8 +106,8 @@ class Work:
         JobError: its files are damaged, or it was begun by another sebp-edge.
     """
 
-    def __init__(self, job: Job | None, changed: str = "refuse"):
-        self.job, self._changed = job, changed
+    def __init__(self, store: AdapterStore, job: Job | None, changed: str = "refuse"):
+        self._store, self.job, self._changed = store, job, changed
         self.files = None if job is None else CheckpointFiles(job.folder)
         self.resumed = self._read() if job is not None and job.record.fixed else None
         self._is_new = job is not None and not job.record.process
@@ -121,7 +123,7 @@ class Work:
             texts: what was given as texts.
         """
         if place.out is not None:
-            return cls(None)
+            return cls(call.store, None)
         reference, budget = call.reference, call.budget
         settings = {
             "model": str(Path(reference.location).absolute()) if reference.has_path else reference.name,
@@ -140,7 +142,7 @@ class Work:
             texts=_given(texts),
             newest=max(adapter.versions()) if adapter.exists() else 0,
         )
-        return cls(call.store.jobs.begin(record))
+        return cls(call.store, call.store.jobs.begin(record))
 
     @contextmanager
     def running(self, call: Call) -> Iterator[None]:
@@ -182,6 +184,7 @@ class Work:
 
     def survives(self, version: int) -> None:
         """Remembers that the best state so far is saved as a version; the job stays, and can go on."""
+        self._is_new = False
         if self.job is not None and self.job.folder.is_dir():
             self.job.update(newest=version)
 
@@ -189,6 +192,13 @@ class Work:
     def can_go_on(self) -> bool:
         """Whether steps of it are saved."""
         return self.job is not None and self.job.has_checkpoint
+
+    @property
+    def way_to_go_on(self) -> str:
+        """How to go on with it, as the end of a sentence; empty without a job."""
+        if self.job is None:
+            return ""
+        return f" go on with the training: {describe_resumption(self._store, self.job.id)}"
 
     # ------------------------------------------------------------------------------------------------------- the texts
 

@@ -10,13 +10,13 @@ from dataclasses import asdict
 
 import pytest
 from builders import make_llama, make_sentences
-from command import start
+from command import assert_one_sentence, records, run, start
 from failing_memory import RECIPE as SMALL
 from quick import skip_assessment
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.adapters.history import read_history
-from sebp_edge.errors import AdapterError, Interrupted, JobError, OptionError, Paused, TextsChanged
+from sebp_edge.errors import AdapterError, Interrupted, JobError, MachineError, OptionError, Paused, TextsChanged
 from sebp_edge.events import (
     AdapterSaved,
     Evaluated,
@@ -28,6 +28,7 @@ from sebp_edge.events import (
     TextsRead,
     TrainingStarted,
 )
+from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
@@ -618,3 +619,72 @@ def test_pause_is_refused_where_there_is_no_job(model, notes, tmp_path):
     assert set(asked) == {False}
     assert not made.pause()
     assert store.jobs.list() == []
+
+
+def test_the_plan_and_smaller_micro_batches_stay(model, notes, tmp_path, monkeypatch):
+    found = []
+    for number in range(2):
+        store, steps = AdapterStore(tmp_path / f"store-{number}"), []
+
+        def shortfall(_guard, steps=steps):
+            steps.append(None)
+            return int(len(steps) == 2)  # before the second step, for example because of other programs
+
+        monkeypatch.setattr(MemoryGuard, "shortfall", shortfall)
+        options = {"memory_budget": "30GB"}
+        if number:
+            with pytest.raises(Paused):
+                personalizer(model, store, THIRD_STEP, **options).adapt(notes[30], activate_anyway=True)
+            learner = checkpoint_of(store.jobs.get())["learner"]
+            assert learner["max_rows"] < learner["prepared_rows"]
+            monkeypatch.setattr(MemoryGuard, "shortfall", lambda guard: 0)
+            monkeypatch.setattr("sebp_edge.run.preparation.make_plan", None)  # nothing is planned again
+            _, result = resume(store)
+        else:
+            result = personalizer(model, store, **options).adapt(notes[30], activate_anyway=True)
+        found.append((bits(store), verdict(result)))
+    assert found[0] == found[1]
+
+
+def test_less_memory_than_the_plan_takes_is_refused(pause):
+    store, job, _ = pause(memory_budget="30GB")
+    made = personalizer(**job.arguments() | {"memory_budget": "1MB"}, store=store)
+    with pytest.raises(MachineError, match=r"The training began with a plan for .* and the memory budget is .* now"):
+        made.resume()
+    assert store.jobs.get().state == "paused"
+
+
+def test_the_command_line_lists_resumes_and_removes_jobs(model, notes):
+    store = AdapterStore()
+    for name in ("one", "two"):
+        with pytest.raises(Paused):
+            personalizer(model, store, THIRD_STEP).adapt(notes[30], name=name, activate_anyway=True)
+    one, two = (store.jobs.list(name)[0].id for name in ("one", "two"))
+    listed = records(run("jobs", "--json").stdout)
+    assert [(job["job"], job["adapter"]) for job in listed] == [(one, "one"), (two, "two")]
+    assert 0 < listed[0]["progress"] < 1
+    assert run("jobs").stdout.splitlines()[0].split("\t")[:4] == [one, "one", "adapt", "paused"]
+    assert_one_sentence(run("adapt", "--resume"), f"2 trainings are paused or interrupted; name one of {one} ")
+    assert_one_sentence(run("adapt", "--resume", "aaaaaa"), "There is no job 'aaaaaa'; ")
+    refused = run("adapt", "--resume", "--epochs", "3")
+    assert (refused.exit_code, "--epochs does not go with --resume" in refused.stderr) == (2, True)
+    assert run("jobs", "remove", two).stdout == f"The job {two} is deleted.\n"
+    assert_one_sentence(run("jobs", "remove", two), f"There is no job '{two}'")
+    result = run("adapt", "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    lines = records(result.stdout)
+    assert (lines[0]["event"], lines[0]["job"], lines[-1]["event"]) == ("job_started", one, "result")
+    assert store.adapter("one").active() == 1
+    assert run("jobs").stdout == "No training runs, is paused or was interrupted.\n"
+    assert_one_sentence(run("adapt", "--resume", notes[30]), "No training is paused or interrupted")
+
+
+def test_listing_jobs_imports_no_torch(tmp_path):
+    code = """
+import sys
+from sebp_edge import AdapterStore
+AdapterStore(sys.argv[1]).jobs.list()
+print({"torch", "numpy"} & {*sys.modules})
+"""
+    with start([code, tmp_path], cold=True) as one:
+        assert one.communicate(timeout=60)[0] == "set()\n"
