@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_texts import edit, words
 
-from sebp_edge.texts import documents
+from sebp_edge.texts import documents, near_duplicates
 from sebp_edge.texts.near_duplicates import Relations, Shingler, compare, find_clusters
 from sebp_edge.texts.remembered import SKETCH_SIZE
 

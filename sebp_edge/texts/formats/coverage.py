@@ -77,10 +77,6 @@ _ASIDE = re.compile(
 )
 
 
-def _html_text(path: Path) -> list[str]:
-    return [_page_text(decode_html(path))]
-
-
 def _page_text(text: str) -> str:
     text = _without(text, r"<!(?=--)", r"--!?>")
     for name in ("script", "style"):
@@ -196,10 +192,6 @@ _MARKDOWN_MARK = re.compile(
 )
 
 
-def _markdown_text(path: Path) -> Iterator[str]:
-    return _from_bytes(_markdown_bytes(path))
-
-
 def _markdown_bytes(path: Path) -> str:
     text = _FRONT_MATTER.sub("", utf8_of(path).replace(b"\r\n", b"\n").decode("latin-1"))
     text = _without(text, "<!--", "-->")
@@ -225,11 +217,11 @@ def _mdx_text(path: Path) -> Iterator[str]:
 
 # The raw text of a file in parts, by its ending.
 COUNTED: dict[str, Callable[[Path], Iterable[str]]] = {
-    **dict.fromkeys((".html", ".htm"), _html_text),
+    **dict.fromkeys((".html", ".htm"), lambda path: [_page_text(decode_html(path))]),
     **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), _word_text),
     ".ipynb": _notebook_text,
     ".org": _org_text,
-    **dict.fromkeys((".md", ".markdown"), _markdown_text),
+    **dict.fromkeys((".md", ".markdown"), lambda path: _from_bytes(_markdown_bytes(path))),
     ".mdx": _mdx_text,
     **dict.fromkeys((".odt", ".ott", ".fodt"), _open_document_text),
     ".epub": _book_text,
