@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_361,
+    "texts": 10_363,
     "training": 2_592,
 }
 MAX_ENTRIES_AT_ROOT = 21

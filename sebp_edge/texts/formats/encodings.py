@@ -47,7 +47,9 @@ def decode(path: Path) -> str:
 def utf8_of(path: Path) -> bytes:
     """Returns the text of a file in UTF-8, without decoding one that is; see `decode`."""
     data = path.read_bytes()
-    return data if b"\0" not in data and _is_utf8(data) else decode_bytes(data).encode(errors="replace")
+    if b"\0" in data or not _is_utf8(data):
+        return decode_bytes(data).encode(errors="replace")
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def decode_html(path: Path) -> str:
