@@ -53,7 +53,7 @@ MAX_LINES_OF_ROOM = {
     "ask": 720,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_685,
+    "cli": 2_688,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_363,
+    "texts": 10_362,
     "training": 2_592,
 }
 MAX_ENTRIES_AT_ROOT = 21

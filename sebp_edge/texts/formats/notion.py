@@ -13,7 +13,6 @@ _ALONE = {
     *("created", "created time", "created by", "last edited time", "last edited by", "date", "due", "due date", "tags"),
     *("tag", "status", "url", "type", "owner", "author", "category", "priority", "assign", "assignee", "person"),
 }
-# Pictures of the export, and links to pages.
 NOTION_MARK = re.compile(
     r"(?P<picture>!)\[[^\[\]\n]*\]\((?!\w+:)(?:[^()\s]|\([^()\s]*\))*\)"
     r"|\[(?P<words>[^\[\]\n]*)\]\((?=[^()\s]*(?:\([^()\s]*\))?[^()\s]*[0-9a-f]{32})(?:[^()\s]|\([^()\s]*\))*\)"
