@@ -46,10 +46,10 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_170
+MAX_LINES = 42_176
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_414,
-    "adapters": 3_007,
+    "adapters": 3_013,
     "ask": 720,
     "basics": 403,
     "basics.pages": 331,
