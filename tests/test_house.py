@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_012
+MAX_LINES = 43_881
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_471,
-    "adapters": 3_302,
+    "files at the root": 1_488,
+    "adapters": 3_352,
     "ask": 720,
     "basics": 425,
     "basics.pages": 331,
-    "cli": 2_685,
+    "cli": 2_820,
     "export": 1_982,
     "machine": 645,
     "memory": 1_392,
@@ -61,12 +61,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_444,
+    "run": 4_080,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_365,
-    "training": 3_045,
+    "texts": 10_372,
+    "training": 3_069,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52
