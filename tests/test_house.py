@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_881
+MAX_LINES = 43_880
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_488,
-    "adapters": 3_352,
+    "adapters": 3_351,
     "ask": 720,
     "basics": 425,
     "basics.pages": 331,
-    "cli": 2_820,
+    "cli": 2_819,
     "export": 1_982,
     "machine": 645,
     "memory": 1_392,
@@ -61,7 +61,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_080,
+    "run": 4_081,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
@@ -136,6 +136,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/forget.py": "UnknownDocument",
     "sebp_edge/adapters/packed_documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/adapters/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
@@ -150,6 +151,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
+    "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
     "sebp_edge/training/comparison.py": "ValueError",

@@ -28,7 +28,6 @@ from sebp_edge.adapters.lock import lock_file
 from sebp_edge.basics.files import make_private, parse_dataclass, read_json, storage_errors, write_atomically
 from sebp_edge.errors import AdapterError, JobError, suggest
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.folders import Folder
 
 CHECKPOINT = "checkpoint.json"
 _RECORD, _LOCK = "job.json", "lock"
@@ -46,7 +45,7 @@ class JobRecord:
         adapter: the adapter's name.
         settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed and me.
         options: the other arguments of the call.
-        texts: the files and folders that were given, with absolute paths; None if other texts were given, or none.
+        texts: the values of each `Folder` that was given, with its absolute path; None if other texts were given.
         begun: when it was begun, in UTC, as an ISO 8601 string.
         state: "running", "paused" or "interrupted", as it was last written.
         process: the number of the process that ran it last.
@@ -58,7 +57,7 @@ class JobRecord:
     adapter: str
     settings: dict
     options: dict
-    texts: tuple[Folder, ...] | None = None
+    texts: tuple[dict, ...] | None = None
     begun: str = ""
     state: str = "running"
     process: int = 0
@@ -182,7 +181,7 @@ class Job:
             "state": self.state,
             "progress": round(self.progress, 4),
             "model": record.settings.get("model"),
-            "texts": None if record.texts is None else [str(folder.path) for folder in record.texts],
+            "texts": None if record.texts is None else [folder["path"] for folder in record.texts],
             "begun": record.begun,
             "process": record.process,
             "size": size_of(self.folder),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.adapters.erasure import Receipt
+from sebp_edge.cli.adapters import open_store
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
@@ -125,26 +125,25 @@ def adapt(
 
 def _resume(id: str | None, texts, memory: str | None, changed: str, *, as_json: bool) -> None:
     """Goes on with a job, or with the only one that does not run."""
-    from sebp_edge.adapters.store import AdapterStore
-
-    job = AdapterStore().jobs.get(id)
+    job = open_store().jobs.get(id)
     settings, options = job.arguments(), job.record.options
     if memory is not None:
         settings["memory_budget"] = memory
-    with_samples = options.get("keep_samples", False)
+    with_samples, is_forget = options.get("keep_samples", False), job.record.kind == "forget"
     result = _run(
         settings,
         lambda personalizer: personalizer.resume(job.id, texts, changed=changed),
         as_json=as_json,
         with_samples=with_samples,
+        is_forget=is_forget,
     )
-    if job.record.kind == "forget":
+    if is_forget:
         return
     if not result.unchanged and (result.overtaken_by is not None or not (result.passed or options["activate_anyway"])):
         raise typer.Exit(NOT_BETTER)
 
 
-def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool):
+def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, is_forget: bool = False):
     """Runs a call of a Personalizer with these settings, and shows its progress and its result; returns the result."""
     with quick_imports():
         from sebp_edge.cli.last_screen import show_result
@@ -160,7 +159,7 @@ def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool):
                 on_event=lambda event: isinstance(event, NameInUse) or sink(event),
             )
             result = call(personalizer)
-        if isinstance(result, Receipt):
+        if is_forget:
             show_receipt(result, as_json=as_json)
         elif result.unchanged:
             _show_unchanged(result, as_json=as_json)
@@ -186,11 +185,10 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     Returns:
         The texts, or what was read of them; and what `find_unchanged` returns.
     """
-    from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.run.fitting_recipe import read_for
     from sebp_edge.run.unchanged import find_unchanged
 
-    store = AdapterStore()
+    store = open_store()
     if store.adapter(name).active() is None:
         return texts, None, None
     recipe, seed, model = settings["recipe"], settings["seed"], resolve(settings["model"])

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.units import gigabytes, percent
+from sebp_edge.cli.adapters import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
 from sebp_edge.cli.options import Json
 from sebp_edge.texts.documents import printable
@@ -19,7 +19,7 @@ def jobs(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with one_sentence_errors(as_json=as_json):
-        found = [job.to_dict() for job in AdapterStore().jobs.list()]
+        found = [job.to_dict() for job in open_store().jobs.list()]
         for job in found if as_json else ():
             print_json(job)
         if as_json:
@@ -45,7 +45,7 @@ def remove(
 ) -> None:
     """Delete a job with its checkpoint; versions that it has saved stay."""
     with one_sentence_errors(as_json=as_json):
-        AdapterStore().jobs.remove(job)
+        open_store().jobs.remove(job)
         if as_json:
             print_json({"removed": job})
         else:

@@ -15,6 +15,7 @@ from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.work import Work
+from sebp_edge.texts.folders import Folder
 
 CHANGED = ("refuse", "without", "again")
 
@@ -90,7 +91,7 @@ def resume(
             f"Version {newest} of the adapter {record.adapter!r} was saved after the training had begun; adapt again."
         )
     if texts is None and record.texts is not None:
-        texts = list(record.texts)
+        texts = [Folder(**each) for each in record.texts]
     if changed == "again" and record.fixed:
         with job.held():
             job.start_over()

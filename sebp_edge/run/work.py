@@ -394,15 +394,15 @@ class Work:
             self.job.update(state=before)
 
 
-def _given(texts) -> tuple[Folder, ...] | None:
-    """Returns the files and folders that were given as texts, with absolute paths; None if others were given."""
+def _given(texts) -> tuple[dict, ...] | None:
+    """Returns the files and folders that were given as texts: see `JobRecord.texts`."""
     if isinstance(texts, Reading):
-        return texts.folders or None
+        texts = texts.folders
     items = [texts] if isinstance(texts, Path | Folder) else texts if isinstance(texts, list | tuple) else []
     if not items or not all(isinstance(item, Path | Folder) for item in items):
         return None
     folders = (item if isinstance(item, Folder) else Folder(item) for item in items)
-    return tuple(replace(folder, path=str(expand_user(folder.path).absolute())) for folder in folders)
+    return tuple(asdict(folder) | {"path": str(expand_user(folder.path).absolute())} for folder in folders)
 
 
 def _digest(examples: Iterable[Example], salt: bytes) -> str:

@@ -463,7 +463,7 @@ def test_a_stop_saves_the_best_state_and_the_job_can_go_on(model, notes, tmp_pat
     store = AdapterStore(tmp_path / "store")
     made = personalizer(model, store, lambda event, _: THIRD_STEP(event, _) and (made.stop() or True))
     with pytest.raises(
-        Interrupted, match=r"activate\(1\)\. To go on with the training: personalizer\.resume\('"
+        Interrupted, match=r"activate\(1\); to go on with the training: personalizer\.resume\('"
     ) as error:
         made.adapt(notes[30], activate_anyway=True)
     assert error.value.version == 1
