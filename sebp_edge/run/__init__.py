@@ -3,6 +3,7 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 adapting          Adapting: one adaptation, from texts to a saved version
+work, resuming    an adaptation as a job of the store: its beginning, its end, and going on with it
 call              what a call works with, and how it is stopped
 preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
 model_in_use      the base model in memory, and the adapter on it
