@@ -54,7 +54,7 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, all methods but `stop`, `pause` and `plan` raise BusyError.
+    Only one call at a time may use the model: during one, all methods but `stop`, `pause` and `plan` raise BusyError.
     `stop()`, or an event that was passed as `stop_when`, ends a call, which raises Interrupted. Every other error is a
     SebpEdgeError too; its message says what to do.
 

@@ -46,10 +46,10 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_880
+MAX_LINES = 43_891
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_488,
-    "adapters": 3_351,
+    "adapters": 3_352,
     "ask": 720,
     "basics": 425,
     "basics.pages": 331,
@@ -61,12 +61,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_081,
+    "run": 4_090,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
     "texts": 10_372,
-    "training": 3_069,
+    "training": 3_070,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52

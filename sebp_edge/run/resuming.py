@@ -70,7 +70,7 @@ def run_forget(
         on_found=on_found,
     )
     if work is not None:
-        work.end()
+        work.job.remove()
     call.in_use.leave_deleted_adapter(call.sink)
     interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
     return receipt

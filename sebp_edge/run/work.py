@@ -111,6 +111,7 @@ class Work:
         self.files = None if job is None else CheckpointFiles(job.folder)
         self.resumed = self._read() if job is not None and job.record.fixed else None
         self._is_new = job is not None and not job.record.process
+        self._is_over = False
         self._earlier: int | None = None
         self._active: int | None = None
 
@@ -156,7 +157,7 @@ class Work:
             yield
             return
         before, is_paused = self.job.record.state, False
-        with self.job.held():
+        with self._deleting_at_the_end(), self.job.held():
             try:
                 call.signal.can_pause = True
                 self._announce(call)
@@ -178,9 +179,8 @@ class Work:
             raise Paused(f"Paused at {percent(self.job.progress, 0)}. To go on: {how}", job=self.job.id)
 
     def end(self) -> None:
-        """Deletes the job: its adapter is saved, or there was nothing to learn."""
-        if self.job is not None:
-            self.job.remove()
+        """Ends the job: its adapter is saved, or there was nothing to learn. It is deleted once it is not held."""
+        self._is_over = True
 
     def survives(self, version: int) -> None:
         """Remembers that the best state so far is saved as a version; the job stays, and can go on."""
@@ -333,6 +333,15 @@ class Work:
 
     # -------------------------------------------------------------------------------------------------------- private
 
+    @contextmanager
+    def _deleting_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._is_over:
+                with suppress(StorageError):  # a newer version of the adapter, or a list of jobs, shows what is left
+                    self.job.remove()
+
     def _read(self) -> Resumed:
         folder, damaged = self.job.folder, f"The job {self.job.id!r} is damaged; {_OVER}."
         try:
@@ -388,8 +397,7 @@ class Work:
     def _keep_or_end(self, error: BaseException, before: str) -> None:
         """Deletes the job after an error if nothing could go on from it; else leaves it as it was."""
         if isinstance(error, NonFiniteLoss) or (self._is_new and not self.can_go_on):
-            with suppress(StorageError):  # the disk is why the call ends
-                self.end()
+            self.end()
         elif before == "paused" and self.job.folder.is_dir():
             self.job.update(state=before)
 
