@@ -1,5 +1,7 @@
 """An adaptation as a job of the store: what it begins with, what it goes on from, and how it ends."""
 
+import gc
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +20,7 @@ from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
+from sebp_edge.machine import devices
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
@@ -156,15 +159,16 @@ class Work:
         if self.job is None:
             yield
             return
-        before, is_paused = self.job.record.state, False
+        before, is_paused, handled = self.job.record.state, False, sys.exception()
         with self._deleting_at_the_end(), self.job.held():
             try:
                 call.signal.can_pause = True
                 self._announce(call)
                 yield
                 self.end()
-            except PauseRequested:
+            except PauseRequested as request:
                 is_paused = True
+                devices.clear_frames(request, handled)
             except BaseException as error:
                 self._keep_or_end(error, before)
                 raise
@@ -174,6 +178,8 @@ class Work:
             if is_paused:
                 self.job.update(state="paused")
                 call.in_use.release()
+                gc.collect()  # models have circles
+                devices.release_memory(call.device)
         if is_paused:
             how = describe_resumption(call.store, self.job.id)
             raise Paused(f"Paused at {percent(self.job.progress, 0)}. To go on: {how}", job=self.job.id)

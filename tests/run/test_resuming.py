@@ -1,11 +1,13 @@
 """Pause, kill and resume: on the CPU, a training that goes on ends, bit for bit, as one without interruption."""
 
+import gc
 import hashlib
 import json
 import os
 import random
 import shutil
 import signal
+import weakref
 from dataclasses import asdict
 
 import pytest
@@ -199,6 +201,24 @@ def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model
     resumed, result = resume(store)
     assert (bits(store), verdict(result)) == whole[30][:2]
     assert not any(isinstance(event, StepDone) for event in resumed.events)
+
+
+def test_a_pause_frees_the_model_although_its_error_is_kept(model, notes, tmp_path):
+    alive = []
+
+    def at(event, _):
+        if isinstance(event, ModelLoaded):
+            alive.append(weakref.ref(made.in_use.base.model))
+        return THIRD_STEP(event, _)
+
+    made = personalizer(model, tmp_path / "store", at)
+    try:
+        made.adapt(notes[30])
+    except Paused as error:
+        kept = error
+    assert kept.job
+    gc.collect()
+    assert [model() for model in alive] == [None]
 
 
 def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, monkeypatch):
