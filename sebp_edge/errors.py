@@ -1,5 +1,4 @@
-"""All errors that the SDK raises on purpose, each with a message of one sentence, a code that never changes, and the exit
-code of the command line.
+"""All errors that the SDK raises on purpose: a message of one sentence, a code that never changes, and the exit code.
 
 No message contains a user's text; paths appear only if the user gave them.
 """

@@ -17,7 +17,7 @@ from sebp_edge.basics.files import expand_user
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import BusyError, Interrupted, OptionError
-from sebp_edge.events import Event, Sink, new_job, silent
+from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.machine import devices
@@ -34,6 +34,7 @@ from sebp_edge.run.asking import Turn, ask
 from sebp_edge.run.call import Call
 from sebp_edge.run.generating import generate
 from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.job import Job
 from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.run.preparation import Preparation
@@ -429,12 +430,8 @@ class Personalizer:
             return call.load_adapter(adapter, version)
 
     def _make_call(self, signal: StopSignal) -> Call:
-        job = new_job()
-
-        def send(event: Event) -> None:
-            self.on_event(event.of_job(job))
-
-        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, send)
+        job = Job(self.on_event)
+        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, job)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:
@@ -445,8 +442,10 @@ class Personalizer:
         try:
             self._signal = StopSignal(stop_when)
             self._signal.check()
-            with quiet_libraries():
-                yield self._make_call(self._signal)
+            call = self._make_call(self._signal)
+            with quiet_libraries(), call.job:
+                yield call
+                call.job.finish()
         except StopRequested as request:
             raise Interrupted("Stopped; nothing was changed.") from request
         finally:

@@ -5,15 +5,22 @@ evaluations, decoding and so on. As they are done, the seconds that each kind re
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from threading import Thread
+from typing import TypeVar
 
 from sebp_edge.basics.clock import WorkClock
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
     ExamplesEvaluated,
+    GraphCaptured,
     JobProgress,
+    MemoryProbed,
     PreparationProgress,
     Sink,
     StepDone,
@@ -21,6 +28,9 @@ from sebp_edge.events import (
     TrainingStarted,
     new_job,
 )
+from sebp_edge.models.libraries import quiet_libraries
+
+Result = TypeVar("Result")
 
 # Between two events about the progress.
 SECONDS = 0.5
@@ -85,6 +95,7 @@ class Job:
             case TrainingStarted():
                 self.enter(event.phase)
             case StepDone():
+                self._resize(STEPS, event.steps - event.step + 1)
                 self._advance(STEPS, 1)
             case ExamplesEvaluated():
                 self._done = 0 if event.done <= self._done else self._done
@@ -92,6 +103,8 @@ class Job:
                 self._done = event.done % event.examples
             case TensorWritten() | ExampleAnalyzed():
                 self._advance(STEPS, 1)
+            case GraphCaptured() | MemoryProbed():
+                self._marked = self.clock()  # the next step does not take this long again
             case PreparationProgress() if not self._is_laid_out:
                 self._phase.name = event.stage
         self.tick()
@@ -141,6 +154,28 @@ class Job:
         left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
         self._send(elapsed / (elapsed + left) if elapsed else 0.0, left)
 
+    def watch(self, compute: Callable[[], Result], check: Check) -> Result:
+        """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
+
+        After a stop, nobody waits for it.
+        """
+        if not self._reports:
+            return compute()
+        made: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                with quiet_libraries():
+                    made.set_result(compute())
+            except BaseException as error:
+                made.set_exception(error)
+
+        Thread(target=copy_context().run, args=(run,), daemon=True).start()
+        while not wait([made], SECONDS / 2).done:
+            self.tick()
+            check()
+        return made.result()
+
     def finish(self) -> None:
         """Tells that all is done, if the progress was told at all."""
         if self._reports:
@@ -152,9 +187,14 @@ class Job:
         self._sent = self.clock()
         # Only the end is all of it.
         self._fraction = max(self._fraction, fraction if fraction == 1 else min(fraction, 0.999))
-        self._on_event(
-            JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id)
-        )
+        self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
+
+    def _resize(self, kind: str, units: int) -> None:
+        """Corrects how many units of the current phase are left."""
+        left = self._phase.units.get(kind, 0)
+        if left:
+            self._phase.units[kind] = units
+            self._phase.seconds[kind] *= units / left
 
     def _advance(self, kind: str, units: int) -> None:
         """Counts the time since the last mark as that of some units of the current phase."""
