@@ -35,7 +35,7 @@ MIN_DECODED = 8
 # Bytes per second from a disk, and seconds that every loading and saving takes.
 DISK_RATE, FILE_SECONDS = 500e6, 1.0
 # Tokens of the bundled general text, and its examples.
-GENERAL_TOKENS, GENERAL_EXAMPLES = 4000, 10
+GENERAL_TOKENS, GENERAL_EXAMPLES = 6500, 19
 # How often `scale_down` evaluates general text, usually.
 SCALED = 3
 
@@ -102,7 +102,7 @@ def _phases(
         yield Phase(QUIZ, seconds={DECODING: writes})
     else:
         yield Phase(SAMPLES, seconds={DECODING: 2 * writes})
-    yield _evaluation(GENERAL, token, GENERAL_EXAMPLES, GENERAL_TOKENS)
+    yield _evaluation(GENERAL, token, 2 * GENERAL_EXAMPLES, 2 * GENERAL_TOKENS)
     copied = min(MAX_TOKENS, dataset.num_tokens)
     yield _evaluation(COPIES, token, 2 * max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), 2 * copied)
     yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
