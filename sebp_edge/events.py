@@ -96,12 +96,12 @@ class Started(Event):
 
     Attributes:
         version: the version of sebp-edge.
-        schema: the SHA-256 hash of the JSON Schema of its messages, in hexadecimal digits.
+        schema_hash: the SHA-256 hash of the JSON Schema of its messages, in hexadecimal digits.
     """
 
     event: ClassVar[str] = "started"
     version: str
-    schema: str
+    schema_hash: str
 
 
 @dataclass(frozen=True)
