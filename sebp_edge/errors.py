@@ -13,6 +13,7 @@ __all__ = [
     "BudgetExceeded",
     "BusyError",
     "CannotCapture",
+    "ClosedError",
     "ExportError",
     "Interrupted",
     "MachineError",
@@ -132,6 +133,13 @@ class BusyError(SebpEdgeError):
     code = "busy"
     hint = "Wait for the call that is running, or stop it."
     retry = True
+
+
+class ClosedError(SebpEdgeError):
+    """A Personalizer was called after its `close`."""
+
+    code = "closed"
+    hint = "Make a new Personalizer."
 
 
 class AdapterError(SebpEdgeError):

@@ -1,6 +1,6 @@
 """Makes the JSON Schema of all messages from the classes that they are made of; run it to write the file that ships:
 
-    python tests/message_schema.py
+    python tests/message_schema.py              # also `released`, after a release: what must stay from then on
 
 A message of a new class needs an entry in `MESSAGES`; pydantic's models of another protocol go into `OTHERS`.
 """
@@ -35,6 +35,7 @@ from sebp_edge.run.result import _Facts
 from sebp_edge.run.unchanged import UnchangedResult
 
 FILE = Path(__file__).parents[1] / "sebp_edge" / "basics" / "schema.json"
+RELEASED = Path(__file__).parent / "messages" / "released.txt"
 
 
 def hints(kind: type, *without: str) -> dict[str, Any]:
@@ -197,4 +198,5 @@ def _plain(definition):
 
 if __name__ == "__main__":
     FILE.write_text(schema_text(), encoding="ascii")
-    sys.exit()
+    if sys.argv[1:] == ["released"]:
+        RELEASED.write_text("\n".join(surface(make_schema())) + "\n", encoding="ascii")

@@ -101,7 +101,7 @@ PUBLIC = {
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
-        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
+        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
         MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown RecipeError
         SebpEdgeError SparsityError StorageError TextsError TrainingStopped
     """,

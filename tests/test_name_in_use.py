@@ -188,7 +188,9 @@ def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, after_learning, other_fol
     for path in other_folder.iterdir():
         path.unlink()
     (other_folder / "b.md").write_text("Yet another one.")
-    first, *_ = records(run("adapt", other_folder.rename(other_folder.with_name("third")), *adapt[2:], "--json").stdout)
+    _, first, *_ = records(
+        run("adapt", other_folder.rename(other_folder.with_name("third")), *adapt[2:], "--json").stdout
+    )
     assert (first["event"], first["differs"], first["version"]) == ("name_in_use", ["texts"], 1)
 
 

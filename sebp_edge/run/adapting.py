@@ -154,11 +154,13 @@ class Adapting:
         token = seconds_of_a_token(base)
         if planned is not None:
             token = planned_seconds_of_a_token(planned.plan, planned.schedules)
-        self._lay_out(prepared, preparation.schedule(prepared, planned), token)
+        schedules = preparation.schedule(prepared, planned)
+        self._lay_out(prepared, schedules, token)
         if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
-        dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)
+            schedules = preparation.schedule(prepared, planned)
+        dataset = prepared.dataset
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))

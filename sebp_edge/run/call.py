@@ -69,12 +69,12 @@ class Call:
     def notify(self, event: Event) -> None:
         """Sends an event; ends the call if it was stopped."""
         self.job(event)
-        self.signal.check()
+        self.check()
 
     def check(self) -> None:
-        """Tells the progress if that is due; ends the call if it was stopped."""
-        self.job.tick()
+        """Ends the call if it was stopped; tells the progress if that is due."""
         self.signal.check()
+        self.job.tick()
 
     @property
     def progress(self) -> Progress:
@@ -123,7 +123,7 @@ class Call:
     def load(self, recipe: Recipe | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""
         self.signal.check()
-        return self.in_use.load(self.notify, recipe, lambda load: self.job.watch(load, self.signal.check))
+        return self.in_use.load(self.notify, recipe, lambda load: self.job.watch(load, self.check))
 
     def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""

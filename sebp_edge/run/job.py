@@ -89,7 +89,7 @@ class Job:
         self.clock.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
-        """Passes an event on, and tells the progress."""
+        """Passes an event on, and counts what it says was done."""
         self._on_event(event.of_job(self.id))
         match event:
             case TrainingStarted():
@@ -107,7 +107,6 @@ class Job:
                 self._marked = self.clock()  # the next step does not take this long again
             case PreparationProgress() if not self._is_laid_out:
                 self._phase.name = event.stage
-        self.tick()
 
     def begin(self) -> None:
         """Begins to report, before the work is laid out."""
@@ -122,7 +121,6 @@ class Job:
         else:
             self._ahead = [current, *ahead]
         self._reports = self._is_laid_out = True
-        self.tick()
 
     def enter(self, name: str) -> None:
         """Begins a phase; those before it are over, or left out."""
@@ -138,7 +136,6 @@ class Job:
             self._phase, self._ahead = self._ahead[found], self._ahead[found + 1 :]
         self._entered = self._marked = now
         self._done = 0
-        self.tick()
 
     def tick(self) -> None:
         """Tells the progress if that is due; called several times a second, in the call's thread."""
@@ -172,7 +169,6 @@ class Job:
 
         Thread(target=copy_context().run, args=(run,), daemon=True).start()
         while not wait([made], SECONDS / 2).done:
-            self.tick()
             check()
         return made.result()
 

@@ -1,5 +1,6 @@
 """The base model in memory, and the adapter on it."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -75,6 +76,14 @@ class ModelInUse:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
         self._forget_decoder()
         self.base = self.adaptation = None
+        devices.release_memory(self.device)
+
+    def close(self) -> None:
+        """Frees the model's memory for good, and what of it waits in circles of references."""
+        self.adapter_folder = None
+        self._forget_decoder()
+        self.base = self.adaptation = None
+        gc.collect()
         devices.release_memory(self.device)
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:

@@ -54,9 +54,9 @@ def test_what_was_removed_is_said_as_json_and_needs_a_yes(store):
     assert store.adapter(NAME).versions() == [1, 2, 3, 4]
     for version, active in ((3, 4), (4, 2)):
         (removed,) = records(run("adapters", "remove", NAME, "--version", version, "--yes", "--json").stdout)
-        assert removed == {"name": NAME, "versions": [version], "active": active}
+        assert (removed["event"], removed["versions"], removed["active"]) == ("removed", [version], active)
     (removed,) = records(run("adapters", "remove", NAME, "--yes", "--json").stdout)
-    assert removed == {"name": NAME, "versions": [1, 2], "active": None}
+    assert (removed["name"], removed["versions"], removed["active"]) == (NAME, [1, 2], None)
     (unknown,) = records(run("adapters", "remove", NAME, "--yes", "--json").stdout)
     assert (unknown["event"], unknown["error"]) == ("error", "AdapterError")
 

@@ -351,7 +351,7 @@ def test_a_training_within_a_budget_reports_planned_and_used_memory(adapt):
 
 def test_a_plan_shows_memory_by_purpose(adapt):
     arguments = ["plan", *adapt[1:], "--memory", "8GB"]
-    (record,) = records(run(*arguments, "--json").stdout)
+    _, record = records(run(*arguments, "--json").stdout)
     assert (record["event"], record["budget"], record["method"], record["larger"]) == ("plan", 8e9, "lora", None)
     assert record["peak"] == sum(record["footprint"].values())
     assert record["seconds"] > 0
@@ -363,7 +363,7 @@ def test_a_plan_shows_memory_by_purpose(adapt):
 @pytest.mark.slow
 def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     arguments = ["plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "8GB"]
-    (record,) = records(run(*arguments, "--json").stdout)
+    _, record = records(run(*arguments, "--json").stdout)
     assert (record["device"], record["gpu"], record["budget"]) == ("cuda", 8e9, 8e9)
     assert (record["dtype"], record["seconds"], record["footprint"]["weights"]) == ("bfloat16", None, 6_425_499_648)
     assert record["footprint"]["context"] > 5e8
@@ -371,7 +371,7 @@ def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     text = run(*arguments).stdout
     assert "an NVIDIA GPU with 8.0 GB and bf16 (Ampere or later)" in text
     assert "about" not in text
-    (record,) = records(run(*arguments[:-1], "24GB", "--memory", "9GB", "--json").stdout)
+    _, record = records(run(*arguments[:-1], "24GB", "--memory", "9GB", "--json").stdout)
     assert (record["gpu"], record["budget"]) == (24e9, 9e9)
 
 
