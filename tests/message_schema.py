@@ -21,6 +21,7 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport
 from sebp_edge.ask.answer import Answer
 from sebp_edge.cli.doctor_checks import Finding
+from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import PROTOCOL, Event
 from sebp_edge.export.result import ExportResult
 from sebp_edge.memory.footprint import Footprint
@@ -160,6 +161,17 @@ def surface(schema: dict) -> list[str]:
             types = {word: each for word, each in value.items() if word != "examples"}
             found.append(f"{name}.{key}{may_lack} {json.dumps(types)}")
     return sorted(found)
+
+
+def error_table() -> str:
+    """Returns the table of errors for the page for apps."""
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SebpEdgeError)]
+    rows = [
+        (f"`{kind.code}`", f"`{kind.__name__}`", kind.__doc__.splitlines()[0], "yes" if kind.retry else "no", kind.hint)
+        for kind in sorted(kinds, key=lambda kind: kind.code)
+    ]
+    head = [("code", "error", "means", "retry", "hint"), ("---",) * 5]
+    return "\n".join(f"| {' | '.join(row)} |" for row in head + rows) + "\n"
 
 
 def _model(event: str, result_of: str | None, required: dict[str, Any], optional: dict[str, Any]):

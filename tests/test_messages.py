@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command import process, records, run
 from jsonschema import Draft202012Validator
-from message_schema import RELEASED, make_schema, schema_text, surface
+from message_schema import RELEASED, error_table, make_schema, schema_text, surface
 
 from sebp_edge import errors
 from sebp_edge.basics.schema import read_schema, schema_hash
@@ -141,6 +141,11 @@ def test_each_kind_of_error_has_a_code_of_its_own_and_a_hint():
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", kind.code)
         assert re.fullmatch(r"[A-Z].*\.", kind.hint)
         assert {"code", "hint"} <= vars(kind).keys()
+
+
+def test_the_page_for_apps_has_the_table_of_errors():
+    page = Path(__file__).parents[1] / "sebp_edge" / "run" / "README.md"
+    assert error_table() in page.read_text(encoding="utf-8"), "print message_schema.error_table()"
 
 
 def test_an_error_of_a_training_names_what_was_saved():

@@ -67,26 +67,25 @@ class Job:
     Args:
         on_event: receives the events of this job.
         id: the job's id; by default a fresh one.
-
-    Attributes:
-        clock: counts the seconds in which the process can run.
+        clock: counts the seconds in which the process can run; by default a clock that runs in this context.
     """
 
-    def __init__(self, on_event: Sink, id: str | None = None):
-        self.id, self.clock, self._on_event = id or new_job(), WorkClock(), on_event
+    def __init__(self, on_event: Sink, id: str | None = None, clock: Callable[[], float] | None = None):
+        self._own_clock = WorkClock()
+        self.id, self.clock, self._on_event = id or new_job(), clock or self._own_clock, on_event
         self._ahead: list[Phase] = []
         self._phase, self._is_laid_out, self._reports = Phase("reading"), False, False
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
         self._done = 0  # of the running evaluation
         self._began = self._marked = self._entered = self.clock()
-        self._sent, self._fraction = -SECONDS, 0.0
+        self._sent, self._fraction = self._began, 0.0
 
     def __enter__(self) -> "Job":
-        self.clock.__enter__()
+        self._own_clock.__enter__()
         return self
 
     def __exit__(self, *error) -> None:
-        self.clock.__exit__(*error)
+        self._own_clock.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
         """Passes an event on, and counts what it says was done."""
