@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from message_schema import RELEASED, error_table, make_schema, schema_text, surface
 
 from sebp_edge import errors
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.schema import read_schema, schema_hash
 from sebp_edge.errors import SebpEdgeError, TrainingStopped
 
@@ -109,8 +110,8 @@ def test_an_adaptation_and_its_repetition_keep_to_the_schema(adapt, own_data_fol
     ],
     ids=" ".join,
 )
-def test_a_list_keeps_to_the_schema(after_learning, arguments):
-    after_learning()
+def test_a_list_keeps_to_the_schema(after_learning, own_data_folder, arguments):
+    after_learning(AdapterStore())
     assert check(records(run(*arguments, "--json").stdout))
 
 

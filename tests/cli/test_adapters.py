@@ -126,8 +126,8 @@ def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, o
     paths[1].unlink()
     (notes_folder / "zz-new.md").write_text("Nobody had seen the lighthouse keeper since the storm in early spring.\n")
     run(*adapt)
-    (found,) = records(run("adapters", "diff", "default", 1, 2, "--json").stdout)
-    assert records(run("adapters", "diff", "default", "--json").stdout) == [found]
+    (found,) = contents(run("adapters", "diff", "default", 1, 2, "--json").stdout)
+    assert contents(run("adapters", "diff", "default", "--json").stdout) == [found]
     assert (len(found["came"]), len(found["went"]), len(found["changed"])) == (1, 1, 1)
     assert found["came"][0]["tokens"] > 0
     lines = run("adapters", "diff", "default").stdout.splitlines()

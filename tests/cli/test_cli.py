@@ -14,7 +14,7 @@ import time
 
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, process, records, run, without_controls
+from command import RECIPE, assert_one_sentence, contents, process, records, run, without_controls
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
@@ -259,8 +259,8 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, after_learnin
         ["default", "1", "", "micro-llama"],
         ["default", "2", "active", "micro-llama"],
     ]
-    shown = records(run("adapters", "show", "default", "--json").stdout)
-    assert shown == records(run("adapters", "list", "--json").stdout)
+    shown = contents(run("adapters", "show", "default", "--json").stdout)
+    assert shown == contents(run("adapters", "list", "--json").stdout)
     assert [(one["version"], one["active"], one["base_model"]) for one in shown] == [
         (1, False, "micro-llama"),
         (2, True, "micro-llama"),
