@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from command import COMMAND, assert_one_sentence, records, run
+from command import COMMAND, assert_one_sentence, contents, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
