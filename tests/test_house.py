@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_170
+MAX_LINES = 42_972
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_414,
+    "files at the root": 1_617,
     "adapters": 3_007,
     "ask": 720,
-    "basics": 403,
+    "basics": 462,
     "basics.pages": 331,
-    "cli": 2_685,
+    "cli": 2_795,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
@@ -61,12 +61,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_444,
+    "run": 3_856,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_365,
-    "training": 2_592,
+    "texts": 10_380,
+    "training": 2_595,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52

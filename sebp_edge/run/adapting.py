@@ -78,6 +78,7 @@ class Adapting:
         compares: bool = True,
         preparation: Preparation | None = None,
     ):
+        call.job.begin()
         self._began = call.job.clock()
         self._call, self._place, self._interruptions = call, place, interruptions
         self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
@@ -94,7 +95,6 @@ class Adapting:
 
     def read(self, texts, *, fresh: bool, sync: bool) -> UnchangedResult | None:
         """Reads texts; compares them with those of the active version, and returns a result if nothing is new."""
-        self._call.job.begin()
         place, in_store = self._place, self._place.out is None
         earlier = latest_history(place.adapter) if in_store else None
         self._call, reading = self._call.with_texts(texts, place.adapter if in_store and not fresh else None)

@@ -109,8 +109,9 @@ class Job:
 
     def begin(self) -> None:
         """Begins to report, before the work is laid out."""
-        self._reports = True
-        self._send(0.0, None)
+        if not self._reports:
+            self._reports = True
+            self._send(0.0, None)
 
     def lay_out(self, phases: Iterable[Phase]) -> None:
         """Takes these for all phases that are ahead; the current one goes on if it has the first one's name."""
