@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_973
+MAX_LINES = 42_979
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_617,
-    "adapters": 3_007,
+    "adapters": 3_013,
     "ask": 720,
     "basics": 462,
     "basics.pages": 331,
-    "cli": 2_795,
+    "cli": 2_798,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_380,
+    "texts": 10_377,
     "training": 2_595,
 }
 MAX_ENTRIES_AT_ROOT = 21
