@@ -136,6 +136,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/forget.py": "UnknownDocument",
     "sebp_edge/adapters/packed_documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/adapters/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
