@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_156
+MAX_LINES = 42_170
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_414,
     "adapters": 3_007,
@@ -61,7 +61,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_430,
+    "run": 3_444,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
