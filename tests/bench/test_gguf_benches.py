@@ -10,7 +10,7 @@ from formats import export, gguf_loading
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
-def test_a_file_of_a_shape_is_written_and_loaded(tmp_path):
+def test_a_file_of_a_shape_is_written_and_loaded(tmp_path, warm):
     file = gguf_loading.write_shape(tmp_path, "tiny", "q4_0")
     row = next(gguf_loading.loading(file, 1, "bfloat16"))
     assert row["to"] == "bfloat16" and row["weight_bytes"] > 0

@@ -15,7 +15,7 @@ from speed.graph_time import sums_before_waits
 from speed.whole_models import BENCHMARKS, Replayed
 
 CPU = torch.device("cpu")
-CASES = [(benchmark, case) for benchmark in BENCHMARKS.values() for case in benchmark.tiny_cases()]
+CASES = [(benchmark, [*benchmark.tiny_cases()][-1]) for benchmark in BENCHMARKS.values()]
 
 
 @pytest.fixture(params=CASES, ids=lambda param: param[1].model)

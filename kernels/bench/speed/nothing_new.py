@@ -2,8 +2,8 @@
 
     python kernels/bench/speed/nothing_new.py [--notes 60 1000] [--runs 15] [--record [FILE]]
 
-The notes are chains of words, a file each, and were learnt before with the bundled model. The two commands alternate, so
-that the ratio also holds on a busy machine.
+The notes are chains of words, a file each, and were learnt before with the bundled model. The two commands alternate,
+so that the ratio also holds on a busy machine.
 """
 
 import argparse
