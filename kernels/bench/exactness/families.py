@@ -181,7 +181,8 @@ def _first_steps() -> Iterator[tuple[list[Step], list]]:
         configs.append(copy.deepcopy(learner.adaptation.model.peft_config["default"]))
         state = snapshot(learner.adaptation)
         outcome = original_step(learner, group, learning_rate)
-        steps.append(Step(group.examples, state, outcome))
+        examples = [learner.row_losses.examples[outline.number] for outline in group.examples]
+        steps.append(Step(examples, state, outcome))
         return outcome
 
     RecoveringLearner.step = step
