@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_897
+MAX_LINES = 44_714
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_488,
+    "files at the root": 1_700,
     "adapters": 3_352,
     "ask": 720,
-    "basics": 425,
+    "basics": 484,
     "basics.pages": 331,
-    "cli": 2_819,
+    "cli": 2_929,
     "export": 1_982,
     "machine": 645,
     "memory": 1_392,
@@ -61,12 +61,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_096,
+    "run": 4_519,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_372,
-    "training": 3_070,
+    "texts": 10_387,
+    "training": 3_068,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52
@@ -101,14 +101,14 @@ PUBLIC = {
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
-        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
+        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
         JobError MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown
         Paused RecipeError SebpEdgeError SparsityError StorageError TextsChanged TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobStarted JsonLines LearningOn
-        MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice PreparationProgress Sink
-        StepDone TensorWritten TextsRead TrainingStarted silent
+        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
+        JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
+        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores

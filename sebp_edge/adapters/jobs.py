@@ -175,7 +175,7 @@ class Job:
         """Returns what a list of jobs shows, as JSON-ready values."""
         record = self.record
         return {
-            "job": self.id,
+            "id": self.id,
             "kind": record.kind,
             "adapter": record.adapter,
             "state": self.state,

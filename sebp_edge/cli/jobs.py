@@ -21,7 +21,7 @@ def jobs(context: typer.Context, as_json: Json = False) -> None:
     with one_sentence_errors(as_json=as_json):
         found = [job.to_dict() for job in open_store().jobs.list()]
         for job in found if as_json else ():
-            print_json(job)
+            print_json({"event": "stored_job"} | job)
         if as_json:
             return
         if not found:
@@ -29,7 +29,7 @@ def jobs(context: typer.Context, as_json: Json = False) -> None:
             return
         rows = [
             [
-                *(job[key] for key in ("job", "adapter", "kind", "state")),
+                *(job[key] for key in ("id", "adapter", "kind", "state")),
                 percent(job["progress"], 0),
                 gigabytes(job["size"]),
                 printable(job["begun"][:16].replace("T", " ")),
@@ -47,6 +47,6 @@ def remove(
     with one_sentence_errors(as_json=as_json):
         open_store().jobs.remove(job)
         if as_json:
-            print_json({"removed": job})
+            print_json({"event": "removed_job", "id": job})
         else:
             out.print(f"The job {job} is deleted.")

@@ -71,7 +71,7 @@ def run_forget(
     )
     if work is not None:
         work.job.remove()
-    call.in_use.leave_deleted_adapter(call.sink)
+    call.in_use.leave_deleted_adapter(call.job)
     interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
     return receipt
 

@@ -1,7 +1,6 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +75,8 @@ class TrainingRun:
         result: what the gate says of the state that `adaptation` is in after a training or a stop; None if it has not
             judged that state.
         is_hoisted: whether only active rows are computed; None before the first training.
-        began: when the run was made, by `time.perf_counter`.
+        clock: counts the seconds in which the process can run.
+        began: when the run was made, by the clock.
         guard: the memory limit and peak.
         is_due: tells whether a checkpoint is to be written after the current step.
         check: called within steps; may raise to end the run.
@@ -89,6 +89,7 @@ class TrainingRun:
         guard: MemoryGuard,
         on_event: Sink,
         attach: Callable[[BaseModel, Recipe, int], Adaptation],
+        clock: Callable[[], float],
         resumed: RunState | None = None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
@@ -98,7 +99,7 @@ class TrainingRun:
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
-        self.began = time.perf_counter() - (resumed.seconds if resumed else 0)
+        self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
         self.is_due: Callable[[], bool] = lambda: False
         self.check: Check = lambda: None
         self._resumed = resumed  # until the last of its trainings is where it was
@@ -116,7 +117,7 @@ class TrainingRun:
             return None
         running = bool(self.progress) and self.progress[-1].is_running
         learner = self._trainer.learner.state if running else None
-        return RunState(self._share, time.perf_counter() - self.began, list(self.progress), learner)
+        return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -336,7 +337,7 @@ class TrainingRun:
         if found is not None and found.is_over:
             restore(self.adaptation, found.best_state)
         self._forget_resumed()
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.is_due)
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.clock, self.is_due)
         return self._trainer
 
     @property

@@ -681,7 +681,7 @@ def test_the_command_line_lists_resumes_and_removes_jobs(model, notes):
             personalizer(model, store, THIRD_STEP).adapt(notes[30], name=name, activate_anyway=True)
     one, two = (store.jobs.list(name)[0].id for name in ("one", "two"))
     listed = records(run("jobs", "--json").stdout)
-    assert [(job["job"], job["adapter"]) for job in listed] == [(one, "one"), (two, "two")]
+    assert [(job["id"], job["adapter"]) for job in listed] == [(one, "one"), (two, "two")]
     assert 0 < listed[0]["progress"] < 1
     assert run("jobs").stdout.splitlines()[0].split("\t")[:4] == [one, "one", "adapt", "paused"]
     assert_one_sentence(run("adapt", "--resume"), f"2 trainings are paused or interrupted; name one of {one} ")
@@ -693,7 +693,8 @@ def test_the_command_line_lists_resumes_and_removes_jobs(model, notes):
     result = run("adapt", "--resume", "--json")
     assert result.exit_code == 0, result.output
     lines = records(result.stdout)
-    assert (lines[0]["event"], lines[0]["job"], lines[-1]["event"]) == ("job_started", one, "result")
+    (began,) = (line for line in lines if line["event"] == "job_started")
+    assert (began["id"], lines[-1]["event"]) == (one, "result")
     assert store.adapter("one").active() == 1
     assert run("jobs").stdout == "No training runs, is paused or was interrupted.\n"
     assert_one_sentence(run("adapt", "--resume", notes[30]), "No training is paused or interrupted")
