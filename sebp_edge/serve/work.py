@@ -113,7 +113,7 @@ class Worker:
     def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, then answers what waits: the training goes on afterwards."""
         if isinstance(event, JobStarted):
-            self._tell("stored", job=event.job)
+            self._tell("stored", job=event.id)
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         if self._tasks.pausing.is_set():
             self._job.pause()
