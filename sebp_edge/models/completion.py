@@ -81,39 +81,32 @@ def complete_text(
         OptionError: an option is out of its range.
         TextsError, ModelError, NonFiniteLogits: see `Decoder.decode`.
     """
-    sampling = Sampling(max_new_tokens, temperature=0)
+    Sampling(max_new_tokens)  # checks the number
     check_number("min_probability", min_probability, 0, 1, "a number from 0 to 1")
     taken = take_back(before, encode, vocabulary, max_passes - 1)
     if not taken.head:
         return Completion()  # nothing comes before the first token of a model without BOS
 
-    def next_probabilities(tokens: list[int]) -> Tensor:
-        found: list[Tensor] = []
-
-        def record(_, logits_1V: Tensor) -> None:
-            found.append(probabilities_of(logits_1V))
-
-        decoder.decode([tokens], [], sampling, choose=record, check=check)
-        return found[0]
+    def next_probabilities(tokens: list[int], count: int) -> Tensor:
+        return decoder.next_logits(taken.head + tokens, count, check).softmax(dim=1).cpu()
 
     begun = begin_again(taken, vocabulary, next_probabilities, min_probability, max_passes)
     if begun is None:
         return Completion()
     words = _Words(taken, begun, vocabulary, min_probability, on_text or (lambda text: None))
-    if not words.has_ended:
+    prompt = taken.head + begun.tokens
+    if begun.following_V is not None and not words.has_ended:
+        token, max_new_tokens = words.next(begun.following_V), max_new_tokens - 1
+        prompt += [] if token is None else [token]
+    if not words.has_ended and max_new_tokens:
         decoder.decode(
-            [taken.head + begun.tokens],
+            [prompt],
             [],
-            sampling,
-            choose=lambda _, logits_1V: words.next(probabilities_of(logits_1V)),
+            Sampling(max_new_tokens, temperature=0),
+            choose=lambda _, logits_1V: words.next(logits_1V[0].softmax(dim=0).cpu()),
             check=check,
         )
     return words.completion
-
-
-def probabilities_of(logits_1V: Tensor) -> Tensor:
-    """Returns probabilities, fp32 [vocabulary], on the host."""
-    return logits_1V[0].softmax(dim=0).cpu()
 
 
 class Taken(NamedTuple):
@@ -121,11 +114,13 @@ class Taken(NamedTuple):
 
     Attributes:
         head: the tokens before it.
+        tokens: its tokens.
         beginning: its bytes, which the next tokens must begin with; there may be none.
         ways: the tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
     """
 
     head: list[int]
+    tokens: list[int]
     beginning: bytes
     ways: frozenset[tuple[int, ...]]
 
@@ -139,18 +134,18 @@ def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabul
     last = _LAST.search(text[-_LONGEST:])
     beginnings = [encode(text[: len(text) - size]) for size in range(len(last[0]) if last else 0, 0, -1)]
     if not beginnings:
-        return Taken(tokens, _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
+        return Taken(tokens, [], _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
     size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]), len(tokens) - most)
     head, beginning = tokens[:size], vocabulary.joined(tokens[size:])
     if not beginning:  # a part is no text to the tokenizer
-        return Taken(tokens, b"", frozenset())
+        return Taken(tokens, [], b"", frozenset())
     ways = set()
     for found in [*beginnings, tokens[:-1]]:
         rest = found[size:]
         text = vocabulary.joined(rest)
         if found[:size] == head and text and text != beginning and beginning.startswith(text):
             ways |= {tuple(rest[:end]) for end in range(1, len(rest) + 1)}
-    return Taken(head, beginning, frozenset(ways))
+    return Taken(head, tokens[size:], beginning, frozenset(ways))
 
 
 def _space_before_texts(encode: Callable[[str], list[int]], vocabulary: Vocabulary) -> bytes:
@@ -160,53 +155,66 @@ def _space_before_texts(encode: Callable[[str], list[int]], vocabulary: Vocabula
 
 
 class Begun(NamedTuple):
-    """The tokens that begin with what was taken back, and at least their probability among all that do."""
+    """Tokens that begin with what was taken back.
+
+    Attributes:
+        probability: among all tokens that do, at least.
+        following_V: the probabilities of the token after them, if they are known, fp32 [vocabulary].
+    """
 
     tokens: list[int]
     probability: float
+    following_V: Tensor | None
 
 
 def begin_again(
     taken: Taken,
     vocabulary: Vocabulary,
-    next_probabilities: Callable[[list[int]], Tensor],
+    next_probabilities: Callable[[list[int], int], Tensor],
     min_probability: float,
     max_passes: int,
 ) -> Begun | None:
     """Finds the likeliest tokens that begin with the bytes that were taken back; the last of them may go on.
 
-    Computes the likeliest ways first. What is not computed counts as if it went on otherwise, so that the probability
-    is a lower bound.
+    The first pass computes the text itself, the others one of its ways each, the likeliest first. What is not computed
+    counts as if it went on otherwise, so that the probability is a lower bound.
 
     Args:
-        next_probabilities: the model's, after these tokens.
+        next_probabilities: returns those after the head and each of the last `count - 1` of these tokens, on the host:
+            fp32 [count, vocabulary].
 
     Returns:
         None if none has at least `min_probability`.
     """
+    computed = next_probabilities(taken.tokens, len(taken.tokens) + 1)
+    known = {tuple(taken.tokens[:size]): found_V for size, found_V in enumerate(computed)}
     if not taken.beginning:
-        return Begun([], 1.0)
-    open_ways, all_found, best = {(): 1.0}, 0.0, (0.0, [])
-    for _ in range(max_passes):
+        return Begun([], 1.0, known[()])
+    open_ways, all_found, best, num_passes = {(): 1.0}, 0.0, (0.0, ()), 1
+    while open_ways:
         way = max(open_ways, key=open_ways.__getitem__)
-        before, probabilities_V = open_ways.pop(way), next_probabilities(taken.head + list(way))
-        open_ways |= {
-            longer: before * float(probabilities_V[longer[-1]]) for longer in taken.ways if longer[:-1] == way
-        }
-        rest = taken.beginning[len(vocabulary.joined(way)) :]
-        if ending := vocabulary.beginning_with(rest):
-            probabilities = probabilities_V[ending].double()
+        if way not in known:
+            if num_passes == max_passes:
+                break
+            known[way] = next_probabilities(list(way), 1)[0]
+            num_passes += 1
+        before, following_V = open_ways.pop(way), known[way]
+        open_ways |= {longer: before * float(following_V[longer[-1]]) for longer in taken.ways if longer[:-1] == way}
+        if ending := vocabulary.beginning_with(taken.beginning[len(vocabulary.joined(way)) :]):
+            probabilities = following_V[ending].double()
             all_found += before * float(probabilities.sum())
             highest, at = probabilities.max(dim=0)
-            best = max(best, (before * float(highest), [*way, ending[at]]))
-        left, likeliest = sum(open_ways.values()), max(open_ways.values(), default=0.0)
-        at_least = best[0] / ((all_found + left) or 1)
-        if best[0] >= likeliest and left <= _NEGLIGIBLE * all_found:
+            best = max(best, (before * float(highest), (*way, ending[at])))
+        likeliest = max(open_ways.values(), default=0.0)
+        if best[0] >= likeliest and sum(open_ways.values()) <= _NEGLIGIBLE * all_found:
             break
         at_most = max(best[0] / (all_found or 1), likeliest / ((all_found + likeliest) or 1))
-        if not open_ways or at_most < min_probability:
+        if at_most < min_probability:
             return None
-    return Begun(best[1], at_least) if best[1] and at_least >= min_probability else None
+    at_least = best[0] / ((all_found + sum(open_ways.values())) or 1)
+    if not best[1] or at_least < min_probability:
+        return None
+    return Begun(list(best[1]), at_least, known.get(best[1]))
 
 
 class _Words:
@@ -235,11 +243,11 @@ class _Words:
         highest, token = probabilities_V.max(dim=0)
         self._probability *= float(highest)
         new = self._vocabulary[int(token)]
-        if new is None or self._probability < self._min_probability:
-            return None
-        if _SENTENCE.search(self._text) and new[:1].isspace():
-            return None
-        self._add([int(token)], new)
+        is_sentence = new is not None and new[:1].isspace() and _SENTENCE.search(self._text)
+        if new is None or is_sentence or self._probability < self._min_probability:
+            self.has_ended = True
+        else:
+            self._add([int(token)], new)
         return None if self.has_ended else int(token)
 
     @property
