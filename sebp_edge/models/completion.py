@@ -19,7 +19,7 @@ from sebp_edge.models.sampling import Sampling, check_number
 from sebp_edge.models.vocabulary import Vocabulary, goes_on
 
 # What is taken back: the last word and a character before it, or the last signs, or the last spaces.
-_LAST = re.compile(r"(?:[^\w\n]?\w{1,16}|[^\S\n]?[^\w\s]{1,16}|\s{1,16})\Z")
+_LAST = re.compile(r"(?:[^\w\n]?[\w'’]{1,16}|[^\S\n]?[^\w\s]{1,16}|\s{1,16})\Z")
 _LONGEST = 17
 # At most so many passes find the tokens of the taken-back word, of which one token less is taken back.
 MAX_PASSES = 4
