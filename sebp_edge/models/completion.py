@@ -24,7 +24,7 @@ _LONGEST = 17
 # At most so many passes find the tokens of the taken-back word, of which one token less is taken back.
 MAX_PASSES = 4
 # Ways that together have less than this share of the probability are not computed.
-_NEGLIGIBLE = 0.05
+_NEGLIGIBLE = 0.1
 # The end of a line, or of a sentence in a script without spaces; other sentences end before a space.
 _END = re.compile("(?<=。)|(?<=！)|(?<=？)|[\r\n]".encode())
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")

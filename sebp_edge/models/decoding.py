@@ -38,6 +38,8 @@ FILL_TOKENS = 4096
 MAX_FILLED_UP = 64
 # So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
 MAX_REPLAYED = 4
+# The logits after so many tokens are kept at most.
+MAX_KEPT_LOGITS = 8
 # Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
 COLUMNS = 128
 
@@ -167,11 +169,21 @@ class Decoder:
                 logits = self._model(ids, use_cache=False).logits[0, -count:].float()
                 self._check()
             else:
-                self._take_cache(1, len(prompt), known=self._known(prompt, count))
-                logits = self._fill_row(prompt, count)
+                logits = self._kept_or_next_logits(prompt, range(len(prompt) - count, len(prompt)))
             if not logits.isfinite().all():
                 raise NonFiniteLogits
         return logits
+
+    def _kept_or_next_logits(self, prompt: list[int], positions: range) -> Tensor:
+        """Computes only the tokens that are not kept, and those whose logits are not."""
+        shared = common_length([*self._kept, -1], [*prompt, -2])
+        kept = {at: logits_V for at, logits_V in self._kept_logits.items() if at < shared}
+        if missing := [at for at in positions if at not in kept]:
+            first = missing[0]
+            self._take_cache(1, len(prompt), known=min(shared, first))
+            kept |= zip(range(first, len(prompt)), self._fill_row(prompt, len(prompt) - first), strict=True)
+        self._kept_logits = dict(sorted(kept.items())[-MAX_KEPT_LOGITS:])
+        return torch.stack([kept[at] for at in positions])
 
     def _room_after(self, prompt: list[int]) -> int:
         """Returns how many tokens may follow a prompt; refuses one that cannot be computed."""
@@ -222,6 +234,7 @@ class Decoder:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
         self._kept: list[int] = []  # the tokens whose keys and values are in the cache, if it has a single row
+        self._kept_logits: dict[int, Tensor] = {}  # those after some of these tokens, by their positions
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
@@ -232,7 +245,9 @@ class Decoder:
 
     def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
         is_alone = len(rows) == 1
-        self._take_cache(len(rows), batch.columns, self._known(rows[0].prompt, 1) if is_alone else 0)
+        # All that is kept may be known, but a prompt's last token is computed for its logits.
+        known = common_length([*self._kept, -1], rows[0].prompt) if is_alone else 0
+        self._take_cache(len(rows), batch.columns, known)
         if is_alone:
             logits = self._fill_row(rows[0].prompt, 1)
         else:
@@ -275,10 +290,6 @@ class Decoder:
                 row.left = 0
         return token if row.left else None
 
-    def _known(self, prompt: list[int], count: int) -> int:
-        """Returns how many first tokens of a prompt are kept, without the last `count`, whose logits are needed."""
-        return min(common_length([*self._kept, -1], prompt), len(prompt) - count)
-
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
         """Allocates the cache, unless the last one serves; captured graphs live with it.
 
@@ -295,6 +306,7 @@ class Decoder:
             if last is not None:
                 self._cache.take(last, known)
         self._kept = self._kept[:known]
+        self._kept_logits = {at: logits_V for at, logits_V in self._kept_logits.items() if at < known}
         if self._captures and self._captured is None:
             self._captured = CapturedSteps(self._model.device, self._cache, self._forward_step)
 

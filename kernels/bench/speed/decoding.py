@@ -7,7 +7,7 @@ likeliest token each time, one text alone, and alternate within each run, so tha
 On a GPU weights are bf16. On the CPU all compute in fp32 with the same number of threads; one more row is the same
 model in bf16. llama.cpp runs on a file of the same weights, if xllamacpp is installed; it returns no tokens. "kept" has
 all but the last 50 of 400 tokens from the call before. "ghost text" is the first token of `complete_text` after 200
-tokens of this project's README; "kept" has them from the call before, but for the last word.
+tokens of the sample notes; "kept" has them from the call before, but for the last word.
 """
 
 import argparse
@@ -140,7 +140,8 @@ def ghost_text(decoder: Decoder, name: str, runs: int) -> dict[str, list[float]]
     """Times a completion after a text, and the next one, when a word has been typed."""
     tokenizer = local_tokenizer(resolve(name if Path(name).is_dir() else "tiny"))
     vocabulary = Vocabulary(tokenizer, decoder._model.config.vocab_size)
-    words, seconds = Path(__file__).parents[3].joinpath("README.md").read_text().split(" "), {"first": [], "kept": []}
+    notes = sorted(Path(__file__).parents[3].joinpath("examples/notes").glob("*.md"))
+    words, seconds = " ".join(note.read_text() for note in notes).split(" "), {"first": [], "kept": []}
 
     def encode(text: str) -> list[int]:
         return encode_prompt(text, tokenizer, chat=False).input_ids
