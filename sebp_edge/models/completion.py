@@ -28,6 +28,10 @@ _NEGLIGIBLE = 0.1
 # The end of a line, or of a sentence in a script without spaces; other sentences end before a space.
 _END = re.compile("(?<=。)|(?<=！)|(?<=？)|[\r\n]".encode())
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
+# What a way ends with is looked through if it may end with so many tokens at most.
+_MAX_ENDINGS = 400
+# Takes texts; returns their tokens.
+Encode = Callable[[list[str]], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Completion:
 def complete_text(
     decoder: Decoder,
     vocabulary: Vocabulary,
-    encode: Callable[[str], list[int]],
+    encode: Encode,
     before: str,
     max_new_tokens: int,
     min_probability: float,
@@ -69,7 +73,7 @@ def complete_text(
 
     Args:
         decoder: of the model; what it keeps of the last call is not computed again.
-        encode: encodes a text as in training, with BOS if there is one.
+        encode: encodes texts as in training, with BOS if there is one.
         before: the text before the words.
         max_new_tokens: the most tokens to compute, those of the last word's end included.
         on_text: receives each word as soon as the model is sure of it.
@@ -125,14 +129,14 @@ class Taken(NamedTuple):
     ways: frozenset[tuple[int, ...]]
 
 
-def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabulary, most: int) -> Taken:
+def take_back(text: str, encode: Encode, vocabulary: Vocabulary, most: int) -> Taken:
     """Takes back the last word of a text, or its last tokens if it has more than `most`.
 
     One token of the text stays, even if it is the word's, so that the model can go on.
     """
-    tokens = encode(text)
     last = _LAST.search(text[-_LONGEST:])
-    beginnings = [encode(text[: len(text) - size]) for size in range(len(last[0]) if last else 0, 0, -1)]
+    sizes = range(len(last[0]) if last else 0, -1, -1)
+    *beginnings, tokens = encode([text[: len(text) - size] for size in sizes])
     if not beginnings:
         return Taken(tokens, [], _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
     size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]), len(tokens) - most)
@@ -140,18 +144,62 @@ def take_back(text: str, encode: Callable[[str], list[int]], vocabulary: Vocabul
     if not beginning:  # a part is no text to the tokenizer
         return Taken(tokens, [], b"", frozenset())
     ways = set()
-    for found in [*beginnings, tokens[:-1]]:
+    for found in beginnings:
         rest = found[size:]
         text = vocabulary.joined(rest)
         if found[:size] == head and text and text != beginning and beginning.startswith(text):
             ways |= {tuple(rest[:end]) for end in range(1, len(rest) + 1)}
-    return Taken(head, tokens[size:], beginning, frozenset(ways))
+    own = {tuple(tokens[size:end]) for end in range(size + 1, len(tokens))}
+    return Taken(
+        head, tokens[size:], beginning, frozenset(own | _possible(ways - own, tokens[size:], encode, vocabulary))
+    )
 
 
-def _space_before_texts(encode: Callable[[str], list[int]], vocabulary: Vocabulary) -> bytes:
+def _possible(
+    ways: set[tuple[int, ...]], tokens: list[int], encode: Encode, vocabulary: Vocabulary
+) -> set[tuple[int, ...]]:
+    """Returns the ways that some text takes: with a next token, they are what the tokenizer makes of their bytes.
+
+    Most are not: no word begins with " fer" and "ry" if " ferry" is a token. All are returned if the tokens depend on
+    those before them.
+    """
+    space, start = _space_before_texts(encode, vocabulary), len(encode([""])[0])
+
+    def encoded(found: list[bytes]) -> list[list[int]]:
+        return [each[start:] for each in encode([each.decode().removeprefix(space.decode()) for each in found])]
+
+    beginning = vocabulary.joined(tokens)
+    if not ways or not _is_text(beginning) or encoded([beginning]) != [tokens]:
+        return ways
+    possible: set[tuple[int, ...]] = set()
+    for way in sorted(ways, key=len, reverse=True):
+        begun = vocabulary.joined(way)
+        endings = vocabulary.beginning_with(beginning[len(begun) :])
+        whole = {(*way, token): begun + vocabulary[token] for token in endings}
+        texts = {tokens: found for tokens, found in whole.items() if _is_text(found)}
+        if (
+            len(endings) > _MAX_ENDINGS
+            or len(texts) < len(whole)
+            or any(longer[: len(way)] == way for longer in possible)
+            or any(tuple(found) == longer for longer, found in zip(texts, encoded([*texts.values()]), strict=True))
+        ):
+            possible.add(way)
+    return possible
+
+
+def _space_before_texts(encode: Encode, vocabulary: Vocabulary) -> bytes:
     """Returns the space that SentencePiece puts before a text; empty if the tokenizer puts none."""
-    text = vocabulary.joined(encode("a")[len(encode("")) :]) or b""
-    return text.removesuffix(b"a")
+    empty, letter = encode(["", "a"])
+    return (vocabulary.joined(letter[len(empty) :]) or b"").removesuffix(b"a")
+
+
+def _is_text(found: bytes) -> bool:
+    """Whether bytes are whole characters."""
+    try:
+        found.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Begun(NamedTuple):

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from sebp_edge.models import completion
 from sebp_edge.models.completion import Completion, complete_text
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.vocabulary import Vocabulary
-from sebp_edge.texts.prompts import encode_prompt
+from sebp_edge.texts.prompts import encode_texts
 
 WORDS = [
     *[
@@ -100,7 +101,7 @@ def writer_of(tokenizer, size=None):
         tokenizer=tokenizer,
         size=size or len(tokenizer),
         vocabulary=Vocabulary(tokenizer, size or len(tokenizer)),
-        encode=lambda text: encode_prompt(text, tokenizer, chat=False).input_ids,
+        encode=partial(encode_texts, tokenizer=tokenizer),
     )
 
 
@@ -135,7 +136,7 @@ class Language:
 
     def __init__(self, texts, written):
         self.texts, self._size = texts, written.size
-        self._tokens = {text: [*written.encode(text), written.tokenizer.eos_token_id] for text in texts}
+        self._tokens = {text: [*written.encode([text])[0], written.tokenizer.eos_token_id] for text in texts}
 
     def decode(self, prompts, end_ids, sampling, *, choose, check):
         (tokens,) = map(list, prompts)
@@ -301,7 +302,7 @@ def test_what_was_typed_before_is_not_computed_again(plain, llama, sizes):
     sizes.clear()
     complete(decoder, plain, text + "the ", 0.5)
     assert sum(sizes) <= 2 * completion.MAX_PASSES
-    assert len(plain.encode(text)) > 16
+    assert len(plain.encode([text])[0]) > 16
 
 
 def test_a_stopped_call_keeps_what_it_has_computed(plain, llama, sizes):
@@ -310,7 +311,7 @@ def test_a_stopped_call_keeps_what_it_has_computed(plain, llama, sizes):
     event.set()
     with pytest.raises(StopRequested):
         complete(decoder, plain, text, check=StopSignal(event).check)
-    assert sizes == [len(plain.encode(text))]
+    assert sizes == [len(plain.encode([text])[0])]
     sizes.clear()
     found = complete(decoder, plain, text, 1e-9)
     assert sizes[0] == 2
@@ -324,10 +325,10 @@ def test_options_out_of_range_are_refused(plain, llama, options):
 
 
 def test_the_bytes_of_tokens_make_up_their_texts(written):
-    space = b" " if written.vocabulary.joined(written.encode("a")[1:]) == b" a" else b""
+    space = b" " if written.vocabulary.joined(written.encode(["a"])[0][1:]) == b" a" else b""
     for seed in random.sample(range(10**6), 20):
         text = random_text(random.Random(seed)) + "\x00\u200b\U000e0001ﬁ"
-        assert written.vocabulary.joined(written.encode(text)[1:]) == space + text.encode(), seed
+        assert written.vocabulary.joined(written.encode([text])[0][1:]) == space + text.encode(), seed
 
 
 def test_tokens_are_found_by_their_first_bytes(written):

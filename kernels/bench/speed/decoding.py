@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -40,7 +41,7 @@ from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.models.vocabulary import Vocabulary
-from sebp_edge.texts.prompts import encode_prompt
+from sebp_edge.texts.prompts import encode_texts
 
 SOURCES = ("sebp_edge/models", "sebp_edge/texts/prompts.py", __file__)
 SHORT, LONG, REST, NEW, CONTEXT = 32, 400, 50, 32, 200
@@ -140,15 +141,13 @@ def ghost_text(decoder: Decoder, name: str, runs: int) -> dict[str, list[float]]
     """Times a completion after a text, and the next one, when a word has been typed."""
     tokenizer = local_tokenizer(resolve(name if Path(name).is_dir() else "tiny"))
     vocabulary = Vocabulary(tokenizer, decoder._model.config.vocab_size)
-    notes = sorted(Path(__file__).parents[3].joinpath("examples/notes").glob("*.md"))
+    encode = partial(encode_texts, tokenizer=tokenizer)
+    notes = sorted(Path(__file__).parents[3].joinpath("examples/notes").rglob("*.md"))
     words, seconds = " ".join(note.read_text() for note in notes).split(" "), {"first": [], "kept": []}
-
-    def encode(text: str) -> list[int]:
-        return encode_prompt(text, tokenizer, chat=False).input_ids
 
     for run in range(-1, runs):  # captures graphs
         begin, end = 20 * (run + 1), 20 * (run + 1) + 20
-        while len(encode(" ".join(words[begin:end]))) < CONTEXT:
+        while len(encode([" ".join(words[begin:end])])[0]) < CONTEXT:
             end += 1
         forgetting(decoder)
         for kind, last in (("first", end), ("kept", end + 1)):
