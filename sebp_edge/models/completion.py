@@ -6,6 +6,7 @@ itself take several tokens, with the last one going on: each of these ways is co
 probability, as Phan et al. (2024, "Exact Byte-Level Probabilities from Tokenized Language Models") do.
 """
 
+import codecs
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ MAX_PASSES = 4
 # Ways that together have less than this share of the probability are not computed.
 _NEGLIGIBLE = 0.1
 # The end of a line, or of a sentence in a script without spaces; other sentences end before a space.
-_END = re.compile("(?<=。)|(?<=！)|(?<=？)|[\r\n]".encode())
+_END = re.compile("(?<=[。！？])|[\r\n]")
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
 # What a way ends with is looked through if it may end with so many tokens at most.
 _MAX_ENDINGS = 400
@@ -40,9 +41,9 @@ class Completion:
 
     Attributes:
         words: the next words, each with the spaces and signs before it; together they follow the text.
-        probabilities: for each word, the probability that the text goes on with it and those before it, and that it
-            ends there. By the model, and a lower bound where the text ends within a word.
-        num_tokens: how many tokens the words have, with those of the word that they complete.
+        probabilities: for each word, the model's probability that the text goes on with it and those before it, and
+            that it ends there; or less, where the text ends within a word, or characters have several tokens.
+        num_tokens: how many tokens were chosen for them, with those of the word that they complete.
     """
 
     words: tuple[str, ...] = ()
@@ -278,14 +279,15 @@ class _Words:
     ):
         self._vocabulary, self._min_probability, self._on_text = vocabulary, min_probability, on_text
         self._probability = begun.probability  # of all tokens
-        self._num_tokens, self._bytes = 0, b""
-        self._text = self._shown = ""  # the whole characters of the bytes
+        self._num_tokens, self._text, self._shown = 0, "", ""
+        self._characters = codecs.getincrementaldecoder("utf-8")()
         self.completion, self.has_ended = Completion(), False
         self._add(begun.tokens, (vocabulary.joined(begun.tokens) or b"")[len(taken.beginning) :])
 
     def next(self, probabilities_V: Tensor) -> int | None:
         """Returns the likeliest token; None if the text ends before it."""
-        if self._is_at_end_of_character and self._text and not self._text[-1].isspace():
+        is_within_character = self._characters.getstate()[0] != b""
+        if self._text and not is_within_character and not self._text[-1].isspace():
             going_on = float(probabilities_V @ self._vocabulary.going_on_after(self._text[-1]))
             self._show(self._text, self._probability * min(1.0, max(0.0, 1 - going_on)))
         highest, token = probabilities_V.max(dim=0)
@@ -298,19 +300,17 @@ class _Words:
             self._add([int(token)], new)
         return None if self.has_ended else int(token)
 
-    @property
-    def _is_at_end_of_character(self) -> bool:
-        return len(self._text.encode()) == len(self._bytes)
-
     def _add(self, tokens: list[int], new: bytes) -> None:
         self._num_tokens += len(tokens)
-        self._bytes += new
-        line = _END.split(self._bytes)
-        self.has_ended = len(line) > 1
-        before, self._text = self._text, line[0].decode(errors="ignore")
-        following = self._text[len(before) :]
-        if self.has_ended:
-            self._show(self._text.rstrip(), self._probability)
+        try:
+            following = self._characters.decode(new)
+        except UnicodeDecodeError:
+            self.has_ended = True
+            return
+        before, self._text = self._text, self._text + following
+        if end := _END.search(self._text):
+            self.has_ended = True
+            self._show(self._text[: end.start()].rstrip(), self._probability)
         # Only now is it known that the word has ended if the character came in parts.
         elif before and following and not before[-1].isspace() and not goes_on(before[-1], following[0]):
             self._show(before, self._probability)

@@ -177,13 +177,14 @@ class Decoder:
     def _kept_or_next_logits(self, prompt: list[int], positions: range) -> Tensor:
         """Computes only the tokens that are not kept, and those whose logits are not."""
         shared = common_length([*self._kept, -1], [*prompt, -2])
-        kept = {at: logits_V for at, logits_V in self._kept_logits.items() if at < shared}
-        if missing := [at for at in positions if at not in kept]:
+        found = {at: logits_V for at, logits_V in self._kept_logits.items() if at < shared}
+        if missing := [at for at in positions if at not in found]:
             first = missing[0]
             self._take_cache(1, len(prompt), known=min(shared, first))
-            kept |= zip(range(first, len(prompt)), self._fill_row(prompt, len(prompt) - first), strict=True)
-        self._kept_logits = dict(sorted(kept.items())[-MAX_KEPT_LOGITS:])
-        return torch.stack([kept[at] for at in positions])
+            computed = self._fill_row(prompt, len(prompt) - first)
+            found |= zip(range(first, len(prompt)), computed, strict=True)
+            self._kept_logits = dict(sorted(found.items())[-MAX_KEPT_LOGITS:])
+        return torch.stack([found[at] for at in positions])
 
     def _room_after(self, prompt: list[int]) -> int:
         """Returns how many tokens may follow a prompt; refuses one that cannot be computed."""

@@ -3,6 +3,7 @@
 The oracle is a language of a few texts with weights: the probability that one goes on with certain characters is known.
 """
 
+import copy
 import random
 import re
 import threading
@@ -294,6 +295,19 @@ def test_an_edited_text_is_completed_as_by_a_fresh_decoder(plain, llama):
         assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
         shown += bool(found.text)
     assert shown > 5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_an_edited_text_is_completed_on_a_gpu_as_by_a_fresh_decoder(plain, llama):
+    draw, text = random.Random(), random_text(random.Random())
+    model = copy.deepcopy(llama).cuda()
+    kept = Decoder(model, keeps=True)
+    for _ in range(25):
+        text = edited(text, draw)
+        found, expected = (complete(each, plain, text, 1e-9, 6) for each in (kept, Decoder(model)))
+        assert found.words == expected.words
+        assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-3)
 
 
 def test_what_was_typed_before_is_not_computed_again(plain, llama, sizes):
