@@ -21,7 +21,7 @@ from sebp_edge.models.vocabulary import Vocabulary, goes_on
 
 # What is taken back: the last word and a character before it, or the last signs, or the last spaces.
 _LAST = re.compile(r"(?:[^\w\n]?[\w'’]{1,16}|[^\S\n]?[^\w\s]{1,16}|\s{1,16})\Z")
-_LONGEST = 17
+_LONGEST, _TAIL = 17, 80
 # At most so many passes find the tokens of the taken-back word, of which one token less is taken back.
 MAX_PASSES = 4
 # Ways that together have less than this share of the probability are not computed.
@@ -135,11 +135,18 @@ def take_back(text: str, encode: Encode, vocabulary: Vocabulary, most: int) -> T
 
     One token of the text stays, even if it is the word's, so that the model can go on.
     """
-    last = _LAST.search(text[-_LONGEST:])
-    sizes = range(len(last[0]) if last else 0, -1, -1)
-    *beginnings, tokens = encode([text[: len(text) - size] for size in sizes])
-    if not beginnings:
+    last, (tokens,) = _LAST.search(text[-_LONGEST:]), encode([text])
+    if last is None:
         return Taken(tokens, [], _space_before_texts(encode, vocabulary) if not text else b"", frozenset())
+    sizes, within = range(len(last[0]), 0, -1), _encode_within(encode, vocabulary)
+    # The last words are enough, if their tokens are the same without those before them.
+    tail = text[max(0, text.rfind(" ", 0, max(0, len(text) - _TAIL))) :]
+    (ending,) = within([tail])
+    if tail != text and tokens[-len(ending) :] == ending:
+        found = within([tail[: len(tail) - size] for size in sizes])
+        beginnings = [tokens[: -len(ending)] + each for each in found]
+    else:
+        beginnings = encode([text[: len(text) - size] for size in sizes])
     size = max(1, common_length([*tokens, -1], [*beginnings[0], -2]), len(tokens) - most)
     head, beginning = tokens[:size], vocabulary.joined(tokens[size:])
     if not beginning:  # a part is no text to the tokenizer
@@ -152,40 +159,41 @@ def take_back(text: str, encode: Encode, vocabulary: Vocabulary, most: int) -> T
             ways |= {tuple(rest[:end]) for end in range(1, len(rest) + 1)}
     own = {tuple(tokens[size:end]) for end in range(size + 1, len(tokens))}
     return Taken(
-        head, tokens[size:], beginning, frozenset(own | _possible(ways - own, tokens[size:], encode, vocabulary))
+        head, tokens[size:], beginning, frozenset(own | _possible(ways - own, tokens[size:], within, vocabulary))
     )
 
 
 def _possible(
-    ways: set[tuple[int, ...]], tokens: list[int], encode: Encode, vocabulary: Vocabulary
+    ways: set[tuple[int, ...]], tokens: list[int], within: Encode, vocabulary: Vocabulary
 ) -> set[tuple[int, ...]]:
     """Returns the ways that some text takes: with a next token, they are what the tokenizer makes of their bytes.
 
     Most are not: no word begins with " fer" and "ry" if " ferry" is a token. All are returned if the tokens depend on
     those before them.
     """
-    space, start = _space_before_texts(encode, vocabulary), len(encode([""])[0])
-
-    def encoded(found: list[bytes]) -> list[list[int]]:
-        return [each[start:] for each in encode([each.decode().removeprefix(space.decode()) for each in found])]
-
     beginning = vocabulary.joined(tokens)
-    if not ways or not _is_text(beginning) or encoded([beginning]) != [tokens]:
+    if not ways or not _is_text(beginning) or within([beginning.decode()]) != [tokens]:
         return ways
     possible: set[tuple[int, ...]] = set()
     for way in sorted(ways, key=len, reverse=True):
         begun = vocabulary.joined(way)
         endings = vocabulary.beginning_with(beginning[len(begun) :])
         whole = {(*way, token): begun + vocabulary[token] for token in endings}
-        texts = {tokens: found for tokens, found in whole.items() if _is_text(found)}
+        texts = {longer: found.decode() for longer, found in whole.items() if _is_text(found)}
         if (
             len(endings) > _MAX_ENDINGS
             or len(texts) < len(whole)
             or any(longer[: len(way)] == way for longer in possible)
-            or any(tuple(found) == longer for longer, found in zip(texts, encoded([*texts.values()]), strict=True))
+            or any(tuple(found) == longer for longer, found in zip(texts, within([*texts.values()]), strict=True))
         ):
             possible.add(way)
     return possible
+
+
+def _encode_within(encode: Encode, vocabulary: Vocabulary) -> Encode:
+    """Returns a function that encodes texts as parts of another: without BOS, and without SentencePiece's space."""
+    space, start = _space_before_texts(encode, vocabulary).decode(), len(encode([""])[0])
+    return lambda texts: [found[start:] for found in encode([text.removeprefix(space) for text in texts])]
 
 
 def _space_before_texts(encode: Encode, vocabulary: Vocabulary) -> bytes:
