@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_635
+MAX_LINES = 43_643
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_013,
@@ -57,7 +57,7 @@ MAX_LINES_OF_ROOM = {
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
-    "models": 4_482,
+    "models": 4_490,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
