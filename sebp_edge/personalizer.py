@@ -388,7 +388,7 @@ class Personalizer:
         """Returns the words that the owner would write next, as an editor's ghost text; none if the model is not sure.
 
         They end with their sentence or line. A word that `before` ends within is completed. What consecutive texts
-        begin with is computed once, so the next call takes a pass or two, also after a stopped one.
+        begin with is computed once, also by a call that was stopped.
 
         Args:
             before: the text before the cursor, which may be empty; the model reads the last 4,096 characters at most.

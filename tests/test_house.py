@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_599
+MAX_LINES = 47_723
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_740,
     "adapters": 3_352,
@@ -58,16 +58,16 @@ MAX_LINES_OF_ROOM = {
     "export": 1_987,
     "machine": 645,
     "memory": 1_392,
-    "models": 4_406,
+    "models": 4_525,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_561,
+    "run": 4_560,
     "serve": 2_277,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_390,
+    "texts": 10_396,
     "training": 3_068,
 }
 MAX_ENTRIES_AT_ROOT = 22
