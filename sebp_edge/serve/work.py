@@ -117,7 +117,7 @@ class Worker:
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         if self._tasks.pausing.is_set():
             self._job.pause()
-        while (task := self._tasks.waiting()) is not None:
+        while not self._job.in_use.is_loading and (task := self._tasks.waiting()) is not None:
             self._do(task)
 
     # --------------------------------------------------------------------------------------------------------- answers
