@@ -40,7 +40,7 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
-from sebp_edge.models.generation import generate_text
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.run import samples
 from sebp_edge.run.start import latest_history
 
@@ -370,8 +370,8 @@ def stop_at_the_end(event):
 
 
 def stop_in_copies(event):
-    # The documents are searched twice.
-    if isinstance(event, ExamplesEvaluated) and event.examples // 2 < event.done < event.examples:
+    # The documents are searched twice, in a micro-batch each time.
+    if isinstance(event, ExamplesEvaluated) and 2 * event.done == event.examples:
         raise KeyboardInterrupt
 
 
@@ -401,19 +401,19 @@ def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder
 
 @pytest.mark.slow
 def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, store_of_notes, monkeypatch):
-    stop, written = threading.Event(), []
+    stop, decoders = threading.Event(), []
 
-    def stopping(*arguments, **options):
-        written.append(arguments)
-        if len(written) == 5:
+    def stopping(model):
+        decoders.append(Decoder(model))
+        if len(decoders) == 2:
             stop.set()
-        return generate_text(*arguments, **options)
+        return decoders[-1]
 
-    monkeypatch.setattr(samples, "generate_text", stopping)
+    monkeypatch.setattr(samples, "Decoder", stopping)
     personalizer = make()
     with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
         personalizer.adapt(notes_folder, stop_when=stop)
-    assert len(written) == 5  # the second text of the judged state
+    assert len(decoders) == 2  # the texts of the judged state
     saved = personalizer.store.adapter("default").open().path
     assert bytes_of(saved) == bytes_of(store_of_notes.adapter("default").open().path)
     other = make()

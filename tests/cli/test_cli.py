@@ -115,7 +115,7 @@ def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tm
     assert result.exit_code == 0
     assert "1 left out:\n  empty.md: empty\n" in result.stdout
     assert "at most 2 epochs" in result.stdout
-    assert re.search(r"step 1/\d+  loss \d\.\d+  [\d,]+ tokens/s  \d+ s left in this part\n", result.stdout)
+    assert re.search(r"step 1/\d+  loss \d\.\d+  [\d,]+ tokens/s  \d+ %(, .+ left)?\n", result.stdout)
     # Lines on a pipe are not wrapped, however long.
     verdict, why, *_, next_step, figures = result.stdout.partition("Better: ")[2].splitlines()
     assert verdict == "version 1 of 'mine' is active."
