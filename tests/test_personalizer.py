@@ -607,7 +607,7 @@ def secret_notes(notes_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [24, 9])
 def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list(
-    make, secret_notes, tmp_path, caplog, capfd, count
+    make, secret_notes, own_home, tmp_path, caplog, capfd, count
 ):
     for path in sorted(secret_notes.iterdir())[count:]:
         path.unlink()
@@ -617,7 +617,7 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
     assert len(result.samples) == 3 and all("swordfish" in sample.beginning for sample in result.samples)
     assert json.dumps(result.to_dict()).count("swordfish") >= 3
 
-    folders = (tmp_path / "store", tmp_path / "data", tmp_path / "cache")
+    folders = (tmp_path / "store", own_home / "data", own_home / "cache")
     saved = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert {path.name for path in saved} >= {"documents.json", "sebp_edge.json", ".salt", "adapter_config.json"}
     assert any(path.name.startswith("general-loss-") for path in saved)

@@ -48,7 +48,7 @@ def test_an_adapters_model_folder_is_found_again_until_it_is_moved_or_changed(ad
 
     (moved / "config.json").unlink()
     assert_one_sentence(generate(), "which is no longer at '.*moved'; give the adapter's name")
-    (tmp_path / "data" / "sebp-edge" / "adapters" / ".models").write_text("[damaged")
+    (adapted.folder / ".models").write_text("[damaged")
     assert_one_sentence(generate(), "a folder 'micro-llama'; give that folder with --model")
 
 

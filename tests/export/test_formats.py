@@ -201,7 +201,7 @@ def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(lla
     monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
     with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):
         Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16", texts=long_texts())
-    assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "data", "cache", "notes"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "notes"}
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")

@@ -80,22 +80,22 @@ def test_an_adapter_is_refused_by_another_file(gguf_file, notes_folder, tokenize
         Personalizer(other, **options).generate("the", adapter="default")
 
 
-def test_a_file_is_hashed_once_and_again_after_a_change(gguf_file, tmp_path):
+def test_a_file_is_hashed_once_and_again_after_a_change(gguf_file, tmp_path, own_home):
     path = tmp_path / "copy.gguf"
     path.write_bytes(gguf_file.read_bytes())
     first = fingerprint.file_fingerprint(path)
     assert first == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
     # Another hash in the list shows that the file is not read again.
-    (known,) = (tmp_path / "cache" / "sebp-edge").glob("*.json")
+    (known,) = (own_home / "cache" / "sebp-edge").glob("*.json")
     known.write_text(known.read_text().replace(first, "0" * 32))
     assert fingerprint.file_fingerprint(path) == "0" * 32
     path.write_bytes(path.read_bytes() + bytes(32))
     assert fingerprint.file_fingerprint(path) == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
-def test_a_damaged_list_of_hashes_is_replaced(gguf_file, tmp_path):
+def test_a_damaged_list_of_hashes_is_replaced(gguf_file, own_home):
     first = fingerprint.file_fingerprint(gguf_file)
-    (file,) = (tmp_path / "cache" / "sebp-edge").glob("*.json")
+    (file,) = (own_home / "cache" / "sebp-edge").glob("*.json")
     for damage in ("", "[]", '{"x": 3}'):
         file.write_text(damage)
         assert fingerprint.file_fingerprint(gguf_file) == first
