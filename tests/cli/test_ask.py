@@ -29,6 +29,7 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_an_answer_stands_in_a_source_that_it_names(folder, tmp_path):
     personalizer = Personalizer(device="cpu", store=tmp_path / "store")
     answer = personalizer.ask("Where is the key of the cabin?", folder)
@@ -53,6 +54,7 @@ def test_a_question_that_is_too_long_gets_a_sentence(folder, tmp_path):
         personalizer.ask("", folder)
 
 
+@pytest.mark.slow
 def test_the_command_answers_names_its_sources_and_refuses(folder):
     *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", "tiny", "--json").stdout)
     assert last["event"] == "result" and last["found"] and last["sources"][0]["document"] == "trip.md"

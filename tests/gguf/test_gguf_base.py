@@ -63,6 +63,7 @@ def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folde
     assert_one_sentence(run("generate", "the ferry", "--name", "default", "--model", moved), "was made for small.gguf")
 
 
+@pytest.mark.slow
 def test_an_adapter_of_ollamas_model_finds_its_base_model(in_ollama, notes_folder, recipe):
     done = run("adapt", notes_folder, "--model", "ollama:small:1m", "--recipe", recipe)
     assert done.exit_code == 0, done.stderr
@@ -70,6 +71,7 @@ def test_an_adapter_of_ollamas_model_finds_its_base_model(in_ollama, notes_folde
     assert text.exit_code == 0, text.stderr
 
 
+@pytest.mark.slow
 def test_an_adapter_is_refused_by_another_file(gguf_file, notes_folder, tokenizer, tmp_path, recipe):
     options = {"recipe": Recipe.load(recipe), "device": "cpu", "store": tmp_path / "store"}
     Personalizer(gguf_file, **options).adapt(notes_folder, activate_anyway=True)

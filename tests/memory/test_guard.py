@@ -311,6 +311,7 @@ def set_free_memory(monkeypatch, left):
     monkeypatch.setattr(devices, "free_memory", lambda device: left)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, monkeypatch):
     examples = uneven_examples()
     with recovering_learner(base, examples) as learner:
@@ -331,6 +332,7 @@ def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, m
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypatch):
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples, limit=ample()) as learner:
@@ -344,6 +346,7 @@ def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypa
         assert event.max_rows == event.max_rows_before
 
 
+@pytest.mark.slow
 def test_a_budget_is_limited_to_the_memory_that_other_programs_leave(make, notes_folder, monkeypatch):
     peak = make(memory_budget=AMPLE).plan(notes_folder).chosen.peak
     set_free_memory(monkeypatch, peak + 10**8 - process.resident())

@@ -214,6 +214,7 @@ def trained(model, options, recipe=RECIPE, steps=6):
     return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
 
 
+@pytest.mark.slow
 def test_training_with_little_memory_learns_the_same():
     (losses, weights), (expected_losses, expected) = (
         trained(with_adapter(make_llama(initializer_range=0.2)), options) for options in (LOW_MEMORY, FASTEST)
@@ -236,6 +237,7 @@ def test_moments_in_8_bits_learn_equally_well():
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
 
 
+@pytest.mark.slow
 def test_weights_updated_in_the_backward_pass_are_reread_before_their_update(updated_in_backward):
     recipe = RECIPE.replace(method="full")
 

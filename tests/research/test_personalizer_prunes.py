@@ -86,6 +86,7 @@ def test_folds_and_a_last_training_each_begin_with_dense_weights(make):
         assert max(kept(model.model.layers[0].mlp.up_proj.weight)) == 2
 
 
+@pytest.mark.slow
 def test_a_saved_version_generates_after_loading_and_a_damaged_one_is_refused(make):
     personalizer = make(recipe=RECIPE)
     result = personalizer.adapt(make_sentences(24, words=40))
