@@ -216,6 +216,12 @@ def set_windows(monkeypatch):
 
 
 @pytest.fixture
+def small_evaluations(monkeypatch):
+    """Evaluates few rows at once on the CPU, so that there are several micro-batches."""
+    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+
+
+@pytest.fixture
 def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
@@ -380,6 +386,23 @@ def folder(tmp_path):
     folder.mkdir()
     (folder / "kept.md").write_text("This one is kept.", encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def limit_files():
+    """A context manager within which no file of this process can be written beyond a number of bytes."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
+
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture

@@ -80,9 +80,9 @@ def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
 
 
 @pytest.fixture
-def no_memory(monkeypatch):
+def no_memory(machine):
     """Leaves an export no memory to run the model in."""
-    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+    machine.has_memory(1000)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
 from command import start
 from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
+from fake_machine import FakeMachine
 
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.errors import BudgetExceeded, MachineError
@@ -308,7 +309,7 @@ def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(tm
 
 def set_free_memory(monkeypatch, left):
     """Simulates that other programs leave `left` bytes; really taking them would stop other work on this machine."""
-    monkeypatch.setattr(devices, "free_memory", lambda device: left)
+    FakeMachine(monkeypatch).has_memory(left, total=devices.total_memory(CPU))
 
 
 @pytest.mark.slow

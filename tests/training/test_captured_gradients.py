@@ -94,7 +94,7 @@ def test_existing_gradients_are_kept():
 
 
 @pytest.fixture
-def plain(monkeypatch):
+def plain(plain_graphs, monkeypatch):
     """Replaces captures on machines without a GPU.
 
     Returns the recorded calls, and a list: if it is not empty, captures fail.
@@ -114,7 +114,6 @@ def plain(monkeypatch):
 
     monkeypatch.setattr(captured_gradients, "GraphPool", RecordedGraphs)
     monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return order, failing
 
 
