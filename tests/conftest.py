@@ -222,6 +222,12 @@ def small_evaluations(monkeypatch):
 
 
 @pytest.fixture
+def limit_gradients(monkeypatch):
+    """A function that sets how many bytes of gradients exist at once."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE")
+
+
+@pytest.fixture
 def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(

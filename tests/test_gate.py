@@ -470,7 +470,9 @@ def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
 def test_test_documents_are_learnt_by_the_refit_and_not_before(tmp_path):
     """Each note ends with random words of its own; those of no note show what is learnt of random words as such."""
     paths = sorted(path for path in EXAMPLES.rglob("*.md") if not path.name.startswith("."))[:22]
-    secrets, unused = ([words(5, f"{kind} {number}") for number in range(22)] for kind in ("secret", "unused"))
+    secrets, unused = (
+        [words(5, f"{kind} {number}") for number in range(count)] for kind, count in (("secret", 22), ("unused", 8))
+    )
     notes = [f"{path.read_text()[:40]}\n\n{secret}." for path, secret in zip(paths, secrets, strict=True)]
     recipe = Recipe.load("notes").replace(r=8, learning_rate=4e-3, epochs=3, patience=3, batch_tokens=128)
     personalizer = Personalizer("tiny", recipe=recipe, device="cpu", store=tmp_path)
