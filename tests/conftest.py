@@ -3,6 +3,7 @@
 import functools
 import gc
 import itertools
+import logging
 import os
 import shutil
 import subprocess
@@ -62,6 +63,9 @@ torch.set_num_threads(1)
 
 # `torch.manual_seed` takes milliseconds to note that accelerators which are not there shall be seeded, too.
 seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+
+# Without any handler, a library's first message would give the root logger one that writes to that test's stderr.
+logging.root.addHandler(logging.NullHandler())
 
 HOMES = itertools.count()
 
