@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_156
+MAX_LINES = 42_176
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_414,
-    "adapters": 3_007,
+    "adapters": 3_013,
     "ask": 720,
     "basics": 403,
     "basics.pages": 331,
-    "cli": 2_685,
+    "cli": 2_688,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
@@ -61,11 +61,11 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_430,
+    "run": 3_444,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_365,
+    "texts": 10_362,
     "training": 2_592,
 }
 MAX_ENTRIES_AT_ROOT = 21

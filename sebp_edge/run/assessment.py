@@ -155,8 +155,9 @@ class Assessor:
 
     def _copies(self) -> Iterator[Copied]:
         """Yields the documents of which the adapter repeats much more than the base model does."""
-        run = self._run
-        for copy in longest_copies(run.base, run.adaptation, run.task.dataset.examples, run.task.seed, self._on_event):
+        run, task = self._run, self._run.task
+        examples = task.dataset.examples
+        for copy in longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options):
             if copy.is_long:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 

@@ -2,7 +2,7 @@
 
 A document's true beginning brings back its next tokens, by greedy decoding, exactly as far as each token is the model's
 most likely one. So one forward pass finds the longest repetition over all beginnings, without generating anything.
-Shapes: T tokens of an example, D hidden, V vocabulary.
+Shapes: B examples, T tokens of the longest, D hidden.
 """
 
 import random
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.events import ExamplesEvaluated, Sink
-from sebp_edge.memory.options import FEW_LOGITS
+from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import Example, Outline, outlines
+from sebp_edge.texts.schedule import RowLimit
+from sebp_edge.training.scoring import in_micro_batches
 
 MAX_TOKENS = 10_000
 # Runs that adapted models reach on texts of the same author that they were not trained on are shorter.
@@ -51,6 +53,7 @@ def longest_copies(
     examples: Sequence[Example],
     seed: int,
     on_event: Sink,
+    options: MemoryOptions = FASTEST,
 ) -> list[Copy]:
     """Returns the longest copy of each document among some training examples, the longest first.
 
@@ -58,18 +61,26 @@ def longest_copies(
 
     Args:
         adaptation: attached to `base`, without patches.
-        on_event: receives the progress after each example; may raise to stop.
+        on_event: receives the progress after each micro-batch; may raise to stop.
+        options: what to hold in memory at once.
     """
-    drawn = _draw(examples, seed)
+    drawn, limit = _draw(examples, seed), RowLimit.on(base.device, options.max_rows)
 
     def runs(before: int) -> dict[int, int]:
+        def predict(micro_batch: list[Outline]) -> list[list[int]]:
+            return most_likely([drawn[outline.number].input_ids for outline in micro_batch])
+
+        def report(event: ExamplesEvaluated) -> None:
+            on_event(ExamplesEvaluated(before + event.done, 2 * len(drawn)))
+
         longest = {}
         with _MostLikelyTokens(base.model) as most_likely:
-            for done, example in enumerate(drawn, start=before + 1):
-                skipped = example.in_boilerplate or bytes(len(example.labels))
-                run = longest_run(most_likely(example.input_ids), example.labels[1:], skipped[1:])
-                longest[example.document] = max(run, longest.get(example.document, 0))
-                on_event(ExamplesEvaluated(done, 2 * len(drawn)))
+            for micro_batch, predicted in in_micro_batches(predict, outlines(drawn), limit, base.device, report):
+                for outline, tokens in zip(micro_batch, predicted, strict=True):
+                    example = drawn[outline.number]
+                    skipped = example.in_boilerplate or bytes(len(example.labels))
+                    run = longest_run(tokens, example.labels[1:], skipped[1:])
+                    longest[example.document] = max(run, longest.get(example.document, 0))
         return longest
 
     adapted = runs(0)
@@ -101,7 +112,7 @@ def _draw(examples: Sequence[Example], seed: int) -> list[Example]:
 
 
 class _MostLikelyTokens(Patch):
-    """Returns the most likely next token after each token; a context manager that restores the model.
+    """Returns the most likely next token after each token of sequences; a context manager that restores the model.
 
     The head computes the logits of a few rows at a time. What a model does to its logits afterwards, a softcap or a
     positive scale, does not change which is the largest.
@@ -115,12 +126,17 @@ class _MostLikelyTokens(Patch):
         self._replace(head, self._record)
 
     @torch.no_grad()
-    def __call__(self, input_ids: list[int]) -> list[int]:
+    def __call__(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+        # A causal model computes the same with padding on the right.
+        input_ids_BT = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
+        for row, sequence in zip(input_ids_BT, sequences, strict=True):
+            row[: len(sequence)] = torch.tensor(sequence)
         self._found = []
-        self._model(input_ids=torch.tensor([input_ids], device=self._model.device), use_cache=False)
-        return torch.cat(self._found).tolist()
+        self._model(input_ids=input_ids_BT.to(self._model.device), use_cache=False)
+        found_BT = torch.cat(self._found).view_as(input_ids_BT).tolist()
+        return [found[: len(sequence)] for found, sequence in zip(found_BT, sequences, strict=True)]
 
-    def _record(self, hidden_1TD: Tensor) -> Tensor:
-        rows = hidden_1TD.flatten(0, 1).split(self._rows)
+    def _record(self, hidden_BTD: Tensor) -> Tensor:
+        rows = hidden_BTD.flatten(0, 1).split(self._rows)
         self._found += [self._head(each).argmax(dim=-1) for each in rows]
-        return hidden_1TD.new_zeros(*hidden_1TD.shape[:-1], 1)
+        return hidden_BTD.new_zeros(*hidden_BTD.shape[:-1], 1)

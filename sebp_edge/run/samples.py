@@ -6,9 +6,10 @@ Samples contain the user's text: they are for the screen, never for logs, metada
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from sebp_edge.errors import Interrupted, TextsError
-from sebp_edge.models.generation import generate_text
+from sebp_edge.errors import TextsError
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.texts.conversations import is_of_people
@@ -74,16 +75,12 @@ def continue_each(base: BaseModel, beginnings: list[TextBeginning], check: Calla
     Raises:
         NonFiniteLogits: the model computes NaN or infinite logits.
     """
-    return [_continue(base, beginning.prompt, check) for beginning in beginnings]
-
-
-def _continue(base: BaseModel, prompt: EncodedPrompt, check: Callable[[], None]) -> str:
-    try:
-        text = generate_text(base.model, base.tokenizer, *prompt, SAMPLING, check=check)
-    except Interrupted as error:
-        # A stop ends the whole adaptation, not only this text.
-        raise error.__cause__ from None
-    return text.rstrip("\ufffd")  # the last character may lack some of its tokens
+    prompts = [beginning.prompt for beginning in beginnings]
+    # Those of chats are control tokens, which end any text.
+    ends = sorted(set(chain.from_iterable(prompt.end_ids for prompt in prompts)))
+    texts = Decoder(base.model).decode([prompt.input_ids for prompt in prompts], ends, SAMPLING, check=check)
+    # The last character may lack some of its tokens.
+    return [base.tokenizer.decode(tokens, skip_special_tokens=True).rstrip("\ufffd") for tokens in texts]
 
 
 def _beginning_of(content: Content) -> str | list[dict[str, str]]:

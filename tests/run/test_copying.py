@@ -10,6 +10,7 @@ from model_families import MODELS
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
+from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -127,19 +128,19 @@ def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memoris
 
 @pytest.mark.parametrize("family", MODELS)
 def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
-    """Softcaps included; a head in chunks of three rows."""
-    model, ids = MODELS[family]().eval(), torch.arange(3, 23)[None]
-    expected = model(input_ids=ids).logits.argmax(-1)[0].tolist()
+    """Softcaps included; sequences of several lengths together; a head in chunks of three rows."""
+    model, sequences = MODELS[family]().eval(), [list(range(3, 23)), [7], list(range(40, 53))]
+    expected = [model(input_ids=torch.tensor([ids])).logits.argmax(-1)[0].tolist() for ids in sequences]
     monkeypatch.setattr(copying, "FEW_LOGITS", 3 * 320)
     largest = 0
     with copying._MostLikelyTokens(model) as most_likely:
-        found = most_likely(ids[0].tolist())
+        found = most_likely(sequences)
         largest = max(map(len, most_likely._found))
     assert found == expected and largest == 3 * 320 // model.get_output_embeddings().weight.shape[0]
     assert "forward" not in vars(model.get_output_embeddings())
 
 
-def test_it_can_be_stopped_after_each_example_and_leaves_the_model_as_it_was(memorised):
+def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was(memorised):
     base, adaptation, examples = memorised
     weights = {name: weight.clone() for name, weight in base.model.named_parameters()}
     events = []
@@ -150,7 +151,7 @@ def test_it_can_be_stopped_after_each_example_and_leaves_the_model_as_it_was(mem
             raise StopRequested
 
     with pytest.raises(StopRequested):
-        longest_copies(base, adaptation, examples, 0, stop_at)
+        longest_copies(base, adaptation, examples, 0, stop_at, MemoryOptions(max_rows=1))
     assert events == [ExamplesEvaluated(done, 8) for done in range(1, 7)]
     assert all(torch.equal(weight, weights[name]) for name, weight in base.model.named_parameters())
     assert not any("forward" in vars(module) for module in base.model.modules())

@@ -104,6 +104,13 @@ def test_a_continuation_has_at_most_40_tokens_and_no_broken_character_at_its_end
         assert not text.endswith("\ufffd")
 
 
+def test_beginnings_that_are_continued_together_get_the_texts_that_each_gets_alone(base):
+    beginnings = beginnings_of(base, *make_sentences(3, words=9), "a key")
+    assert continue_each(base, beginnings, lambda: None) == [
+        text for each in beginnings for text in continue_each(base, [each], lambda: None)
+    ]
+
+
 def test_a_stop_ends_it_as_it_ends_a_training(base):
     calls = []
 
