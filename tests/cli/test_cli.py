@@ -14,7 +14,7 @@ import time
 
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, process, records, run, start, without_controls
+from command import RECIPE, assert_one_sentence, process, records, run, without_controls
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
@@ -449,8 +449,8 @@ def on_terminal(commands, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    one = start(
-        [RUN_ALL, json.dumps(commands)],
+    one = subprocess.Popen(
+        [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
