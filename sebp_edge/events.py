@@ -3,21 +3,27 @@
 A sink is any callable that takes one event. `Personalizer(on_event=sink)` calls it with each event, in order and in the
 training thread. An error raised in a sink ends the run with that error; `Personalizer.stop` ends it from any thread.
 Events hold counts, losses and names, never texts.
+
+`Event.to_dict` is the message that `--json` writes; `message` makes the same of a result or an error.
 """
 
 import json
 import math
+import os
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, TextIO
 
 __all__ = [
+    "PROTOCOL",
     "AdapterSaved",
     "Evaluated",
     "Event",
     "ExampleAnalyzed",
     "ExamplesEvaluated",
     "GraphCaptured",
+    "JobProgress",
     "JsonLines",
     "LearningOn",
     "MemoryPlanned",
@@ -29,26 +35,89 @@ __all__ = [
     "Notice",
     "PreparationProgress",
     "Sink",
+    "Started",
     "StepDone",
     "TensorWritten",
     "TextsRead",
     "TrainingStarted",
+    "message",
+    "new_job",
     "silent",
 ]
+
+# The version of the messages. Within one version, keys and events are only added.
+PROTOCOL = 1
+
+
+def new_job() -> str:
+    """Returns a fresh id of a job: 12 hexadecimal digits."""
+    return os.urandom(6).hex()
+
+
+def now() -> float:
+    """Returns the time in UTC, in seconds since 1970, to milliseconds: a number that any language can subtract."""
+    return round(time.time(), 3)
+
+
+def message(record: dict, job: str) -> dict:
+    """Returns a result or an error as a message: with the protocol's version, the time and the job's id."""
+    return {"v": PROTOCOL, "time": now(), "job": job, **record}
 
 
 @dataclass(frozen=True)
 class Event:
-    """Base class of all events; `event` is the event's name in JSON."""
+    """Base class of all events; `event` is the event's name in JSON.
+
+    Attributes:
+        time: when it happened, in seconds since 1970 (UTC).
+        job: the id of the call that it is from; empty outside of a call.
+    """
 
     event: ClassVar[str]
+    time: float = field(default_factory=now, kw_only=True, compare=False, repr=False)
+    job: str = field(default="", kw_only=True, compare=False, repr=False)
+
+    def of_job(self, job: str) -> "Event":
+        """Returns the event as one of a job."""
+        return replace(self, job=job)
 
     def to_dict(self) -> dict:
-        """Returns the event as JSON-ready values, its name first."""
-        return {"event": self.event, **asdict(self)}
+        """Returns the event as a message of JSON-ready values."""
+        values = asdict(self)
+        return {"v": PROTOCOL, "time": values.pop("time"), "job": values.pop("job"), "event": self.event, **values}
 
 
 Sink = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """A command has started; the first line of `--json`.
+
+    Attributes:
+        version: the version of sebp-edge.
+        schema_hash: the SHA-256 hash of the JSON Schema of its messages, in hexadecimal digits.
+    """
+
+    event: ClassVar[str] = "started"
+    version: str
+    schema_hash: str
+
+
+@dataclass(frozen=True)
+class JobProgress(Event):
+    """How far the whole call is, sent at least every 2 s of work.
+
+    Attributes:
+        phase: what is done now: "reading", "loading", "training" and so on.
+        fraction: the share of the whole that is done, from 0 to 1; never falls, and is 1 only at the end.
+        seconds_left: the estimate for all that is left; None until the amount of work is known.
+    """
+
+    event: ClassVar[str] = "progress"
+    phase: str
+    fraction: float
+    seconds_left: float | None
 
 
 @dataclass(frozen=True)
@@ -317,20 +386,28 @@ def silent(event: Event) -> None:
 
 
 class JsonLines:
-    """A sink that writes one JSON object per line."""
+    """A sink that writes each event as a message, one JSON object per line.
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
+    Args:
+        job: the id that all messages get; by default events keep theirs.
+    """
+
+    def __init__(self, stream: TextIO, job: str | None = None):
+        self.stream, self.job = stream, job
 
     def __call__(self, event: Event) -> None:
-        self.write(event.to_dict())
+        self.write(event)
 
-    def write(self, record: dict) -> None:
-        """Writes one record and flushes, so that the reading program sees it at once.
+    def write(self, record: Event | dict) -> None:
+        """Writes an event, or a result or an error, and flushes, so that the reading program sees it at once.
 
         Writes only ASCII, since a pipe may not be UTF-8 and file names may not be valid text; writes null for NaN and
         infinity, which JSON lacks.
         """
+        if isinstance(record, Event):
+            record = (record if self.job is None else record.of_job(self.job)).to_dict()
+        else:
+            record = message(record, self.job or "")
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.stream.write(json.dumps(finite) + "\n")
         self.stream.flush()

@@ -7,9 +7,11 @@ import math
 import pytest
 
 from sebp_edge import events
-from sebp_edge.events import Evaluated, Event, JsonLines, Notice, TextsRead
+from sebp_edge.events import PROTOCOL, Evaluated, Event, JsonLines, Notice, TextsRead, message, new_job
 
 KINDS = {
+    "started": events.Started,
+    "progress": events.JobProgress,
     "notice": events.Notice,
     "name_in_use": events.NameInUse,
     "preparing": events.PreparationProgress,
@@ -31,9 +33,9 @@ KINDS = {
 }
 
 
-def lines(*emitted: Event) -> list[str]:
+def lines(*emitted: Event, job: str | None = None) -> list[str]:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
-    sink = JsonLines(stream)
+    sink = JsonLines(stream, job)
     for event in emitted:
         sink(event)
     return stream.buffer.getvalue().decode("ascii").splitlines()
@@ -43,14 +45,18 @@ def test_every_event_has_its_name_in_json():
     assert {kind.event: kind for kind in Event.__subclasses__()} == KINDS
 
 
-def test_each_event_is_one_flushed_line_that_begins_with_its_name():
+def test_each_event_is_one_flushed_line_with_the_protocol_the_time_and_the_job():
     emitted = [
         Notice("Two\nlines, “quoted” in 北京"),
         TextsRead(1, 2, 3, 0.5, ({"source": "a\udcff.md", "reason": "é"},)),
     ]
-    found = lines(*emitted)
-    assert found[0].startswith('{"event": "notice", "message": "Two')
-    assert json.loads(found[0]) == {"event": "notice", "message": emitted[0].message}
+    before = events.now()
+    found = lines(*emitted, job=new_job())
+    first = json.loads(found[0])
+    assert list(first) == ["v", "time", "job", "event", "message"]
+    assert first["v"] == PROTOCOL and first["event"] == "notice" and first["message"] == emitted[0].message
+    assert before - 60 < first["time"] == emitted[0].time <= before
+    assert len(first["job"]) == 12 and first["job"] == json.loads(found[1])["job"]
     assert json.loads(found[1])["left_out"] == [{"source": "a\udcff.md", "reason": "é"}]
 
 
@@ -61,3 +67,10 @@ def test_nan_and_infinity_are_null(loss):
 
     (line,) = lines(Evaluated("train", "validation", 1, loss, False))
     assert json.loads(line, parse_constant=refuse)["loss"] is None
+
+
+def test_an_event_keeps_its_job_without_another_one_and_a_result_gets_the_same_envelope():
+    job = new_job()
+    (line,) = lines(Notice("x").of_job(job))
+    assert json.loads(line)["job"] == job
+    assert list(message({"event": "result"}, job)) == ["v", "time", "job", "event"]

@@ -46,14 +46,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 42_176
+MAX_LINES = 42_979
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_414,
+    "files at the root": 1_617,
     "adapters": 3_013,
     "ask": 720,
-    "basics": 403,
+    "basics": 462,
     "basics.pages": 331,
-    "cli": 2_688,
+    "cli": 2_798,
     "export": 2_002,
     "machine": 645,
     "memory": 1_392,
@@ -61,12 +61,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_444,
+    "run": 3_857,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_362,
-    "training": 2_592,
+    "texts": 10_377,
+    "training": 2_595,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52
@@ -101,14 +101,14 @@ PUBLIC = {
         Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
-        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
+        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
         MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown RecipeError
         SebpEdgeError SparsityError StorageError TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines LearningOn MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice PreparationProgress Sink StepDone
-        TensorWritten TextsRead TrainingStarted silent
+        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JsonLines
+        LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
+        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
@@ -136,6 +136,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/forget.py": "UnknownDocument",
     "sebp_edge/adapters/packed_documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/adapters/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",

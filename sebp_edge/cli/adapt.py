@@ -165,7 +165,7 @@ def _ask(event: NameInUse, *, as_json: bool, yes: bool) -> None:
         typer.Exit: the answer is no.
     """
     if as_json:
-        print_json(event.to_dict())
+        print_json(event)
         return
     err.print(f"note: {event.message}", style="yellow", markup=False)
     asks = not yes and sys.stdin.isatty() and err.is_terminal

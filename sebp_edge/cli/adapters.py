@@ -34,7 +34,7 @@ def _store():
 
 def _to_dict(saved) -> dict:
     where = {"name": saved.name, "version": saved.version, "active": saved.active, "adapter_path": str(saved.path)}
-    return where | asdict(saved.record)
+    return {"event": "adapter"} | where | asdict(saved.record)
 
 
 def _readable_versions(store) -> Iterator:
@@ -130,7 +130,7 @@ def report(
             check_output_file(to, MARK.encode(), "page of an adapter")
             write(found.to_html(), to)
         if as_json:
-            print_json(found.to_dict() | {"html": to and str(to)})
+            print_json({"event": "report"} | found.to_dict() | {"html": to and str(to)})
         else:
             out.print(f"written to {to}", markup=False)
 
@@ -146,7 +146,7 @@ def diff(
     with one_sentence_errors(as_json=as_json):
         found = _store().adapter(name).diff(old, new)
         if as_json:
-            print_json(found.to_dict())
+            print_json({"event": "diff"} | found.to_dict())
             return
         rows = [("came", document) for document in found.came]
         rows += [("went", document) for document in found.went]
@@ -197,7 +197,7 @@ def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json 
         was_active = version is not None and version == adapter.active()
         active = adapter.remove(version)
         if as_json:
-            print_json({"name": name, "versions": versions, "active": active})
+            print_json({"event": "removed", "name": name, "versions": versions, "active": active})
             return
         out.print(f"Deleted {what}.", markup=False)
         if was_active:
@@ -237,7 +237,7 @@ def gc(
                 raise typer.Exit(1)
         deleted = store.gc(found)
         if as_json:
-            print_json(deleted.to_dict())
+            print_json({"event": "garbage"} | deleted.to_dict())
         else:
             out.print(f"Deleted; {gigabytes(deleted.size)} were freed.")
 

@@ -36,7 +36,7 @@ def ask(
     as_json: Json = False,
 ) -> None:
     """Answer a question from your texts, and say where the answer stands. Without QUESTION, ask in a conversation."""
-    with one_sentence_errors(as_json=as_json):
+    with one_sentence_errors(as_json=as_json, takes_time=True):
         question, paths = _question_and_paths(arguments)
         if question is None and as_json:
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
@@ -122,8 +122,8 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
             {"document": each.document, "headings": each.headings, "line": each.line, "text": each.text}
             for each in answer.sources
         ]
-        result = {"found": answer.found, "quoted": answer.quoted, "sources": sources}
-        print_json({"event": "result", "question": question, "text": answer.text, **result})
+        result = {"text": answer.text, "found": answer.found, "quoted": answer.quoted, "sources": sources}
+        print_json({"event": "result", "result_of": "ask", "question": question, **result})
         return answer
     if streamed:
         typer.echo()

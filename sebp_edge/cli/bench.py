@@ -39,7 +39,7 @@ def bench(
 
     Only the lengths of your texts are used. Without the model's weights, random weights of its shape are timed.
     """
-    with one_sentence_errors(as_json=as_json):
+    with one_sentence_errors(as_json=as_json, takes_time=True):
         with quick_imports():
             from sebp_edge.research.bench.plot import write_plot
             from sebp_edge.research.bench.run import run_bench

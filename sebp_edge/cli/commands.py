@@ -1,6 +1,11 @@
 """The commands of `sebp-edge`, by name."""
 
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+
 import typer
+from typer.core import TyperGroup
 
 from sebp_edge.basics.version import __version__
 from sebp_edge.cli import (
@@ -18,9 +23,28 @@ from sebp_edge.cli import (
     lr_range,
     plan,
 )
+from sebp_edge.cli.console import invalid_options_as_json
+
+
+class _Commands(TyperGroup):
+    """All commands. If one was called with --json, invalid options are printed as JSON, too."""
+
+    def main(self, args: Sequence[str] | None = None, **options):
+        as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().main(args, obj=as_json, **options)
+
+    def make_context(self, *given, obj: bool, **options) -> typer.Context:
+        with invalid_options_as_json() if obj else nullcontext():
+            return super().make_context(*given, obj=obj, **options)
+
+    def invoke(self, ctx: typer.Context):
+        with invalid_options_as_json() if ctx.obj else nullcontext():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="sebp-edge",
+    cls=_Commands,
     help="Adapt a language model to your texts, on your own machine. Your texts never leave it.",
     no_args_is_help=True,
     rich_markup_mode="markdown",  # which wraps the paragraphs of docstrings at the width of the terminal

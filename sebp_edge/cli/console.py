@@ -20,9 +20,11 @@ from rich.table import Table
 
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.interruptions import SIGNALS, Interruptions
+from sebp_edge.basics.schema import schema_hash
+from sebp_edge.basics.version import __version__
 from sebp_edge.cli.early_signals import exit_interrupted
-from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
-from sebp_edge.events import JsonLines
+from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError, StorageError
+from sebp_edge.events import Event, JsonLines, Started, new_job
 
 
 class _Console(Console):
@@ -35,33 +37,43 @@ class _Console(Console):
 out = _Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 err = _Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
 
+# Its public subclass is for one kind of invalid option.
+UsageError = typer.BadParameter.__base__
+
 # Minimum width of a table's last column, in characters.
 LAST_COLUMN = 20
 # Errors of an output that cannot be written: a full disk or quota, a closed terminal, a stream for reading only.
 OUTPUT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# The id of what this command does, in all its messages.
+JOB = new_job()
 # The exit code if the reader of the output has gone away: what shells report of a program that SIGPIPE has ended.
 READER_GONE = 141
 
 
 @contextlib.contextmanager
-def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
+def one_sentence_errors(*, as_json: bool = False, takes_time: bool = False) -> Iterator[None]:
     """Prints each deliberate error as one sentence and exits with its code; Ctrl-C exits with 130.
 
     Ends without a traceback if the standard output cannot be written, too (a closed pipe, a full disk).
+
+    Args:
+        takes_time: whether JSON begins with a line that says at once that the command has started.
     """
     try:
         with _interruptible():
+            if as_json and takes_time:
+                print_json(Started(__version__, schema_hash()))
             # Hides the libraries' warnings and progress bars; our own messages remain.
             warnings.simplefilter("ignore")
             os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
             yield
     except SebpEdgeError as error:
-        _fail(type(error).__name__, str(error), error.exit_code, as_json)
+        _fail(error, as_json)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt.__cause__, OSError):  # an event could not be written, and nothing was kept
             raise typer.Exit(_report_failed_output(interrupt.__cause__)) from None
-        _fail("Interrupted", "Interrupted; nothing was changed.", Interrupted.exit_code, as_json)
+        _fail(Interrupted("Interrupted; nothing was changed."), as_json)
     except OSError as error:
         raise typer.Exit(_report_failed_output(error)) from None
 
@@ -167,14 +179,28 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
 
 
-def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
+def _fail(error: SebpEdgeError, as_json: bool) -> None:
     if as_json:
-        try:
-            print_json({"event": "error", "error": kind, "message": message})
-        except OSError:
-            discard_output()
-    print_error(message)
-    raise typer.Exit(exit_code) from None
+        _print_json_error(error)
+    print_error(str(error))
+    raise typer.Exit(error.exit_code) from None
+
+
+def _print_json_error(error: SebpEdgeError) -> None:
+    try:
+        print_json(error.to_dict())
+    except OSError:
+        discard_output()
+
+
+@contextlib.contextmanager
+def invalid_options_as_json() -> Iterator[None]:
+    """Prints an invalid option as JSON, too; typer prints it for people, and exits with 2."""
+    try:
+        yield
+    except UsageError as error:
+        _print_json_error(OptionError(error.format_message()))
+        raise
 
 
 def print_error(message: str) -> None:
@@ -190,9 +216,9 @@ def print_note(message: object) -> None:
     err.print(f"note: {message}", style="yellow", markup=False)
 
 
-def print_json(record: dict) -> None:
-    """Prints one JSON object on one line of the standard output."""
-    JsonLines(sys.stdout).write(record)
+def print_json(record: Event | dict) -> None:
+    """Prints an event, a result, an error or an entry of a list as a message, on one line of the standard output."""
+    JsonLines(sys.stdout, JOB).write(record)
 
 
 def print_chunk(chunk: str, *, as_json: bool) -> None:

@@ -18,7 +18,7 @@ def doctor(as_json: Json = False) -> None:
         findings = examine()
         for finding in findings:
             if as_json:
-                print_json(asdict(finding))
+                print_json({"event": "finding", **asdict(finding)})
                 continue
             mark = "[yellow]![/]" if finding.problem else "[green]✓[/]"
             out.print(f"{mark} [bold]{finding.subject:<13}[/] {escape(finding.state)}")

@@ -41,7 +41,7 @@ def export(
 
     FOLDER must not exist. It is written whole or not at all.
     """
-    with one_sentence_errors(as_json=as_json):
+    with one_sentence_errors(as_json=as_json, takes_time=True):
         with quick_imports():
             from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.cli.progress import show_progress
@@ -53,7 +53,7 @@ def export(
             personalizer = Personalizer(base, store=store, device="cpu", on_event=sink)
             result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)
         if as_json:
-            print_json({"event": "result"} | result.to_dict())
+            print_json({"event": "result", "result_of": "export"} | result.to_dict())
         else:
             _show(result)
 

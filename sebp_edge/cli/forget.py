@@ -48,7 +48,7 @@ def forget(
     Exit codes: 0 forgotten, 3 forgotten but the new version is not better than the base model and not active, 130
     interrupted, 2 invalid option, 1 any other error.
     """
-    with one_sentence_errors(as_json=as_json), contextlib.ExitStack() as stack:
+    with one_sentence_errors(as_json=as_json, takes_time=True), contextlib.ExitStack() as stack:
         if not texts and (include or exclude):
             raise OptionError("--include and --exclude choose files of --texts; give --texts, too.")
         with quick_imports():
@@ -80,7 +80,7 @@ def forget(
             on_found=ask,
         )
     if as_json:
-        print_json({"event": "result"} | receipt.to_dict())
+        print_json({"event": "result", "result_of": "forget"} | receipt.to_dict())
     else:
         _show(receipt)
     if receipt.replaced_by not in (None, receipt.active):

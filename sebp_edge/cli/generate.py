@@ -73,7 +73,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate text with an adapter: continue PROMPT, or answer a chat."""
-    with one_sentence_errors(as_json=as_json):
+    with one_sentence_errors(as_json=as_json, takes_time=True):
         request = _prompt_or_messages(prompt, system, messages)
         if adapter is not None and (name is not None or version is not None):
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
@@ -102,7 +102,7 @@ def generate(
                 typer.echo()
             raise
         if as_json:
-            print_json({"event": "result", "prompt": request, "text": text})
+            print_json({"event": "result", "result_of": "generate", "prompt": request, "text": text})
         else:
             typer.echo()
 

@@ -43,7 +43,7 @@ def models(chosen: Models = None, as_json: Json = False) -> None:
             found[len(there) : len(there)] = map(_describe, [*named, *find_local_models(folders)])
         if as_json:
             for record in found:
-                print_json(record)
+                print_json({"event": "model", **record})
         elif named and not folders:
             _show_models(found)
         else:
@@ -137,7 +137,7 @@ def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
         found = [Recipe.load(name) for name in chosen or Recipe.names()]
         if as_json:
             for recipe in found:
-                print_json(asdict(recipe))
+                print_json({"event": "recipe", **asdict(recipe)})
         elif chosen:
             for recipe in found:
                 values = asdict(recipe.with_defaults())

@@ -115,7 +115,7 @@ def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = Non
         @functools.wraps(command)
         def run(**given) -> None:
             others = {each.name: given.pop(each.name) for each in own}
-            with one_sentence_errors(as_json=given["as_json"]):
+            with one_sentence_errors(as_json=given["as_json"], takes_time=True):
                 request = Request(**given)
                 try:
                     command(request, **others)

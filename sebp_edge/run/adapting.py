@@ -1,7 +1,6 @@
 """One adaptation, from texts to a saved version."""
 
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,13 +23,23 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
-from sebp_edge.run.preparation import PlannedTraining, Preparation
+from sebp_edge.run.job import Phase
+from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.start import Beginning, latest_history
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.run.work_ahead import (
+    LOAD,
+    SAVE,
+    loading,
+    phases_ahead,
+    planned_seconds_of_a_token,
+    seconds_of_a_token,
+)
+from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
@@ -69,7 +78,8 @@ class Adapting:
         compares: bool = True,
         preparation: Preparation | None = None,
     ):
-        self._began = time.perf_counter()
+        call.job.begin()
+        self._began = call.job.clock()
         self._call, self._place, self._interruptions = call, place, interruptions
         self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
@@ -123,7 +133,11 @@ class Adapting:
         """Plans the training within the budget."""
         if (unused := devices.unused_gpus(self._call.device)) is not None:
             self._call.notify(Notice(unused))
-        self.planned = self.preparation.plan_within_budget()
+        self.planned = planned = self.preparation.plan_within_budget()
+        if planned is not None:
+            token = planned_seconds_of_a_token(planned.plan, planned.schedules)
+            self._lay_out(planned.prepared, planned.schedules, token, loading(planned.plan))
+        self._call.job.enter(LOAD)
 
     def begin(self, guard: MemoryGuard) -> bool:
         """Loads the model, encodes the texts and lays out the trainings; returns whether there is anything new."""
@@ -137,15 +151,21 @@ class Adapting:
         self.beginning.refuse_other_base(base.fingerprint)
         if self.beginning.event is not None:
             call.notify(self.beginning.event)
+        token = seconds_of_a_token(base)
+        if planned is not None:
+            token = planned_seconds_of_a_token(planned.plan, planned.schedules)
+        schedules = preparation.schedule(prepared, planned)
+        self._lay_out(prepared, schedules, token)
         if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
-        dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)
+            schedules = preparation.schedule(prepared, planned)
+        dataset = prepared.dataset
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
         task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
-        self.training = TrainingRun(base, task, guard, call.notify, attach)
+        self.training = TrainingRun(base, task, guard, call.notify, attach, call.job.clock)
         if self._place.out is None:
             self.texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
         return True
@@ -153,8 +173,8 @@ class Adapting:
     def train(self) -> None:
         """Trains, and tests beside the active version."""
         training, call = self.training, self._call
-        checks = (call.signal.check, self._interruptions.deliver)
-        self._assessor = Assessor(training, self.preparation.reading.documents, call.sink, checks)
+        checks = (call.check, self._interruptions.deliver)
+        self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
         place = self._place
         active = self._assessor.examine_active(place.adapter) if self._compares else None
@@ -178,7 +198,8 @@ class Adapting:
         Raises:
             Interrupted: the assessment was stopped; the adapter is saved.
         """
-        training, place, in_use = self.training, self._place, self._call.in_use
+        call, training, place, in_use = self._call, self.training, self._place, self._call.in_use
+        call.job.enter(SAVE)
         is_activated, overtaken_by = self.judged.passed or self._activate_anyway, None
         report = Report.of(training, self.assessment, self.texts)
         version = NewVersion.of(training, self.texts, report, keeps_words=self._keep_samples)
@@ -200,8 +221,8 @@ class Adapting:
         self._announce(saved)
         if self.assessment is None:
             raise self.outcome
-        seconds = time.perf_counter() - self._began
-        authors, reference = self.preparation.reading.authors, self._call.reference
+        seconds = call.job.clock() - self._began
+        authors, reference = self.preparation.reading.authors, call.reference
         return AdaptResult(saved, report, self.judged, reference, place.store, overtaken_by, seconds, authors)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
@@ -228,6 +249,12 @@ class Adapting:
             raise self._out_of_memory_error() from error
 
     # -------------------------------------------------------------------------------------------------------- private
+
+    def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
+        has_active = self._compares and self._place.active_version is not None
+        recipe = self.preparation.recipe.with_defaults()
+        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, has_active=has_active)
+        self._call.job.lay_out([*before, *ahead])
 
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
         """Activates the new version; unless another one became active meanwhile, which is returned and stays."""
@@ -268,12 +295,12 @@ class Adapting:
     def _announce(self, saved: SavedAdapter) -> None:
         self._call.remember_model(saved.record)
         # Not `notify`, which could still stop the call.
-        self._call.sink(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
+        self._call.job(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
 
     def _discard(self) -> None:
         """Detaches the new adapter, and restores the one that was in use."""
         self.training.detach()
-        self._call.in_use.restore_adapter(self._call.sink)
+        self._call.in_use.restore_adapter(self._call.job)
 
     def _out_of_memory_error(self) -> MachineError:
         """Returns the error for a single example that does not fit into memory."""

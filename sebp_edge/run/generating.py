@@ -35,5 +35,5 @@ def generate(
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
         # A model with sparse kernels computes other bits.
-        options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.signal.check}
+        options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.check}
         return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)

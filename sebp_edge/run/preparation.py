@@ -23,6 +23,7 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.replies import reply_to
 from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.work_ahead import REPLIES, TEACHER
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.examples import encode
@@ -163,8 +164,10 @@ class Preparation:
     def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
         """Returns the dataset in which the base model, as it is now, is the teacher on general text and chat."""
         call, data = self._call, prepared.dataset
-        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.signal.check)
+        call.job.enter(REPLIES)
+        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.check)
         general = data.general + chat_examples(replies, base.tokenizer, data.context_length)
+        call.job.enter(TEACHER)
         collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
             base.model, general, collator, base.device, call.notify, call.signal.check, options=options

@@ -243,6 +243,7 @@ class AdaptResult(_Facts):
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
         return {
             "event": "result",
+            "result_of": "adapt",
             "unchanged": self.unchanged,
             **{name: _plain(getattr(self, name)) for name in _Facts.__annotations__},
             "adapter_path": str(self.adapter_path),

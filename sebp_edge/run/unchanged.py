@@ -68,7 +68,8 @@ class UnchangedResult:
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
-        return {"event": "result", **asdict(self), "adapter_path": str(self.adapter_path), "summary": self.summary}
+        words = {"adapter_path": str(self.adapter_path), "summary": self.summary}
+        return {"event": "result", "result_of": "adapt", **asdict(self), **words}
 
 
 def find_unchanged(

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ class Trainer:
         on_event: receives the events.
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too.
+        clock: counts the seconds of the steps.
     """
 
     learner: RecoveringLearner
@@ -75,6 +76,7 @@ class Trainer:
     on_event: Sink
     phase: str
     progress: TrainingProgress = field(default_factory=TrainingProgress)
+    clock: Callable[[], float] = time.perf_counter
 
     def train(self, schedule: Schedule) -> TrainingProgress:
         """Runs the steps of a schedule that the learner is prepared for.
@@ -118,15 +120,15 @@ class Trainer:
 
     def _train_epoch(self, epoch: int, steps: list[Group], rates: Iterator[float]) -> None:
         """Trains one epoch; launches a GPU's next step before it reads the outcome of the previous one."""
-        begin, before = time.perf_counter(), self.progress.seconds
+        begin, before = self.clock(), self.progress.seconds
         pending: deque[_PendingStep] = deque()
         for step in steps:
             rate = next(rates)
             pending.append(_PendingStep(epoch, step, self.learner.step(step, rate), rate))
             while len(pending) > self.learner.steps_ahead:
-                self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
+                self._finish_step(pending.popleft(), before + self.clock() - begin)
         while pending:
-            self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
+            self._finish_step(pending.popleft(), before + self.clock() - begin)
 
     def _finish_step(self, finished: _PendingStep, seconds: float) -> None:
         """Reads a step's outcome, counts the step and reports it."""

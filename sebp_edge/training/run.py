@@ -1,7 +1,6 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,7 +72,8 @@ class TrainingRun:
         result: what the gate says of the state that `adaptation` is in after a training or a stop; None if it has not
             judged that state.
         is_hoisted: whether only active rows are computed; None before the first training.
-        began: when the run was made, by `time.perf_counter`.
+        clock: counts the seconds in which the process can run.
+        began: when the run was made, by the clock.
         guard: the memory limit and peak.
     """
 
@@ -84,6 +84,7 @@ class TrainingRun:
         guard: MemoryGuard,
         on_event: Sink,
         attach: Callable[[BaseModel, Recipe, int], Adaptation],
+        clock: Callable[[], float],
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
@@ -92,7 +93,7 @@ class TrainingRun:
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
-        self.began = time.perf_counter()
+        self.clock, self.began = clock, clock()
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -256,7 +257,7 @@ class TrainingRun:
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
-        trainer = Trainer(learner, recipe, self._on_event, phase, TrainingProgress(phase))
+        trainer = Trainer(learner, recipe, self._on_event, phase, TrainingProgress(phase), self.clock)
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule, self.task.schedules[self.task.schedules.index(schedule) + 1 :])

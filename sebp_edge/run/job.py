@@ -1,0 +1,222 @@
+"""One call as a job: gives its events their id, and tells how far the whole is.
+
+The work ahead is a list of phases, each with the seconds that it is expected to take, in parts of a kind: steps,
+evaluations, decoding and so on. As they are done, the seconds that each kind really takes correct the rest.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import TypeVar
+
+from sebp_edge.basics.clock import WorkClock
+from sebp_edge.basics.stopping import Check
+from sebp_edge.events import (
+    Event,
+    ExampleAnalyzed,
+    ExamplesEvaluated,
+    GraphCaptured,
+    JobProgress,
+    MemoryProbed,
+    PreparationProgress,
+    Sink,
+    StepDone,
+    TensorWritten,
+    TrainingStarted,
+    new_job,
+)
+from sebp_edge.models.libraries import quiet_libraries
+
+Result = TypeVar("Result")
+
+# Between two events about the progress.
+SECONDS = 0.5
+# Of the whole, for what precedes the layout of the work.
+PREPARATION_SHARE, PREPARATION_SECONDS = 0.05, 5.0
+# An expectation weighs as much as this many seconds of measured work.
+TRUST = 1.0
+# What is left of a part that takes longer than expected, as a share of what it has taken.
+LATE = 0.1
+
+# Kinds of work: the first two are counted, the others take the time that they take.
+STEPS, EVALUATIONS, DECODING, LOADING, SAVING = "steps", "evaluations", "decoding", "loading", "saving"
+COUNTED, COMPUTED = (STEPS, EVALUATIONS), (STEPS, EVALUATIONS, DECODING)
+
+
+@dataclass
+class Phase:
+    """A part of the work ahead.
+
+    Attributes:
+        name: as in events.
+        units: by kind, how many steps are to be done or examples evaluated.
+        seconds: by kind, how long all of them are expected to take.
+    """
+
+    name: str
+    units: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Job:
+    """The sink of one call; also a context manager, in which its clock runs.
+
+    Args:
+        on_event: receives the events of this job.
+        id: the job's id; by default a fresh one.
+        clock: counts the seconds in which the process can run; by default a clock that runs in this context.
+    """
+
+    def __init__(self, on_event: Sink, id: str | None = None, clock: Callable[[], float] | None = None):
+        self._own_clock = WorkClock()
+        self.id, self.clock, self._on_event = id or new_job(), clock or self._own_clock, on_event
+        self._ahead: list[Phase] = []
+        self._phase, self._is_laid_out, self._reports = Phase("reading"), False, False
+        self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
+        self._done = 0  # of the running evaluation
+        self._began = self._marked = self._entered = self.clock()
+        self._sent, self._fraction = self._began, 0.0
+
+    def __enter__(self) -> "Job":
+        self._own_clock.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._own_clock.__exit__(*error)
+
+    def __call__(self, event: Event) -> None:
+        """Passes an event on, and counts what it says was done."""
+        self._on_event(event.of_job(self.id))
+        match event:
+            case TrainingStarted():
+                self.enter(event.phase)
+            case StepDone():
+                self._resize(STEPS, event.steps - event.step + 1)
+                self._advance(STEPS, 1)
+            case ExamplesEvaluated():
+                self._done = 0 if event.done <= self._done else self._done
+                self._advance(EVALUATIONS, event.done - self._done)
+                self._done = event.done % event.examples
+            case TensorWritten() | ExampleAnalyzed():
+                self._advance(STEPS, 1)
+            case GraphCaptured() | MemoryProbed():
+                self._marked = self.clock()  # the next step does not take this long again
+            case PreparationProgress() if not self._is_laid_out:
+                self._phase.name = event.stage
+
+    def begin(self) -> None:
+        """Begins to report, before the work is laid out."""
+        if not self._reports:
+            self._reports = True
+            self._send(0.0, None)
+
+    def lay_out(self, phases: Iterable[Phase]) -> None:
+        """Takes these for all phases that are ahead; the current one goes on if it has the first one's name."""
+        current, *ahead = phases
+        if current.name == self._phase.name:
+            self._phase, self._ahead = current, ahead
+        else:
+            self._ahead = [current, *ahead]
+        self._reports = self._is_laid_out = True
+
+    def enter(self, name: str) -> None:
+        """Begins a phase; those before it are over, or left out."""
+        now = self.clock()
+        timed = [kind for kind in self._phase.seconds if kind not in COUNTED]
+        if len(timed) == len(self._phase.seconds) == 1:
+            self._actual[timed[0]] += now - self._entered
+            self._expected[timed[0]] += self._phase.seconds[timed[0]]
+        found = next((at for at, phase in enumerate(self._ahead) if phase.name == name), None)
+        if found is None:
+            self._phase = Phase(name)
+        else:
+            self._phase, self._ahead = self._ahead[found], self._ahead[found + 1 :]
+        self._entered = self._marked = now
+        self._done = 0
+
+    def tick(self) -> None:
+        """Tells the progress if that is due; called several times a second, in the call's thread."""
+        if not self._reports:
+            return
+        now = self.clock()
+        if now - self._sent < SECONDS:
+            return
+        elapsed = now - self._began
+        if not self._is_laid_out:
+            self._send(PREPARATION_SHARE * elapsed / (elapsed + PREPARATION_SECONDS), None)
+            return
+        left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
+        self._send(elapsed / (elapsed + left) if elapsed else 0.0, left)
+
+    def watch(self, compute: Callable[[], Result], check: Check) -> Result:
+        """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
+
+        After a stop, nobody waits for it.
+        """
+        if not self._reports:
+            return compute()
+        made: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                with quiet_libraries():
+                    made.set_result(compute())
+            except BaseException as error:
+                made.set_exception(error)
+
+        Thread(target=copy_context().run, args=(run,), daemon=True).start()
+        while not wait([made], SECONDS / 2).done:
+            check()
+        return made.result()
+
+    def finish(self) -> None:
+        """Tells that all is done, if the progress was told at all."""
+        if self._reports:
+            self._send(1.0, 0.0)
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    def _send(self, fraction: float, left: float | None) -> None:
+        self._sent = self.clock()
+        # Only the end is all of it.
+        self._fraction = max(self._fraction, fraction if fraction == 1 else min(fraction, 0.999))
+        self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
+
+    def _resize(self, kind: str, units: int) -> None:
+        """Corrects how many units of the current phase are left."""
+        left = self._phase.units.get(kind, 0)
+        if left:
+            self._phase.units[kind] = units
+            self._phase.seconds[kind] *= units / left
+
+    def _advance(self, kind: str, units: int) -> None:
+        """Counts the time since the last mark as that of some units of the current phase."""
+        now, phase = self.clock(), self._phase
+        left = phase.units.get(kind, 0)
+        if left:
+            done = min(units, left)
+            seconds = phase.seconds[kind] * done / left
+            phase.units[kind] -= done
+            phase.seconds[kind] -= seconds
+            self._actual[kind] += now - self._marked
+            self._expected[kind] += seconds
+        self._marked = now
+
+    def _seconds_left(self, phase: Phase) -> float:
+        left = 0.0
+        for kind, seconds in phase.seconds.items():
+            seconds *= self._slowness(kind)
+            if kind not in COUNTED and phase is self._phase:
+                taken = self.clock() - self._entered
+                seconds = max(seconds - taken, LATE * taken)
+            left += seconds
+        return left
+
+    def _slowness(self, kind: str) -> float:
+        """Returns how much longer work of a kind takes than expected; that of others, until some of it is done."""
+        actual, expected = (sum(times[each] for each in COMPUTED) for times in (self._actual, self._expected))
+        overall = 1.0 if kind not in COMPUTED else (TRUST + actual) / (TRUST + expected)
+        return (TRUST * overall + self._actual[kind]) / (TRUST + self._expected[kind])
