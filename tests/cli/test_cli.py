@@ -241,7 +241,7 @@ def test_patterns_choose_the_files_to_read(tmp_path):
 
 
 def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_folder):
-    own_data_folder.parent.parent.mkdir()
+    own_data_folder.parent.parent.mkdir(parents=True)
     own_data_folder.parent.write_text("a file where the folder should be")
     assert_one_sentence(run(*adapt), "Cannot save to .*: Not a directory")
     assert own_data_folder.parent.read_text() == "a file where the folder should be"
