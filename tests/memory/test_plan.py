@@ -52,6 +52,7 @@ def test_a_plan_loads_nothing(make, notes_folder, without_weights):
     assert make().plan(notes_folder).budget > plan.chosen.footprint.context
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_absent_gpu_does_not_depend_on_this_machine(make, notes_folder, monkeypatch):
     def fail(*_):
         raise AssertionError("the plan must not depend on this machine")
@@ -109,6 +110,7 @@ def test_too_little_text_is_refused_before_planning(make, text):
             attempt([text])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_process_memory")
 def test_a_model_that_runs_padded_is_planned_with_whole_sequences(make, notes_folder, tokenizer, tmp_path):
     BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
@@ -166,6 +168,7 @@ def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, note
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_with_a_budget_texts_are_still_encoded_and_laid_out_once(make, notes_folder, monkeypatch):
     calls = []
     for name in ("examples.tokenise", "schedule.shuffled_batches"):
