@@ -46,7 +46,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_643
+MAX_LINES = 43_644
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_013,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_386,
+    "texts": 10_387,
     "training": 2_595,
 }
 MAX_ENTRIES_AT_ROOT = 21
