@@ -20,6 +20,7 @@ _HOMES = {
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.research.analysis.analysis",
     "Answer": "sebp_edge.ask.answer",
+    "Completion": "sebp_edge.models.completion",
     "ExportResult": "sebp_edge.export.result",
     "Folder": "sebp_edge.texts.folders",
     "Inspection": "sebp_edge.run.inspection",
@@ -41,6 +42,7 @@ __all__ = [
     "AdapterStore",
     "Analysis",
     "Answer",
+    "Completion",
     "ExportResult",
     "Folder",
     "Inspection",
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
     from sebp_edge.memory.plan import Plan
+    from sebp_edge.models.completion import Completion
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe
     from sebp_edge.research.analysis.analysis import Analysis

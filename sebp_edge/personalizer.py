@@ -24,6 +24,7 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
+from sebp_edge.models.completion import Completion
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.recipe import Recipe
@@ -31,7 +32,7 @@ from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.asking import Turn, ask
 from sebp_edge.run.call import Call
-from sebp_edge.run.generating import generate
+from sebp_edge.run.generating import complete, generate
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
 from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
@@ -42,7 +43,7 @@ from sebp_edge.run.resuming import resume, run_adapt, run_forget
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.folders import Folder
-from sebp_edge.texts.prompts import Messages, check_prompt
+from sebp_edge.texts.prompts import Messages, check_prompt, check_text
 from sebp_edge.texts.readers import read_texts
 
 
@@ -366,14 +367,45 @@ class Personalizer:
         """
         check_prompt(prompt)
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed)
-        is_named = adapter not in (None, _Current.ADAPTER)
-        if version is not None and not is_named:
-            raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
+        is_named = self._is_named(adapter, version)
         with self._exclusive_call(stop_when) as call:
             if is_named:
                 call.load_adapter(adapter, version)
             with_adapter = adapter is not None
             return generate(call, prompt, sampling, on_text, with_adapter=with_adapter, sparse_kernels=sparse_kernels)
+
+    def complete(
+        self,
+        before: str,
+        *,
+        max_new_tokens: int = 16,
+        min_probability: float = 0.5,
+        adapter: str | Path | _Current | None = _Current.ADAPTER,
+        version: int | None = None,
+        on_text: Callable[[str], None] | None = None,
+        stop_when: threading.Event | None = None,
+    ) -> Completion:
+        """Returns the words that the owner would write next, as an editor's ghost text; none if the model is not sure.
+
+        They end with their sentence or line. A word that `before` ends within is completed. What consecutive texts
+        begin with is computed once, also by a call that was stopped.
+
+        Args:
+            before: the text before the cursor, which may be empty; the model reads the last 4,096 characters at most.
+            max_new_tokens: the most tokens to compute after the word that is completed.
+            min_probability: of the words together, by the model: that the text goes on with just these.
+            adapter, version: as for `generate`.
+            on_text: receives each word as soon as the model is sure of it.
+
+        Raises:
+            TextsError, OptionError, AdapterError, ModelError, Interrupted: see `generate`.
+        """
+        check_text(before, "before")
+        is_named = self._is_named(adapter, version)
+        with self._exclusive_call(stop_when) as call:
+            if is_named:
+                call.load_adapter(adapter, version)
+            return complete(call, before, max_new_tokens, min_probability, on_text, with_adapter=adapter is not None)
 
     def ask(
         self,
@@ -407,9 +439,7 @@ class Personalizer:
             AdapterError, ModelError, Interrupted: see `generate`.
         """
         check_prompt(question)
-        is_named = adapter not in (None, _Current.ADAPTER)
-        if version is not None and not is_named:
-            raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
+        is_named = self._is_named(adapter, version)
         sampling = Sampling(max_new_tokens, temperature=0, stop=("\n",))
         with self._exclusive_call(stop_when) as call:
             index = self._searched.index(texts, call.progress)
@@ -472,6 +502,13 @@ class Personalizer:
         """
         with self._exclusive_call() as call:
             return call.load_adapter(adapter, version)
+
+    def _is_named(self, adapter, version: int | None) -> bool:
+        """Whether an adapter was named; raises an OptionError for a version without one."""
+        is_named = adapter not in (None, _Current.ADAPTER)
+        if version is not None and not is_named:
+            raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
+        return is_named
 
     def _make_call(self, signal: StopSignal) -> Call:
         job = Job(self.on_event)

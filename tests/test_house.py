@@ -46,26 +46,26 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 44_714
+MAX_LINES = 45_378
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_700,
+    "files at the root": 1_740,
     "adapters": 3_352,
-    "ask": 720,
-    "basics": 484,
+    "ask": 718,
+    "basics": 489,
     "basics.pages": 331,
     "cli": 2_929,
     "export": 1_982,
     "machine": 645,
     "memory": 1_392,
-    "models": 3_954,
+    "models": 4_525,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_519,
+    "run": 4_560,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_387,
+    "texts": 10_396,
     "training": 3_068,
 }
 MAX_ENTRIES_AT_ROOT = 21
@@ -97,8 +97,9 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer ExportResult Folder Inspection LearningRateRange
-        Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
+        AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
+        LearningRateRange Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__
+        sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted

@@ -8,14 +8,12 @@ import re
 import unicodedata
 
 from sebp_edge.ask.values import date_terms, plain_numbers
+from sebp_edge.basics.scripts import UNSPACED
 
-# Scripts without spaces between words, or, as Korean, with endings on them: Thai to Burmese, Khmer, kana, Han, Hangul.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_UNSPACED += "\U00020000-\U0003ffff"
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
-_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
+_UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
 # The vowel signs of Indian scripts are no letters to `re`, but belong to words.
-_WORD = re.compile(rf"(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+_WORD = re.compile(rf"(?:[^\W_{UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
 # Accents of Latin, Greek and Cyrillic letters, and the vowel points of Hebrew and Arabic.
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670]")
 # Letters that Unicode does not take apart.

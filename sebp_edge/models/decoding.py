@@ -6,13 +6,16 @@ when it changes, those of a single prompt are kept: the next call computes only 
 with.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
 from sebp_edge.models.captured_step import CapturedSteps
@@ -33,8 +36,15 @@ MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
 FILL_TOKENS = 4096
 # Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
 MAX_FILLED_UP = 64
+# So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
+MAX_REPLAYED = 4
+# The logits after so many tokens are kept at most.
+MAX_KEPT_LOGITS = 8
 # Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
 COLUMNS = 128
+
+# Takes a text's tokens and the logits of the next one, fp32 [1, vocabulary]; returns that one, or None to end the text.
+Choose = Callable[[list[int], Tensor], int | None]
 
 
 @dataclass
@@ -44,12 +54,13 @@ class _Row:
     Attributes:
         number: of the prompt in the call.
         left: how many new tokens may follow; 0 once the row has ended.
+        choose: chooses the next token; None takes the likeliest.
     """
 
     number: int
     prompt: list[int]
     left: int
-    draw: Draw
+    choose: Choose | None
     new: list[int] = field(default_factory=list)
 
     @property
@@ -116,6 +127,7 @@ class Decoder:
         end_ids: list[int],
         sampling: Sampling,
         *,
+        choose: Choose | None = None,
         on_token: Callable[[int, int], bool] = lambda number, token: False,
         check: Callable[[], None] = lambda: None,
     ) -> list[list[int]]:
@@ -123,6 +135,7 @@ class Decoder:
 
         Args:
             end_ids: tokens that end a text, besides those of the model's generation config.
+            choose: chooses each token of a single prompt, in place of `sampling`.
             on_token: receives the number of a prompt and its next token; returns whether its text ends there.
             check: is called after each pass through the model, which gives at most one token per prompt; may raise.
 
@@ -131,24 +144,71 @@ class Decoder:
             ModelError: a prompt has tokens unknown to the model.
             NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
         """
-        limit = getattr(self._model.config, "max_position_embeddings", None)
         rows = []
         for number, prompt in enumerate(prompts):
-            if not prompt or (limit is not None and len(prompt) >= limit):
-                room = "at least 1" if limit is None else f"1 to {limit - 1}"
-                raise TextsError(f"The prompt has {len(prompt)} tokens; expected {room} for this model.")
-            refuse_unknown_tokens(self._model, prompt)
-            left = sampling.max_new_tokens if limit is None else min(sampling.max_new_tokens, limit - len(prompt))
-            rows.append(_Row(number, prompt, left, Draw(sampling, self._model.device)))
-        self._ends, self._on_token, self._check = {*end_ids, *end_ids_of(self._model)}, on_token, check
+            room = self._room_after(prompt)
+            draw = Draw(sampling, self._model.device)
+            left = min(sampling.max_new_tokens, room)
+            rows.append(_Row(number, prompt, left, choose or (None if draw.is_greedy else draw)))
+        self._ends, self._on_token = {*end_ids, *end_ids_of(self._model)}, on_token
+        with self._computing(check):
+            self._decode_all(rows)
+        return [row.new for row in rows]
+
+    @torch.no_grad()
+    def next_logits(self, prompt: list[int], count: int, check: Callable[[], None] = lambda: None) -> Tensor:
+        """Returns the logits after each of a prompt's last `count` tokens, fp32 [count, vocabulary].
+
+        Raises:
+            TextsError, ModelError, NonFiniteLogits: as `decode`.
+        """
+        self._room_after(prompt)
+        with self._computing(check):
+            if self.one_by_one is not None:
+                ids = torch.tensor([prompt], device=self._model.device)
+                logits = self._model(ids, use_cache=False).logits[0, -count:].float()
+                self._check()
+            else:
+                logits = self._kept_or_next_logits(prompt, range(len(prompt) - count, len(prompt)))
+            if not logits.isfinite().all():
+                raise NonFiniteLogits
+        return logits
+
+    def _kept_or_next_logits(self, prompt: list[int], positions: range) -> Tensor:
+        """Computes only the tokens that are not kept, and those whose logits are not."""
+        shared = common_length([*self._kept, -1], [*prompt, -2])
+        found = {at: logits_V for at, logits_V in self._kept_logits.items() if at < shared}
+        if missing := [at for at in positions if at not in found]:
+            first = missing[0]
+            self._take_cache(1, len(prompt), known=min(shared, first))
+            computed = self._fill_row(prompt, len(prompt) - first)
+            found |= zip(range(first, len(prompt)), computed, strict=True)
+            self._kept_logits = dict(sorted(found.items())[-MAX_KEPT_LOGITS:])
+        return torch.stack([found[at] for at in positions])
+
+    def _room_after(self, prompt: list[int]) -> int:
+        """Returns how many tokens may follow a prompt; refuses one that cannot be computed."""
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        if not prompt or (limit is not None and len(prompt) >= limit):
+            room = "at least 1" if limit is None else f"1 to {limit - 1}"
+            raise TextsError(f"The prompt has {len(prompt)} tokens; expected {room} for this model.")
+        refuse_unknown_tokens(self._model, prompt)
+        return sys.maxsize if limit is None else limit - len(prompt)
+
+    @contextmanager
+    def _computing(self, check: Callable[[], None]) -> Iterator[None]:
+        """Context that keeps what it computes, unless it fails."""
+        self._check = check
         try:
             with threaded_linears(self._model):
-                self._decode_all(rows)
+                yield
+        except StopRequested:
+            self._keep()
+            raise
         except BaseException:
             self._forget()
             raise
-        self._keep(rows)
-        return [row.new for row in rows]
+        self._keep()
 
     def _decode_all(self, rows: list[_Row]) -> None:
         if self.one_by_one is not None:
@@ -163,20 +223,19 @@ class Decoder:
         for batch in self._batches(rows) if rows else []:
             self._decode(batch, [rows[number] for number in batch.numbers])
 
-    def _keep(self, rows: list[_Row]) -> None:
-        """Keeps keys and values of a single prompt and its text for the next call."""
+    def _keep(self) -> None:
+        """Keeps the keys and values of a single prompt's text for the next call."""
         if self._cache is None:
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
-        if self._keeps and len(rows) == 1 and size <= self._max_kept_bytes:
-            self._kept = rows[0].tokens
-        else:
+        if not self._keeps or not self._kept or size > self._max_kept_bytes:
             self._forget()
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
-        self._kept: list[int] = []  # the text of the last call, whose last token was not computed
+        self._kept: list[int] = []  # the tokens whose keys and values are in the cache, if it has a single row
+        self._kept_logits: dict[int, Tensor] = {}  # those after some of these tokens, by their positions
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
@@ -186,14 +245,15 @@ class Decoder:
         return make_batches(groups, columns, self._max_rows, max_cells)
 
     def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
-        known = common_length(self._kept, rows[0].prompt) if len(rows) == 1 else 0
+        is_alone = len(rows) == 1
+        # All that is kept may be known, but a prompt's last token is computed for its logits.
+        known = common_length([*self._kept, -1], rows[0].prompt) if is_alone else 0
         self._take_cache(len(rows), batch.columns, known)
-        self._kept = []
-        if len(rows) == 1:
-            logits = self._fill(0, [rows[0].prompt[known:]], [known])
+        if is_alone:
+            logits = self._fill_row(rows[0].prompt, 1)
         else:
             self._fill_prompts(batch, rows)
-            logits = self._step(rows)
+            logits = self._step_rows(rows)
             self._check()
         while True:
             self._add_next(rows, logits)
@@ -203,7 +263,9 @@ class Decoder:
                 self._cache.keep(kept)
             if not rows:
                 return
-            logits = self._step(rows)
+            logits = self._step_rows(rows)
+            if is_alone:
+                self._kept = rows[0].tokens
             self._check()
 
     def _add_next(self, rows: list[_Row], logits: Tensor) -> list[int | None]:
@@ -219,9 +281,9 @@ class Decoder:
             return None
         if likeliest < 0:
             raise NonFiniteLogits
-        token = likeliest if row.draw.is_greedy else row.draw(row.tokens, logits_1V)
+        token = likeliest if row.choose is None else row.choose(row.tokens, logits_1V)
         row.left -= 1
-        if token in self._ends:
+        if token is None or token in self._ends:
             row.left = 0
         else:
             row.new.append(token)
@@ -230,7 +292,11 @@ class Decoder:
         return token if row.left else None
 
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
-        """Allocates the cache, unless the last one serves; captured graphs live with it."""
+        """Allocates the cache, unless the last one serves; captured graphs live with it.
+
+        Args:
+            known: how many first tokens of the prompt are kept; those after them are forgotten.
+        """
         cache = self._cache
         if rows == 1:
             columns = -(-columns // COLUMNS) * COLUMNS
@@ -240,6 +306,8 @@ class Decoder:
             self._cache = RowCache(rows, columns)
             if last is not None:
                 self._cache.take(last, known)
+        self._kept = self._kept[:known]
+        self._kept_logits = {at: logits_V for at, logits_V in self._kept_logits.items() if at < known}
         if self._captures and self._captured is None:
             self._captured = CapturedSteps(self._model.device, self._cache, self._forward_step)
 
@@ -260,8 +328,8 @@ class Decoder:
         if any(tokens for tokens, start in short):
             self._fill(0, [tokens for tokens, start in short], [start for tokens, start in short])
 
-    def _fill(self, first: int, tokens: list[list[int]], starts: list[int]) -> Tensor:
-        """Computes keys and values of rows' next tokens, in one or more passes; returns the logits of the last column.
+    def _fill(self, first: int, tokens: list[list[int]], starts: list[int]) -> None:
+        """Computes keys and values of rows' next tokens, in one or more passes.
 
         Args:
             first: the first of the rows.
@@ -269,25 +337,44 @@ class Decoder:
         """
         size = max(1, FILL_TOKENS // len(tokens))
         for begin in range(0, max(map(len, tokens)), size):
-            parts = [row[begin : begin + size] for row in tokens]
-            longest = max(map(len, parts))
-            ids = torch.full((len(parts), longest), 0)
-            positions, columns = torch.zeros_like(ids), torch.full_like(ids, self._cache.columns)
-            for at, (part, start) in enumerate(zip(parts, starts, strict=True)):
-                ids[at, : len(part)] = torch.tensor(part)
-                positions[at, : len(part)] = columns[at, : len(part)] = torch.arange(len(part)) + start + begin
-            width = int(positions.max()) + 1
-            rows = slice(first, first + len(parts))
-            ids, positions, columns = (each.to(self._model.device) for each in (ids, positions, columns))
-            if len(parts) == 1:
-                columns = slice(width - longest, width)
-            logits = self._forward(rows, ids, positions, columns, width)
+            self._pass(first, [row[begin : begin + size] for row in tokens], [start + begin for start in starts])
             self._check()
-        return logits
 
-    def _step(self, rows: list[_Row]) -> Tensor:
+    def _pass(self, first: int, tokens: list[list[int]], starts: list[int], count: int = 1) -> Tensor:
+        """Computes keys and values as `_fill`, in one pass; returns the logits of the last columns, row by row."""
+        longest = max(map(len, tokens))
+        ids = torch.full((len(tokens), longest), 0)
+        positions, columns = torch.zeros_like(ids), torch.full_like(ids, self._cache.columns)
+        for at, (row, start) in enumerate(zip(tokens, starts, strict=True)):
+            ids[at, : len(row)] = torch.tensor(row)
+            positions[at, : len(row)] = columns[at, : len(row)] = torch.arange(len(row)) + start
+        width = int(positions.max()) + 1
+        rows = slice(first, first + len(tokens))
+        ids, positions, columns = (each.to(self._model.device) for each in (ids, positions, columns))
+        if len(tokens) == 1:
+            columns = slice(width - longest, width)
+        return self._forward(rows, ids, positions, columns, width, count)
+
+    def _fill_row(self, prompt: list[int], count: int) -> Tensor:
+        """Computes the keys and values of a single prompt that are not kept; returns its last `count` logits."""
+        is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
+        size, found = 1 if is_replayed else FILL_TOKENS, []
+        for begin in range(len(self._kept), len(prompt), size):
+            tokens = prompt[begin : begin + size]
+            if is_replayed:
+                found.append(self._step(tokens, [begin]).clone())
+            else:
+                found.append(self._pass(0, [tokens], [begin], min(count, len(tokens))))
+            self._kept = prompt[: begin + size]
+            self._check()
+        return torch.cat(found)[-count:]
+
+    def _step_rows(self, rows: list[_Row]) -> Tensor:
         """Returns the logits after each row's last token, [rows, vocabulary]."""
-        last, positions = [row.last for row in rows], [row.position for row in rows]
+        return self._step([row.last for row in rows], [row.position for row in rows])
+
+    def _step(self, last: list[int], positions: list[int]) -> Tensor:
+        """Returns the logits after tokens at these positions, one for each row, [rows, vocabulary]."""
         if self._captured is not None:
             try:
                 return self._captured(last, positions)
@@ -296,14 +383,16 @@ class Decoder:
                 self._on_event(Notice(f"Texts are generated without CUDA graphs, which is slower: {error.reason}"))
         ids, at = (torch.tensor(each, device=self._model.device)[:, None] for each in (last, positions))
         width = max(positions) + 1
-        columns = slice(width - 1, width) if len(rows) == 1 else at
-        return self._forward(slice(0, len(rows)), ids, at, columns, width)
+        columns = slice(width - 1, width) if len(last) == 1 else at
+        return self._forward(slice(0, len(last)), ids, at, columns, width)
 
     def _forward_step(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         return self._forward(slice(0, len(ids)), ids, positions, positions, width)
 
-    def _forward(self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int) -> Tensor:
-        """Passes tokens through the model; returns the logits of the last column in fp32, [rows, vocabulary]."""
+    def _forward(
+        self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int, count: int = 1
+    ) -> Tensor:
+        """Passes tokens through the model; returns the logits of the last columns, fp32 [rows * count, vocabulary]."""
         self._cache.select(rows, columns, width)
         # transformers repeats the keys of grouped heads if there is a mask. A captured step has columns to mask.
         is_bare = isinstance(columns, slice) and ids.numel() == 1 and needs_no_mask(self._model, width)
@@ -313,9 +402,9 @@ class Decoder:
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=count,
         ).logits
-        return logits[:, -1].float()
+        return logits[:, -count:].flatten(0, 1).float()
 
 
 def end_ids_of(model: PreTrainedModel) -> list[int]:

@@ -4,6 +4,7 @@ Models are loaded from local folders and GGUF files only: the bundled folder, th
 remote code is run.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from sebp_edge.models.soundness import (
     refuse_special_files,
     refuse_too_many_modules,
 )
+from sebp_edge.models.vocabulary import Vocabulary
 from sebp_edge.recipe import Recipe
 
 _META = torch.device("meta")
@@ -78,6 +80,15 @@ class BaseModel:
     def in_4bit(self) -> bool:
         """Whether its linear layers are in 4 bits."""
         return getattr(self.model, "is_loaded_in_4bit", False)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of its tokens.
+
+        Raises:
+            ModelError: they are not known for this kind of tokenizer.
+        """
+        return Vocabulary(self.tokenizer, self.model.config.get_text_config().vocab_size)
 
     @property
     def pad_token_id(self) -> int:

@@ -48,9 +48,9 @@ class Sampling:
             _check_count("top_k", self.top_k)
         # Smaller temperatures would make logits infinite.
         if self.temperature != 0:
-            _check_number("temperature", self.temperature, 0.001, 100, "0, or a number from 0.001 to 100")
-        _check_number("top_p", self.top_p, math.ulp(0.0), 1, "a number above 0 and at most 1")
-        _check_number("repetition_penalty", self.repetition_penalty, 0.1, 10, "a number from 0.1 to 10")
+            check_number("temperature", self.temperature, 0.001, 100, "0, or a number from 0.001 to 100")
+        check_number("top_p", self.top_p, math.ulp(0.0), 1, "a number above 0 and at most 1")
+        check_number("repetition_penalty", self.repetition_penalty, 0.1, 10, "a number from 0.1 to 10")
         if self.seed is not None:
             check_seed(self.seed)
         if not isinstance(self.stop, list | tuple):
@@ -116,6 +116,6 @@ def _check_count(name: str, value: int) -> None:
         raise OptionError(f"{name} must be a whole number of at least 1, but is {value!r}.")
 
 
-def _check_number(name: str, value: float, least: float, most: float, wanted: str) -> None:
+def check_number(name: str, value: float, least: float, most: float, wanted: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise OptionError(f"{name} must be {wanted}, but is {value!r}.")

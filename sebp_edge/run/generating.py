@@ -1,14 +1,21 @@
 """Generates text with the model in use."""
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
+from sebp_edge.models.completion import Completion, complete_text
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.call import Call
-from sebp_edge.texts.prompts import Messages, encode_prompt
+from sebp_edge.texts.prompts import Messages, encode_prompt, encode_texts
+
+# The most characters before a completion that the model reads, about 1,000 tokens.
+_MAX_CHARACTERS = 4096
+_SPACE = re.compile(r"\s")
 
 
 def generate(
@@ -37,3 +44,37 @@ def generate(
         # A model with sparse kernels computes other bits.
         options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.check}
         return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)
+
+
+def complete(
+    call: Call,
+    before: str,
+    max_new_tokens: int,
+    min_probability: float,
+    on_text: Callable[[str], None] | None,
+    *,
+    with_adapter: bool,
+) -> Completion:
+    """Completes a text; see `Personalizer.complete`."""
+    base = call.load()
+
+    limit = getattr(base.model.config, "max_position_embeddings", None)
+    encode = partial(encode_texts, tokenizer=base.tokenizer)
+    most = _MAX_CHARACTERS
+    while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
+        most //= 2
+    with call.in_use.generating(with_adapter=with_adapter) as (decoder, _):
+        options = {"on_text": on_text, "check": call.signal.check}
+        rest = (_end_of(before, most), max_new_tokens, min_probability)
+        return complete_text(decoder, base.vocabulary, encode, *rest, **options)
+
+
+def _end_of(text: str, most: int) -> str:
+    """Returns the last words of a text, with at most so many characters, and half as many at least.
+
+    They begin at the same word until the text has grown by a half, since a decoder keeps what a text begins with.
+    """
+    half = most // 2
+    begin = max(0, -(-(len(text) - most) // half) * half)
+    space = _SPACE.search(text, begin, begin + half // 2) if begin else None
+    return text[begin if space is None else space.start() :]

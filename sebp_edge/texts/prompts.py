@@ -22,7 +22,7 @@ class EncodedPrompt(NamedTuple):
 def check_prompt(prompt: str | Messages) -> None:
     """Raises a TextsError unless `prompt` is a text, or a list of messages that ends with one from the user."""
     if isinstance(prompt, str):
-        _check_text(prompt, "The prompt")
+        check_text(prompt, "The prompt")
         if not prompt:
             raise TextsError("The prompt is empty; give the first words of a text, or a question.")
         return
@@ -45,10 +45,13 @@ def _check_message(message, number: int) -> None:
     if not isinstance(message["content"], str):
         kind = type(message["content"]).__name__
         raise TextsError(f"The content of message {number} must be a text, but is of type {kind}.")
-    _check_text(message["content"], f"Message {number}")
+    check_text(message["content"], f"Message {number}")
 
 
-def _check_text(text: str, name: str) -> None:
+def check_text(text: str, name: str) -> None:
+    """Raises a TextsError for what is no text, or no valid Unicode, without quoting it."""
+    if not isinstance(text, str):
+        raise TextsError(f"{name} must be a text, but is of type {type(text).__name__}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -71,9 +74,7 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
     ends = [] if eos is None else [eos]
     if isinstance(prompt, str):
         if not chat:
-            # As in training, "<|eos|>" in a text is text, not the control token.
-            ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-            return EncodedPrompt(bos + ids, ends)
+            return EncodedPrompt(encode_texts([prompt], tokenizer)[0], ends)
         prompt = [{"role": "user", "content": prompt}]
     if chat and not tokenizer.chat_template:
         text, spans = render_plain(prompt)
@@ -87,6 +88,14 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     prefix = [] if ids[: len(bos)] == bos else bos
     return EncodedPrompt(prefix + ids, ends + end_of_turn(tokenizer))
+
+
+def encode_texts(texts: list[str], tokenizer) -> list[list[int]]:
+    """Encodes beginnings of documents as in training, with BOS if the tokenizer has one."""
+    # "<|eos|>" in a text is text, not the control token.
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    bos = first_tokens(tokenizer)
+    return [bos + ids for ids in tokenizer(texts, **options)["input_ids"]] if texts else []
 
 
 def end_of_turn(tokenizer) -> list[int]:
