@@ -16,6 +16,7 @@ __all__ = [
     "ClosedError",
     "ExportError",
     "Interrupted",
+    "JobError",
     "MachineError",
     "ModelAccessError",
     "ModelError",
@@ -23,10 +24,12 @@ __all__ = [
     "NonFiniteLoss",
     "OptionError",
     "OwnerUnknown",
+    "Paused",
     "RecipeError",
     "SebpEdgeError",
     "SparsityError",
     "StorageError",
+    "TextsChanged",
     "TextsError",
     "TrainingStopped",
 ]
@@ -88,6 +91,22 @@ class OwnerUnknown(TextsError):
     def __init__(self, message: str, reading):
         super().__init__(message)
         self.reading = reading
+
+
+class TextsChanged(TextsError):
+    """Documents of a job have changed or are gone, so that it can only go on without them, or start over.
+
+    Attributes:
+        changed: the names of documents that are there now and that the job does not know.
+        missing: how many documents of the job are not there as they were.
+    """
+
+    code = "texts_changed"
+    hint = "Ask the user whether to go on without these documents, or to start over."
+
+    def __init__(self, message: str, changed: tuple[str, ...], missing: int):
+        super().__init__(message)
+        self.changed, self.missing = changed, missing
 
 
 class RecipeError(SebpEdgeError):
@@ -154,6 +173,13 @@ class BaseModelMismatch(AdapterError):
 
     code = "base_model_mismatch"
     hint = "Use the model that the adapter was made for, or adapt again."
+
+
+class JobError(SebpEdgeError):
+    """A job is unknown, damaged or running elsewhere, or cannot go on as it was begun."""
+
+    code = "job"
+    hint = "List the jobs, or start over."
 
 
 class ExportError(SebpEdgeError):
@@ -228,6 +254,23 @@ class BudgetExceeded(TrainingStopped):
     code = "budget_exceeded"
     hint = "Raise the memory budget, or close other programs."
     retry = True
+
+
+class Paused(TrainingStopped):
+    """The app paused the call; `Personalizer.resume` goes on with it.
+
+    Attributes:
+        job: the id of its job.
+    """
+
+    code = "paused"
+    hint = "Resume the job when the user wants to go on."
+    retry = True
+    exit_code = 130
+
+    def __init__(self, message: str, *, job: str):
+        super().__init__(message)
+        self.job = job
 
 
 class Interrupted(TrainingStopped):

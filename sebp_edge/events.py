@@ -24,6 +24,7 @@ __all__ = [
     "ExamplesEvaluated",
     "GraphCaptured",
     "JobProgress",
+    "JobStarted",
     "JsonLines",
     "LearningOn",
     "MemoryPlanned",
@@ -126,6 +127,20 @@ class Notice(Event):
 
     event: ClassVar[str] = "notice"
     message: str
+
+
+@dataclass(frozen=True)
+class JobStarted(Event):
+    """A training that can be paused and resumed begins, or goes on; the first event of `adapt` and `resume`.
+
+    Attributes:
+        id: the id of its job in the store.
+        progress: how much of its steps is done, from 0 to 1.
+    """
+
+    event: ClassVar[str] = "job_started"
+    id: str
+    progress: float
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forget import Forgetting, forget
+from sebp_edge.adapters.forget import Forgetting
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
@@ -30,7 +30,6 @@ from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.asking import Turn, ask
 from sebp_edge.run.call import Call
 from sebp_edge.run.generating import complete, generate
@@ -40,6 +39,7 @@ from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
+from sebp_edge.run.resuming import resume, run_adapt, run_forget
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.folders import Folder
@@ -56,7 +56,7 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, every method but `stop` and `plan` raises BusyError.
+    Only one call at a time may use the model: during one, all methods but `stop`, `pause` and `plan` raise BusyError.
     `stop()`, or an event that was passed as `stop_when`, ends a call, which raises Interrupted. Every other error is a
     SebpEdgeError too; its message says what to do.
 
@@ -146,9 +146,9 @@ class Personalizer:
         devices.refuse_several_processes()
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         place.check_writable()
+        options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            adapting = Adapting(call, place, interruptions, activate_anyway=activate_anyway, keep_samples=keep_samples)
-            return adapting.read(texts, fresh=fresh, sync=sync) or adapting.run()
+            return run_adapt(call, interruptions, place, texts, options)
 
     def forget(
         self,
@@ -190,20 +190,37 @@ class Personalizer:
             documents = [documents]
         if texts is not None:
             texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
+        options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
         with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            receipt = forget(
-                self.store.adapter(name),
-                documents,
-                texts,
-                call.read,
-                lambda remaining: train_again(call, place, interruptions, remaining, activate_anyway=activate_anyway),
-                with_near_duplicates=near_duplicates,
-                is_exact=self.device.type == "cpu",
-                on_found=on_found,
-            )
-            self.in_use.leave_deleted_adapter(self.on_event)
-            interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
-            return receipt
+            return run_forget(call, interruptions, place, list(documents), texts, options, on_found)
+
+    def resume(
+        self,
+        job: str | None = None,
+        texts=None,
+        *,
+        changed: str = "refuse",
+        stop_when: threading.Event | None = None,
+    ) -> AdaptResult | UnchangedResult | Receipt:
+        """Goes on with a training that was paused, stopped or killed; returns what its call would have returned.
+
+        On the CPU, the adapter is bit for bit that of a training that nothing has interrupted. This Personalizer needs
+        the job's model and device, as `Personalizer(**store.jobs.get(job).arguments())` has.
+
+        Args:
+            job: the id of a job in the store; by default the only one that does not run.
+            texts: the same texts, if they were no files or were moved. New documents are left for the next adaptation.
+            changed: what to do if documents have changed or are gone: "refuse"; "without", to go on without them,
+                though it knows what it has learnt of them; or "again", to start over in any case.
+
+        Raises:
+            TextsChanged: documents have changed or are gone.
+            JobError: there is no such job, it runs already, or it cannot go on as it was begun.
+            TrainingStopped, StorageError: see `adapt`.
+        """
+        devices.refuse_several_processes()
+        with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
+            return resume(call, interruptions, self.store.jobs.get(job), texts, changed)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -214,6 +231,14 @@ class Personalizer:
         that may not have started yet, set its `stop_when`, which is checked when it starts, and wherever `stop` is.
         """
         self._signal.set()
+
+    def pause(self) -> bool:
+        """Pauses the training that runs in another thread; that call raises Paused with the id of its job.
+
+        It ends after its step, as soon as its checkpoint is written, and frees the model's memory. Returns False if no
+        call runs that can be paused: `adapt` into the store, `forget` and `resume` can, until they save the adapter.
+        """
+        return self._signal.pause()
 
     def close(self) -> None:
         """Gives the memory of the model, its adapter and searched texts back; later calls raise ClosedError.

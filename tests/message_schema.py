@@ -114,6 +114,14 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
         | {"changed": list[tuple[Document, Document]]},
         {},
     ),
+    (
+        "stored_job",
+        None,
+        dict.fromkeys(("id", "kind", "adapter", "state", "begun"), str)
+        | {"progress": float, "model": str | None, "texts": list[str] | None, "process": int, "size": int},
+        {},
+    ),
+    ("removed_job", None, {"id": str}, {}),
     ("removed", None, {"name": str, "versions": list[int], "active": int | None}, {}),
     ("garbage", None, {"keep": int, "versions": list[dict], "leftovers": list[str], "size": int}, {}),
 ]

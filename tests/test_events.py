@@ -13,6 +13,7 @@ KINDS = {
     "started": events.Started,
     "progress": events.JobProgress,
     "notice": events.Notice,
+    "job_started": events.JobStarted,
     "name_in_use": events.NameInUse,
     "preparing": events.PreparationProgress,
     "memory_planned": events.MemoryPlanned,

@@ -46,27 +46,27 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_644
+MAX_LINES = 45_379
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_657,
-    "adapters": 3_013,
+    "files at the root": 1_740,
+    "adapters": 3_352,
     "ask": 718,
-    "basics": 467,
+    "basics": 489,
     "basics.pages": 331,
-    "cli": 2_798,
-    "export": 2_002,
+    "cli": 2_929,
+    "export": 1_982,
     "machine": 645,
     "memory": 1_392,
-    "models": 4_490,
+    "models": 4_525,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_898,
+    "run": 4_560,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_387,
-    "training": 2_595,
+    "texts": 10_397,
+    "training": 3_068,
 }
 MAX_ENTRIES_AT_ROOT = 21
 MAX_IMPORTS_WITHIN_FUNCTIONS = 52
@@ -103,12 +103,12 @@ PUBLIC = {
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
-        MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown RecipeError
-        SebpEdgeError SparsityError StorageError TextsError TrainingStopped
+        JobError MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown
+        Paused RecipeError SebpEdgeError SparsityError StorageError TextsChanged TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JsonLines
-        LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
+        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
+        JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
     """,
     "sebp_edge.ops": """
@@ -151,7 +151,8 @@ OTHER_ERRORS = {
     "sebp_edge/research/bench/correctness.py": "ValueError",
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
-    "sebp_edge/basics/stopping.py": "StopRequested",
+    "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
+    "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
     "sebp_edge/training/comparison.py": "ValueError",

@@ -45,6 +45,7 @@ class Remaining:
         history: their splits.
         num_new: how many documents of the texts that version has not learnt; they are left out.
         num_gone: how many documents it knew only from the version that it learnt on from; they are left out, too.
+        forgotten: the hashes of the documents that are to be forgotten, without near-duplicates.
     """
 
     version: int
@@ -53,6 +54,7 @@ class Remaining:
     history: SplitHistory
     num_new: int
     num_gone: int
+    forgotten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,19 @@ def forget(
     completed = complete(adapter)
     try:
         found = find_forgetting(adapter, documents, texts, read, with_near_duplicates=with_near_duplicates)
-    except UnknownDocument:
-        if completed is None:
-            raise
-        return completed
+    except UnknownDocument as error:
+        if completed is not None:
+            return completed
+        if jobs := [job.id for job in adapter.jobs if not job.is_running]:
+            raise UnknownDocument(
+                f"{error} A training that did not end may know it; to delete that: sebp-edge jobs remove {jobs[0]}"
+            ) from error
+        raise
     if on_found is not None:
         on_found(found)
-    new = None if found.remaining is None else train(found.remaining)
+    new = None
+    if found.remaining is not None:
+        new = train(replace(found.remaining, forgotten=tuple(one.hash for one in found.documents)))
     hidden = {version.number for version in _read_versions(adapter) if version.knows(found.keys)} - set(found.versions)
     if hidden:
         raise AdapterError(

@@ -33,3 +33,17 @@ def locked(store: Path) -> Iterator[None]:
     finally:
         # Closing frees the lock.
         os.close(descriptor)
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[bool]:
+    """Context that locks an existing file, without waiting; yields whether it could be locked.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        yield lock_descriptor(descriptor, blocking=False)
+    finally:
+        os.close(descriptor)

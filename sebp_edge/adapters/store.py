@@ -5,6 +5,7 @@
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
     <data folder>/adapters/.models              where the base models are that were given as a folder or a file
+    <data folder>/adapters/.jobs/               trainings that can be resumed (see `sebp_edge.adapters.jobs`)
 
 `sebp_edge.adapters.names` says which folder has which adapter.
 """
@@ -21,6 +22,7 @@ from sebp_edge.adapters import archive, model_paths
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.folders import adapter_names, delete, flush_all, leftovers, size_of, temporary_folder
 from sebp_edge.adapters.garbage import KEPT_VERSIONS, Garbage, old_versions
+from sebp_edge.adapters.jobs import Jobs
 from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.salt import read_salt
@@ -37,6 +39,11 @@ class AdapterStore:
 
     def __init__(self, folder: str | Path | None = None):
         self.folder = Path(folder or platformdirs.user_data_path("sebp-edge", appauthor=False)) / "adapters"
+
+    @property
+    def jobs(self) -> Jobs:
+        """The trainings that run, are paused or were interrupted."""
+        return Jobs(self.folder)
 
     def names(self) -> list[str]:
         """Returns the sorted names of all adapters, including those whose folders cannot be read.

@@ -11,27 +11,49 @@ class StopRequested(KeyboardInterrupt):
     """The app requested a stop of this call. It is handled like Ctrl-C."""
 
 
+class PauseRequested(StopRequested):
+    """The app requested a pause of this call, which a checkpoint lets go on later."""
+
+
 class StopSignal:
-    """Stops one call, once.
+    """Stops or pauses one call, once.
 
     Args:
         event: an event of the app, which also requests the stop when it is set.
+
+    Attributes:
+        can_pause: whether the call can be paused.
+        is_pausing: whether a pause was requested, and not withdrawn.
     """
 
     def __init__(self, event: threading.Event | None = None):
         self._events = [threading.Event()] + ([] if event is None else [event])
         self._has_raised = False
+        self.can_pause = self.is_pausing = False
+
+    def pause(self) -> bool:
+        """Requests a pause; may be called from any thread. Returns False if this call cannot be paused."""
+        self.is_pausing = self.can_pause
+        return self.can_pause
 
     def set(self) -> None:
         """Requests the stop; may be called from any thread."""
         self._events[0].set()
 
-    def check(self) -> None:
-        """Raises if a stop was requested. Called wherever the call can safely end.
+    def check(self, *, may_pause: bool = True) -> None:
+        """Raises if a stop or a pause was requested. Called wherever the call can safely end.
+
+        Args:
+            may_pause: whether it can be paused here.
 
         Raises:
-            StopRequested: a stop was requested. Raised only once, so that the best state can be saved afterwards.
+            StopRequested, PauseRequested: raised only once, so that the best state can be saved afterwards.
         """
-        if not self._has_raised and any(event.is_set() for event in self._events):
+        if self._has_raised:
+            return
+        if any(event.is_set() for event in self._events):
             self._has_raised = True
             raise StopRequested
+        if self.is_pausing and may_pause:
+            self._has_raised = True
+            raise PauseRequested

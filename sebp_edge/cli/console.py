@@ -44,6 +44,8 @@ UsageError = typer.BadParameter.__base__
 LAST_COLUMN = 20
 # Errors of an output that cannot be written: a full disk or quota, a closed terminal, a stream for reading only.
 OUTPUT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# The exit code of a training whose adapter is not active.
+NOT_BETTER = 3
 # The id of what this command does, in all its messages.
 JOB = new_job()
 # The exit code if the reader of the output has gone away: what shells report of a program that SIGPIPE has ended.

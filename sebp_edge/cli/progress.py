@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sebp_edge.basics.units import duration, gigabytes, plural, sizes_apart
+from sebp_edge.basics.units import duration, gigabytes, percent, plural, sizes_apart
 from sebp_edge.cli.console import JOB, discard_output, err, out
 from sebp_edge.events import (
     Evaluated,
@@ -17,6 +17,7 @@ from sebp_edge.events import (
     ExampleAnalyzed,
     ExamplesEvaluated,
     JobProgress,
+    JobStarted,
     JsonLines,
     LearningOn,
     MemoryPlanned,
@@ -147,6 +148,8 @@ class ProgressPrinter:
                 self._job_progress(event)
             case Notice() | NameInUse():
                 self._print_note(escape(event.message))
+            case JobStarted() if event.progress:
+                out.print(f"going on at {percent(event.progress, 0)}")
             case MemoryPlanned():
                 peak, budget = sizes_apart(event.peak, event.budget)
                 out.print(f"plan: {event.description}; about {peak} of {budget}, about {duration(event.seconds)}")
@@ -217,7 +220,7 @@ class ProgressPrinter:
         if self._whole is not None:
             return
         what = _PHASES[event.stage]
-        percent = 100 * event.done // max(1, event.total)
+        done = 100 * event.done // max(1, event.total)
         is_done = event.done == event.total > 0
         begins, self._stage = event.stage != self._stage, "" if is_done else event.stage
         if begins and not is_done:
@@ -226,10 +229,10 @@ class ProgressPrinter:
         elif is_done and event.stage in ("reading", "planning"):
             self._start_task("loading the model")
         elif self._bar is not None:
-            self._bar.update(self._task, completed=percent)
+            self._bar.update(self._task, completed=done)
         elif time.monotonic() - self._last_print > SECONDS_BETWEEN_PREPARATION_LINES:
             self._last_print = time.monotonic()
-            out.print(f"{what}: {percent} %")
+            out.print(f"{what}: {done} %")
 
     def _texts_read(self, event: TextsRead) -> None:
         self._num_documents = event.documents

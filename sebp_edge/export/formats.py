@@ -32,7 +32,6 @@ from sebp_edge.export.k_quants import K_QUANTS, requantise
 from sebp_edge.export.mlx import read_adapter, write_adapter
 from sebp_edge.export.ollama import RAW, modelfile
 from sebp_edge.export.read_back import Agreement, BaseComparison, agreement, check_agreement, check_tokens, likeliest
-from sebp_edge.export.safetensors_file import write_weights
 from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_settings
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
@@ -40,7 +39,7 @@ from sebp_edge.export.weights import Read
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
-from sebp_edge.models.weights import WeightsFile
+from sebp_edge.models.weights import DTYPES, WeightsFile, write_tensors
 from sebp_edge.questions.asking import plain_question
 from sebp_edge.texts.conversations import plain_message
 
@@ -136,8 +135,19 @@ class Merged(Format):
         return self._source.model.num_parameters() * self._source.weights.dtype.itemsize
 
     def write(self, folder: Path, done: Done, check: Check) -> None:
-        write_weights(folder / "model.safetensors", self._source.weights, done)
+        weights = self._source.weights
+        dtype = weights.dtype if weights.dtype.is_floating_point and weights.dtype in DTYPES else torch.float32
+        with (folder / "model.safetensors").open("wb") as file:
+            write_tensors(
+                file, {name: (dtype, shape) for name, shape in weights.shapes.items()}, self._read(dtype, done)
+            )
         write_settings(folder, self._source)
+
+    def _read(self, dtype: torch.dtype, done: Done) -> Iterator[Tensor]:
+        weights = self._source.weights
+        for number, name in enumerate(weights.shapes, start=1):
+            yield weights.read(name).to(dtype)
+            done(number, len(weights.shapes))
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         check_settings(folder, self._source)

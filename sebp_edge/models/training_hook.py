@@ -18,8 +18,12 @@ class TrainingHook:
     def updated(self, parameters: list[nn.Parameter]) -> list[Tensor] | None:
         """Returns what the optimizer updates with the gradient of each parameter; None for the parameters."""
 
-    def begin(self, num_steps: int) -> None:
-        """Begins a training of `num_steps` steps with the model's current weights."""
+    def begin(self, num_steps: int, num_done: int = 0) -> None:
+        """Begins a training of `num_steps` steps with the model's current weights.
+
+        Args:
+            num_done: how many are done, if the training goes on; what the optimizer updates is as it was then.
+        """
 
     def after_step(self, learning_rate: float) -> None:
         """Follows each update."""

@@ -1,16 +1,28 @@
-"""Reads safetensors files from untrusted sources, and refuses those with NaN or infinity."""
+"""Reads safetensors files from untrusted sources, refuses those with NaN or infinity, and writes such files."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Size, Tensor
 
 from sebp_edge.errors import AdapterError, MachineError, SebpEdgeError
 from sebp_edge.machine.devices import ran_out_of_memory
+
+# The dtypes that are written, and their names in the files.
+DTYPES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+}
 
 
 @contextmanager
@@ -39,6 +51,25 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not all(tensor.is_floating_point() for tensor in tensors.values()):
         raise TypeError
     return tensors
+
+
+def write_tensors(file: BinaryIO, kinds: Mapping[str, tuple[torch.dtype, Size]], tensors: Iterable[Tensor]) -> None:
+    """Writes a safetensors file, a tensor at a time.
+
+    Args:
+        kinds: the dtype and the shape of each tensor, by name.
+        tensors: the tensors in this order, on any device; each is read when the ones before are written.
+    """
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape) in kinds.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors:
+        if tensor.numel():
+            file.write(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
 
 
 class WeightsFile:

@@ -1,12 +1,12 @@
 """One adaptation, from texts to a saved version."""
 
 import sys
-from contextlib import suppress
 from dataclasses import replace
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -15,7 +15,7 @@ from sebp_edge.errors import (
     NonFiniteLoss,
     TrainingStopped,
 )
-from sebp_edge.events import AdapterSaved, Notice
+from sebp_edge.events import AdapterSaved, Event, Notice
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
@@ -28,9 +28,10 @@ from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
-from sebp_edge.run.start import Beginning, latest_history
+from sebp_edge.run.start import Beginning
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.run.work import Work
 from sebp_edge.run.work_ahead import (
     LOAD,
     SAVE,
@@ -40,6 +41,7 @@ from sebp_edge.run.work_ahead import (
     seconds_of_a_token,
 )
 from sebp_edge.texts.schedule import Schedule
+from sebp_edge.training.checkpoint import Checkpoints
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
@@ -54,6 +56,7 @@ class Adapting:
         call: what it works with.
         place: where the adapter is saved.
         interruptions: the process's signals.
+        work: its job.
         activate_anyway, keep_samples: see `Personalizer.adapt`.
         preparation: the texts, if they are read already.
         compares: whether the gate compares it with the active version.
@@ -72,6 +75,7 @@ class Adapting:
         call: Call,
         place: Place,
         interruptions: Interruptions,
+        work: Work,
         *,
         activate_anyway: bool = False,
         keep_samples: bool = False,
@@ -80,7 +84,14 @@ class Adapting:
     ):
         call.job.begin()
         self._began = call.job.clock()
-        self._call, self._place, self._interruptions = call, place, interruptions
+        self._call, self._place, self._interruptions, self._work = call, place, interruptions, work
+        self._checkpoints = Checkpoints(
+            work.files,
+            call.signal,
+            call.job,
+            lambda: self.training and self.training.state,
+            lambda: self.training is None or self.training.is_between_steps,
+        )
         self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
         self._was_active: int | None = None
@@ -95,11 +106,13 @@ class Adapting:
 
     def read(self, texts, *, fresh: bool, sync: bool) -> UnchangedResult | None:
         """Reads texts; compares them with those of the active version, and returns a result if nothing is new."""
-        place, in_store = self._place, self._place.out is None
-        earlier = latest_history(place.adapter) if in_store else None
+        place, work, in_store = self._place, self._work, self._place.out is None
+        earlier = work.history(place.adapter) if in_store else None
         self._call, reading = self._call.with_texts(texts, place.adapter if in_store and not fresh else None)
         call = self._call
-        self.preparation = Preparation(call, reading, earlier)
+        reading = work.same_texts(reading, call)
+        earlier = earlier and work.drawn_from(earlier)
+        self.preparation = Preparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
         if not in_store:
             return None
         active, unchanged = find_unchanged(
@@ -107,7 +120,7 @@ class Adapting:
         )
         if unchanged is not None:
             return unchanged
-        if active is not None and active.name_in_use is not None:
+        if active is not None and active.name_in_use is not None and work.resumed is None:
             call.notify(active.name_in_use)
         if not fresh:
             self.preparation.learn_on_from(active, sync=sync)
@@ -117,6 +130,7 @@ class Adapting:
         """Trains on the texts, judges and assesses the result, and saves it; see `Personalizer.adapt`."""
         self.plan()
         with self._call.make_guard(self.planned and self.planned.plan) as guard:
+            guard.predicted = self._peak
             if not self.begin(guard):
                 return UnchangedResult.of(self.beginning.active)
             handled = sys.exception()
@@ -133,16 +147,27 @@ class Adapting:
         """Plans the training within the budget."""
         if (unused := devices.unused_gpus(self._call.device)) is not None:
             self._call.notify(Notice(unused))
-        self.planned = planned = self.preparation.plan_within_budget()
-        if planned is not None:
+        if self._work.resumed is None:
+            self.planned = self.preparation.plan_within_budget()
+        elif self._peak is not None:
+            self.preparation.refuse_less_memory(self._peak)
+        if (planned := self.planned) is not None:
             token = planned_seconds_of_a_token(planned.plan, planned.schedules)
             self._lay_out(planned.prepared, planned.schedules, token, loading(planned.plan))
         self._call.job.enter(LOAD)
 
+    @property
+    def _peak(self) -> int | None:
+        """The predicted peak memory; None without a plan."""
+        if self._work.resumed is not None:
+            return self._work.resumed.fixed.peak
+        return self.planned and self.planned.plan.chosen.peak
+
     def begin(self, guard: MemoryGuard) -> bool:
         """Loads the model, encodes the texts and lays out the trainings; returns whether there is anything new."""
         call, preparation, planned = self._call, self.preparation, self.planned
-        recipe, options = preparation.chosen(planned)
+        resumed, work = self._work.resumed, self._work
+        recipe, options = (resumed.recipe, resumed.options) if resumed else preparation.chosen(planned)
         base = call.load(recipe)
         prepared = preparation.encode(base, planned)
         self.beginning = prepared.beginning
@@ -165,15 +190,20 @@ class Adapting:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
         task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
-        self.training = TrainingRun(base, task, guard, call.notify, attach, call.job.clock)
         if self._place.out is None:
-            self.texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
+            texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
+            self.texts = work.known_by(texts)
+            work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
+        self.training = TrainingRun(base, task, guard, self._notify, attach, call.job.clock, resumed and resumed.state)
+        self.training.is_due, self.training.check = self._checkpoints.due, self._check
+        # The weights, two moments, and the best state.
+        self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True
 
     def train(self) -> None:
         """Trains, and tests beside the active version."""
         training, call = self.training, self._call
-        checks = (call.check, self._interruptions.deliver)
+        checks = (self._check, self._interruptions.deliver)
         self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
         place = self._place
@@ -189,8 +219,12 @@ class Adapting:
     def assess(self) -> None:
         """Assesses the adapter; a stop from now on ends only that, and does not lose the adapter."""
         self._interruptions.defer()
-        with suppress(KeyboardInterrupt):
+        try:
             self.assessment = self._assessor.assess(self.judged)
+        except PauseRequested:
+            raise
+        except KeyboardInterrupt:
+            pass
 
     def save(self) -> AdaptResult:
         """Saves the adapter; if it is better, uses it from now on, and activates it in the store.
@@ -218,6 +252,7 @@ class Adapting:
             f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
         )
         self._interruptions.complete(self.outcome)
+        self._work.end()
         self._announce(saved)
         if self.assessment is None:
             raise self.outcome
@@ -236,6 +271,10 @@ class Adapting:
             TrainingStopped: a stop, the memory budget or a loss that is not finite ended it; says what was saved.
             MachineError: memory ran out for a single example.
         """
+        if isinstance(error, PauseRequested):
+            devices.clear_frames(error, handled)
+            self.training = self._assessor = None
+            return
         if isinstance(error, KeyboardInterrupt | NonFiniteLoss | BudgetExceeded):
             self._interruptions.defer()
             devices.clear_frames(error, handled)
@@ -249,6 +288,16 @@ class Adapting:
             raise self._out_of_memory_error() from error
 
     # -------------------------------------------------------------------------------------------------------- private
+
+    def _notify(self, event: Event) -> None:
+        """Sends an event of the training; see `_check`."""
+        self._call.job(event)
+        self._check()
+
+    def _check(self) -> None:
+        """Writes a checkpoint if that is due; ends the call if it was stopped or paused; tells the progress."""
+        self._checkpoints.check()
+        self._call.job.tick()
 
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
         has_active = self._compares and self._place.active_version is not None
@@ -271,11 +320,13 @@ class Adapting:
             (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         )
         progress = training.progress[-1] if training.progress else TrainingProgress()
+        then = "" if error_type is NonFiniteLoss else self._work.way_to_go_on
         try:
             if training.result is None and (
                 not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)
             ):
-                return error_type(f"{reason} No state better than the start was found, so nothing was saved.")
+                found = f"{reason} No state better than the start was found, so nothing was saved."
+                return error_type(f"{found} To{then}" if then and self._work.can_go_on else found)
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
             report = Report.of(training, None, texts)
@@ -283,11 +334,12 @@ class Adapting:
             saved = replace(self._place, out=None).save(version, prefix=reason)
         finally:
             self._discard()
+        self._work.survives(saved.version)
         self._announce(saved)
         state = "best state so far" if training.result is None else "state that was tested"
         return error_type(
             f"{reason} The {state} is saved as version {saved.version} of the adapter {saved.name!r}; it is not "
-            f"active. To activate it: {describe_activation(self._place.store, saved)}",
+            f"active. To activate it: {describe_activation(self._place.store, saved)}{then and f'; to{then}'}",
             name=saved.name,
             version=saved.version,
         )
@@ -314,7 +366,13 @@ class Adapting:
 
 
 def train_again(
-    call: Call, place: Place, interruptions: Interruptions, remaining: Remaining, *, activate_anyway: bool
+    call: Call,
+    place: Place,
+    interruptions: Interruptions,
+    work: Work,
+    remaining: Remaining,
+    *,
+    activate_anyway: bool,
 ) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
@@ -330,9 +388,10 @@ def train_again(
             f"The adapter was made for {record.base_model}, not for these weights of {call.reference.public_name}; "
             f"use {record.model!r}."
         )
-    preparation = Preparation(call, remaining.reading, remaining.history)
+    history = work.history(place.adapter, remaining.history)
+    preparation = Preparation(call, work.same_texts(remaining.reading, call), history)
     adapting = Adapting(
-        call, place, interruptions, activate_anyway=activate_anyway, preparation=preparation, compares=False
+        call, place, interruptions, work, activate_anyway=activate_anyway, preparation=preparation, compares=False
     )
     return place.adapter.open(adapting.run().version)
 

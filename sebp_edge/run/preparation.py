@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 
+from sebp_edge.basics.units import sizes_apart
+from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
@@ -66,15 +68,18 @@ class Preparation:
 
     Args:
         earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
+        keeps_splits: whether all documents have splits already.
 
     Attributes:
         reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
     """
 
-    def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
+    def __init__(
+        self, call: Call, reading: Reading, earlier: SplitHistory | None = None, *, keeps_splits: bool = False
+    ):
         self._call, self.reading, self.recipe = call, reading, call.recipe
-        self._drawing = Drawing(call.seed, earlier or SplitHistory())
+        self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
         self._active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False
@@ -125,6 +130,16 @@ class Preparation:
         planned = self.plan()
         self._announce(planned.plan)
         return planned
+
+    def refuse_less_memory(self, peak: int) -> None:
+        """Raises a MachineError if the budget, or the free memory within it, is less than a training takes."""
+        _, budget = self._target_and_budget()
+        if self._call.budget is not None and peak > budget.size:
+            needed, size = sizes_apart(peak, budget.size)
+            raise MachineError(
+                f"The training began with a plan for {needed}, and the memory budget is {size} now; close other "
+                "programs, raise the budget, or start over with --changed again (changed='again')."
+            )
 
     def chosen(self, planned: PlannedTraining | None) -> tuple[Recipe, MemoryOptions]:
         """Returns the recipe and the options to train with."""

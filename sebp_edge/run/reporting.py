@@ -90,7 +90,7 @@ def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | Non
         compared_with=result.active.version if result and result.active else None,
         compared_loss_before=over_active.before if over_active else None,
         compared_loss_after=over_active.after if over_active else None,
-        packages=_package_versions(),
+        packages=package_versions(),
         trained_on_all=result.is_refit if result else False,
         general_loss_before=general.base if general else None,
         general_loss_after=general.adapted if general else None,
@@ -101,7 +101,8 @@ def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | Non
     )
 
 
-def _package_versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that compute."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "transformers", "peft", "safetensors"):
         with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it

@@ -167,6 +167,13 @@ def has_commands(store: AdapterStore, saved: SavedAdapter) -> bool:
     return saved.name is not None and store.folder == AdapterStore().folder
 
 
+def describe_resumption(store: AdapterStore, job: str) -> str:
+    """Returns the command that goes on with a job, or the call if the command line does not find it."""
+    if store.folder == AdapterStore().folder:
+        return f"sebp-edge adapt --resume {job}"
+    return f"personalizer.resume({job!r})"
+
+
 def describe_activation(store: AdapterStore, saved: SavedAdapter) -> str:
     """Returns the command that activates a version, or the call if the command line does not find it."""
     if has_commands(store, saved):

@@ -1,7 +1,7 @@
 """Computes held-out losses by document, apart for boilerplate."""
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -49,6 +49,11 @@ class HeldOutLoss:
         """The loss of some of the documents."""
         parts = (self.nats, self.tokens, self.boilerplate_nats, self.boilerplate_tokens)
         return HeldOutLoss(*({n: value for n, value in part.items() if n in documents} for part in parts))
+
+    def renumbered(self, number_of: Mapping[int, int]) -> "HeldOutLoss":
+        """The loss of the documents that have a new number, by that."""
+        parts = (self.nats, self.tokens, self.boilerplate_nats, self.boilerplate_tokens)
+        return HeldOutLoss(*({number_of[n]: value for n, value in part.items() if n in number_of} for part in parts))
 
     @classmethod
     def merged(cls, parts: Sequence["HeldOutLoss"]) -> "HeldOutLoss":

@@ -88,6 +88,11 @@ class Learner:
         """Whether only active rows are computed."""
         return self.row_losses.hoisted is not None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a training goes on from after a step; graphs read these tensors, so they are changed in place."""
+        return [tensor.detach() for tensor in self._update.state]
+
     def begin_graphs(self) -> None:
         """Starts to capture micro-batches, and replaces earlier graphs."""
         graphs = GraphPool(self.device, self._on_event)

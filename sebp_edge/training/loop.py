@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,13 @@ class TrainingProgress:
         best_state: the trained parameters in that state, on the CPU.
         losses: the loss of each step, in nats per loss token.
         validations: the number of steps before each evaluation, and its loss.
+        epoch: how many epochs are over, with the evaluation after them.
+        epoch_steps: the steps done in the current epoch.
+        last_unsettled_epoch: the last epoch before the hook of the adaptation had settled.
+        is_over: whether the training is over; the best state does not change any more, unless it is scaled.
+        before, after: the test losses before the training and after it; None until they are known.
+        general_before: the loss on general text before the training; None until it is known.
+        is_scaled: whether the best state is scaled down.
     """
 
     phase: str = ""
@@ -48,6 +56,19 @@ class TrainingProgress:
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
     losses: list[float] = field(default_factory=list, repr=False)
     validations: list[tuple[int, float]] = field(default_factory=list)
+    epoch: int = 0
+    epoch_steps: int = 0
+    last_unsettled_epoch: int = 0
+    is_over: bool = False
+    before: HeldOutLoss | None = None
+    after: HeldOutLoss | None = None
+    general_before: float | None = None
+    is_scaled: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some of its steps are done, but not all."""
+        return self.steps > 0 and not self.is_over
 
 
 class _PendingStep(NamedTuple):
@@ -67,8 +88,10 @@ class Trainer:
         learner: runs the steps and evaluations.
         on_event: receives the events.
         phase: the name of this training in events.
-        progress: the progress of the training, valid after an interruption too.
+        progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
         clock: counts the seconds of the steps.
+        is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
+        pending: the steps whose outcome has not been read yet.
     """
 
     learner: RecoveringLearner
@@ -77,6 +100,8 @@ class Trainer:
     phase: str
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
+    is_due: Callable[[], bool] = lambda: False
+    pending: deque[_PendingStep | None] = field(default_factory=deque)
 
     def train(self, schedule: Schedule) -> TrainingProgress:
         """Runs the steps of a schedule that the learner is prepared for.
@@ -90,24 +115,20 @@ class Trainer:
         Raises:
             NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
-        progress, recipe = self.progress, self.recipe
-        rates = learning_rates(recipe, schedule.num_steps)
+        progress, hook = self.progress, self.learner.hook
         epochs = schedule.epochs[: schedule.last_epoch]
-        progress.total_steps = sum(map(len, epochs))
-        hook, last_unsettled_epoch = self.learner.hook, 0
-        hook.begin(schedule.num_steps)
+        done = sum(map(len, epochs[: progress.epoch])) + progress.epoch_steps
+        progress.total_steps = progress.steps + sum(map(len, epochs)) - done
+        rates = islice(learning_rates(self.recipe, schedule.num_steps), done, None)
+        hook.begin(schedule.num_steps, done)
         try:
-            if schedule.learns_on:
+            if schedule.learns_on and not done:
                 progress.best_state = snapshot(self.learner.adaptation)
-            else:
+            elif not done:
                 self._evaluate(schedule.validation, 0)
-            for epoch, steps in enumerate(epochs, start=1):
-                self._train_epoch(epoch, steps, rates)
-                self._evaluate(schedule.validation, epoch)
-                if not hook.is_settled:
-                    last_unsettled_epoch = epoch
-                if epoch - max(progress.best_epoch, last_unsettled_epoch) >= recipe.patience:
-                    break
+            while progress.epoch < len(epochs) and not self._has_converged:
+                self._train_epoch(epochs[progress.epoch][progress.epoch_steps :], rates)
+                self._evaluate(schedule.validation, progress.epoch + 1)
         except BaseException as stop:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
@@ -115,17 +136,28 @@ class Trainer:
             else:
                 hook.finish()
             raise
+        progress.is_over = True
         restore(self.learner.adaptation, progress.best_state)
         return progress
 
-    def _train_epoch(self, epoch: int, steps: list[Group], rates: Iterator[float]) -> None:
-        """Trains one epoch; launches a GPU's next step before it reads the outcome of the previous one."""
+    @property
+    def _has_converged(self) -> bool:
+        progress = self.progress
+        return progress.epoch - max(progress.best_epoch, progress.last_unsettled_epoch) >= self.recipe.patience
+
+    def _train_epoch(self, steps: list[Group], rates: Iterator[float]) -> None:
+        """Trains the steps of an epoch; launches a GPU's next step before it reads the outcome of the previous one."""
         begin, before = self.clock(), self.progress.seconds
-        pending: deque[_PendingStep] = deque()
+        pending, epoch = self.pending, self.progress.epoch + 1
         for step in steps:
             rate = next(rates)
-            pending.append(_PendingStep(epoch, step, self.learner.step(step, rate), rate))
-            while len(pending) > self.learner.steps_ahead:
+            if not self.learner.can_be_left:
+                pending.append(None)  # nothing is to be saved during the step
+            outcome = self.learner.step(step, rate)
+            if not self.learner.can_be_left:
+                pending.pop()
+            pending.append(_PendingStep(epoch, step, outcome, rate))
+            while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
                 self._finish_step(pending.popleft(), before + self.clock() - begin)
         while pending:
             self._finish_step(pending.popleft(), before + self.clock() - begin)
@@ -139,6 +171,7 @@ class Trainer:
                 f"{self._advice(finished.step.examples)}"
             )
         progress.steps += 1
+        progress.epoch_steps += 1
         progress.losses.append(loss)
         progress.tokens += finished.step.num_tokens
         progress.seconds = seconds
@@ -172,14 +205,17 @@ class Trainer:
 
     def _evaluate(self, validation: Group, epoch: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples."""
-        progress = self.progress
-        with self.learner.hook.finished():
+        progress, hook = self.progress, self.learner.hook
+        with hook.finished():
             losses = evaluate(self.learner, validation) if validation.examples else None
             loss = losses.mean if losses else math.nan
             best = not losses or loss < progress.best_loss
             if best:
                 progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
                 progress.best_state = snapshot(self.learner.adaptation)
+        progress.epoch, progress.epoch_steps = epoch, 0
+        if not hook.is_settled:
+            progress.last_unsettled_epoch = epoch
         if losses:
             progress.validations.append((progress.steps, loss))
             self.on_event(Evaluated(self.phase, "validation", epoch, loss, best))

@@ -7,10 +7,13 @@ precedes the first step; during the training, free memory is checked every few s
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
 from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory, synchronize
@@ -23,6 +26,20 @@ from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import Group, MicroBatch, Schedule
 from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
+
+
+class LearnerState(NamedTuple):
+    """What a learner goes on from after a step.
+
+    Attributes:
+        tensors: the weights and the optimizer's state.
+        prepared_rows: the maximum number of rows of a micro-batch that the schedule was laid out within.
+        max_rows: the maximum number after memory has run out.
+    """
+
+    tensors: list[Tensor]
+    prepared_rows: int
+    max_rows: int
 
 
 class _Attempt:
@@ -53,6 +70,7 @@ class RecoveringLearner(Learner):
     Args:
         examples, options: see `Learner`.
         guard: limits the memory; by default to all free memory.
+        check: called between the micro-batches of a step that changes nothing before its end; may raise to end it.
 
     Attributes:
         schedule: the current schedule.
@@ -69,7 +87,9 @@ class RecoveringLearner(Learner):
         on_event: Sink,
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
+        check: Check = lambda: None,
     ):
+        self._check = check
         device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
@@ -77,26 +97,42 @@ class RecoveringLearner(Learner):
         guard.begin()
         super().__init__(adaptation, recipe, examples, collator, on_event, options, guard)
         self.limit = self.row_losses.limit
+        self._prepared_rows = self.limit.max_rows
         self.schedule = Schedule([])
         self._later: Sequence[Schedule] = ()
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._largest_dry_run = (0, 0)  # size of the largest micro-batch of a dry run
         self._notified_smaller_steps = False
 
-    def prepare(self, schedule: Schedule, later: Sequence[Schedule] = ()) -> None:
+    @property
+    def state(self) -> LearnerState:
+        """What `prepare` goes on from; valid after a step, until the next one begins."""
+        return LearnerState(self.tensors, self._prepared_rows, self.limit.max_rows)
+
+    def prepare(self, schedule: Schedule, later: Sequence[Schedule] = (), state: LearnerState | None = None) -> None:
         """Lays out a schedule with micro-batches that fit into memory.
 
         Args:
             later: the schedules that follow. Their micro-batches must fit too, and share the graphs of this one: a
                 graph that is warmed up after the first capture takes memory in addition.
+            state: what the learner goes on from within this schedule; None at its beginning.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
         self._later = later
+        if state is not None:
+            self.limit = replace(self.limit, max_rows=state.prepared_rows)
         self.lay_out(schedule)
         while not self.fits():
             self.lay_out(schedule)
+        self._prepared_rows = self.limit.max_rows
+        if state is not None:
+            if state.max_rows < self.limit.max_rows:
+                self.limit = replace(self.limit, max_rows=state.max_rows)
+                self._cut_schedule()
+            for own, saved in zip(self.tensors, state.tensors, strict=True):
+                own.copy_(saved)
 
     def lay_out(self, schedule: Schedule) -> None:
         """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
@@ -151,6 +187,11 @@ class RecoveringLearner(Learner):
                 self._on_event(ExamplesEvaluated(done, len(group.examples)))
                 yield remaining.pop(0).examples, losses, sequences
 
+    @property
+    def can_be_left(self) -> bool:
+        """Whether the state within a step is that before it: no update has begun, and no earlier step is unread."""
+        return self.can_accumulate and self.steps_ahead == 0
+
     def step(self, step: Group, learning_rate: float) -> Outcome:
         """Runs one optimizer update on the mean loss of a step's loss tokens, in as many micro-batches as needed.
 
@@ -171,6 +212,8 @@ class RecoveringLearner(Learner):
                 self.discard_step()
                 step.cut(self.limit)
                 done = 0
+            if self.can_be_left:
+                self._check()
         return self.finish_step()
 
     def __enter__(self) -> "RecoveringLearner":

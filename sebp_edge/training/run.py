@@ -10,6 +10,7 @@ from statistics import median_low
 
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import duration, percent
 from sebp_edge.errors import AdapterError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
@@ -25,6 +26,7 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.texts.schedule import Group, Schedule
+from sebp_edge.training.checkpoint import RunState
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
@@ -63,6 +65,7 @@ class TrainingRun:
 
     Args:
         attach: attaches the fresh weights that a recipe trains.
+        resumed: how far an earlier process has come with the same task; None to begin.
 
     Attributes:
         task: what is trained on, and how.
@@ -75,6 +78,8 @@ class TrainingRun:
         clock: counts the seconds in which the process can run.
         began: when the run was made, by the clock.
         guard: the memory limit and peak.
+        is_due: tells whether a checkpoint is to be written after the current step.
+        check: called within steps; may raise to end the run.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class TrainingRun:
         on_event: Sink,
         attach: Callable[[BaseModel, Recipe, int], Adaptation],
         clock: Callable[[], float],
+        resumed: RunState | None = None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
@@ -93,7 +99,25 @@ class TrainingRun:
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
-        self.clock, self.began = clock, clock()
+        self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
+        self.is_due: Callable[[], bool] = lambda: False
+        self.check: Check = lambda: None
+        self._resumed = resumed  # until the last of its trainings is where it was
+        self._trainer: Trainer | None = None
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether the outcome of each step is read, and none is running that has changed anything."""
+        return self._trainer is None or not self._trainer.pending
+
+    @property
+    def state(self) -> RunState | None:
+        """How far it is, between two steps; None until it is as far as the run that it goes on with."""
+        if self._resumed is not None:
+            return None
+        running = bool(self.progress) and self.progress[-1].is_running
+        learner = self._trainer.learner.state if running else None
+        return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -116,34 +140,65 @@ class TrainingRun:
         with precise_sums(), self._make_learner() as learner:
             self.is_hoisted = learner.is_hoisted
             # With fresh weights, the adaptation computes what the base model does.
-            fresh, tests = snapshot(self.adaptation) if len(self.task.schedules) > 1 or starts else [], []
+            fresh = snapshot(self.adaptation) if len(self.task.schedules) > 1 or starts else []
             self._refuse_other_shapes(fresh, starts)
-            for number, schedule in enumerate(self._judged):
-                if number > 0:
-                    learner.start_again(fresh)
-                trainer = self._prepare_trainer(learner, schedule, f"fold {number + 1}" if self._has_folds else "train")
-                before = self._test(trainer, schedule, is_trained=False)
-                general = self._general_text(learner)
-                base_loss = evaluate(learner, general).mean if general else math.nan
-                if starts:
-                    learner.start_again(starts[number])
-                trainer.train(schedule)
-                if general:
-                    self._scale_down(learner, trainer.progress, general, base_loss)
-                tests.append((before, self._test(trainer, schedule, is_trained=True)))
+            tests = []
+            for number in range(len(self._judged)):
+                progress = self._take_over(number) or self._train_and_test(learner, number, fresh, starts)
+                tests.append((progress.before, progress.after))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
             # A quiz judges after the training.
             if self._has_judged_state and self.task.dataset.quiz is None:
                 self.result = result
             if len(self.task.schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
                 try:
-                    trainer = self._prepare_last(learner, starts[-1] if starts else fresh)
-                    trainer.train(self.task.schedules[-1])
-                    loss = self._loss_after_last(trainer)
+                    loss = self._train_last(learner, starts[-1] if starts else fresh)
                 except BaseException as error:
                     loss = self._undo_last(error)
                 result = self.result = self._choose_state(result, loss)
             return result
+
+    def _take_over(self, number: int) -> TrainingProgress | None:
+        """Takes over a training that an earlier process has ended and tested, with its best state; None without one."""
+        found = self._progress_before(number)
+        if found is None or found.after is None:
+            return None
+        self.progress.append(found)
+        restore(self.adaptation, found.best_state)
+        self._forget_resumed()
+        return found
+
+    def _progress_before(self, number: int) -> TrainingProgress | None:
+        """Returns how far an earlier process has come with a training."""
+        known = self._resumed.progress if self._resumed else []
+        return known[number] if number < len(known) else None
+
+    def _forget_resumed(self) -> None:
+        if self._resumed is not None and len(self.progress) >= len(self._resumed.progress):
+            self._resumed = None
+
+    def _train_and_test(
+        self, learner: RecoveringLearner, number: int, fresh: list[Tensor], starts: list[list[Tensor]]
+    ) -> TrainingProgress:
+        """Trains on a split from its start, or from fresh weights; tests before and after."""
+        if number > 0:
+            learner.start_again(fresh)
+        schedule = self._judged[number]
+        trainer = self._prepare_trainer(learner, schedule, f"fold {number + 1}" if self._has_folds else "train")
+        progress = trainer.progress
+        if progress.before is None:
+            progress.before = self._test(trainer, schedule, is_trained=False)
+        general = self._general_text(learner)
+        if general and progress.general_before is None:
+            progress.general_before = evaluate(learner, general).mean
+        if not progress.is_over:
+            if starts and not progress.steps:
+                learner.start_again(starts[number])
+            trainer.train(schedule)
+        if general and not progress.is_scaled:
+            self._scale_down(learner, progress, general)
+        progress.after = self._test(trainer, schedule, is_trained=True)
+        return progress
 
     def judge_quiz(self, result: GateResult, quiz: QuizResult) -> GateResult:
         """Judges by a quiz instead."""
@@ -194,7 +249,14 @@ class TrainingRun:
     def _make_learner(self) -> RecoveringLearner:
         task, examples = self.task, self.task.dataset.all_examples
         return RecoveringLearner(
-            self.adaptation, task.recipe, examples, self._collator, self._on_event, task.options, self.guard
+            self.adaptation,
+            task.recipe,
+            examples,
+            self._collator,
+            self._on_event,
+            task.options,
+            self.guard,
+            lambda: self.check(),
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
@@ -212,34 +274,39 @@ class TrainingRun:
         refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
         return Group(self.task.dataset.outlines.probe, learner.limit, is_evaluated=True)
 
-    def _scale_down(self, learner: RecoveringLearner, best: TrainingProgress, general: Group, base_loss: float) -> None:
-        scale = scale_down(learner, best, general, base_loss)
+    def _scale_down(self, learner: RecoveringLearner, progress: TrainingProgress, general: Group) -> None:
+        scale = scale_down(learner, progress, general, progress.general_before)
+        progress.is_scaled = True
         if scale < 1:
             because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
             self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
-    def _prepare_last(self, learner: RecoveringLearner, start: list[Tensor]) -> Trainer:
-        """Prepares the training on all documents from `start`, with the median number of epochs of those before."""
-        schedule = self.task.schedules[-1]
-        if self.progress:
-            schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
-            learner.start_again(start)
-        return self._prepare_trainer(learner, schedule, "all documents")
+    def _train_last(self, learner: RecoveringLearner, start: list[Tensor]) -> float | None:
+        """Trains on all documents from `start`, with the median number of epochs of the trainings before.
 
-    def _loss_after_last(self, trainer: Trainer) -> float | None:
-        """Returns the loss on the validation documents after the last training; None if there are none."""
-        schedule = self.task.schedules[-1]
-        if not self._judged:
-            return None
-        loss = evaluate(trainer.learner, schedule.test).mean
-        self._on_event(Evaluated(trainer.phase, "train", schedule.last_epoch, loss, True))
-        return loss
+        Returns the loss on the validation documents after that; None if there are none.
+        """
+        progress = self._take_over(len(self._judged))
+        if progress is None:
+            schedule = self.task.schedules[-1]
+            if self.progress:
+                schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
+                learner.start_again(start)
+            trainer = self._prepare_trainer(learner, schedule, "all documents")
+            progress = trainer.progress
+            if not progress.is_over:
+                trainer.train(schedule)
+            progress.after = evaluate(learner, schedule.test) if self._judged else HeldOutLoss()
+            if self._judged:
+                self._on_event(Evaluated(trainer.phase, "train", schedule.last_epoch, progress.after.mean, True))
+        return progress.after.mean if self._judged else None
 
     def _undo_last(self, error: BaseException) -> float:
         """Restores the judged state after an error of the last training; raises it again, unless the loss was NaN."""
         if self._has_judged_state:
             restore(self.adaptation, self.judged_states[0])
             if isinstance(error, NonFiniteLoss):
+                self.progress[-1].is_over, self.progress[-1].after = True, HeldOutLoss()
                 return math.nan
         raise error
 
@@ -255,13 +322,33 @@ class TrainingRun:
         return result
 
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
-        # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
+        """Prepares a training, as far as an earlier process has come with it."""
         recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
-        trainer = Trainer(learner, recipe, self._on_event, phase, TrainingProgress(phase), self.clock)
-        self.progress.append(trainer.progress)
+        number = self.task.schedules.index(schedule)
+        found, later = self._progress_before(number), self.task.schedules[number + 1 :]
+        # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
+        self.progress.append(TrainingProgress(phase))
         self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
-        learner.prepare(schedule, self.task.schedules[self.task.schedules.index(schedule) + 1 :])
-        return trainer
+        learner.prepare(schedule, later, self._resumed.learner if found and found.is_running else None)
+        if found is not None and found.steps:
+            self.progress[-1] = found
+        elif found is not None:  # the evaluation before the first step is repeated
+            self.progress[-1] = TrainingProgress(phase, before=found.before, general_before=found.general_before)
+        if found is not None and found.is_over:
+            restore(self.adaptation, found.best_state)
+        self._forget_resumed()
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.clock, self.is_due)
+        return self._trainer
+
+    @property
+    def _share(self) -> float:
+        """How much of the tokens of all trainings is trained on; a training that is over counts as a whole."""
+        schedules = self.task.schedules
+        done = sum(
+            schedule.num_tokens * (1 if progress.is_over else progress.steps / max(1, progress.total_steps))
+            for schedule, progress in zip(schedules, self.progress, strict=False)
+        )
+        return done / max(1, sum(schedule.num_tokens for schedule in schedules))
 
     def _announce_slow_run(self) -> None:
         seconds = self._expected_seconds()

@@ -1,6 +1,6 @@
 """Runs optimizer updates: clips gradients to a global norm, applies AdamW, and zeroes the gradients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -52,6 +52,11 @@ class Update:
         self._moments = [Moments.of(weight, in_8_bits=in_8_bits) for weight in self._weights]
         self._replay: Callable[[], None] | None = None
         self._learning_rate = 0.0
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a training goes on from after a step: the weights, the moments and the count of the steps, in place."""
+        return [*self._weights, *held(self._moments), self._adamw.step]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
@@ -119,6 +124,11 @@ class Update:
         for seed, (parameter, weight) in enumerate(zip(self._parameters, self._weights, strict=True)):
             adamw_(weight, parameter.grad, self._moments[seed], self._adamw, seed=seed, factor=factor)
         self.zero_gradients()
+
+
+def held(moments: Iterable[Moments]) -> Iterator[Tensor]:
+    """Yields the tensors of moments."""
+    return (values for each in moments for values in each if values is not None)
 
 
 def have_large_gradients(parameters: list[Tensor]) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graphs import GraphPool
+from sebp_edge.training.update import held
 
 
 class UpdateInBackward:
@@ -44,6 +45,11 @@ class UpdateInBackward:
             parameter.register_post_accumulate_grad_hook(partial(self._update_parameter, number))
             for number, parameter in enumerate(parameters)
         ]
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a training goes on from after a step: see `Update.state`."""
+        return [*self._weights, *held(self._moments), self._adamw.step]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its one micro-batch."""

@@ -41,12 +41,12 @@ class Pruning(TrainingHook):
         """Returns the dense weights of pruned parameters, and the other parameters themselves."""
         return [self.dense.get(parameter, parameter) for parameter in parameters]
 
-    def begin(self, num_steps: int) -> None:
-        """Begins a training of `num_steps` steps with the model's current weights."""
-        self._phases, self.num_done = Phases(self._sparsity, num_steps), 0
-        for parameter, dense in self.dense.items():
+    def begin(self, num_steps: int, num_done: int = 0) -> None:
+        """Begins a training of `num_steps` steps with the model's current weights, or goes on with the dense ones."""
+        self._phases, self.num_done = Phases(self._sparsity, num_steps), num_done
+        for parameter, dense in self.dense.items() if not num_done else ():
             dense.copy_(parameter.detach())
-        self._prune(self._phases.stage(0))
+        self._prune(self._phases.stage(num_done))
 
     def step(self, learning_rates: Mapping[nn.Parameter, float | Tensor]) -> None:
         """Prunes the updated dense weights for the next step."""

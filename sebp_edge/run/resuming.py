@@ -1,0 +1,120 @@
+"""Begins adaptations and forgetting as jobs, and goes on with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sebp_edge.adapters.erasure import Receipt
+from sebp_edge.adapters.forget import Forgetting, Remaining, forget
+from sebp_edge.adapters.jobs import Job
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.errors import Interrupted, JobError, OptionError
+from sebp_edge.run.adapting import Adapting, train_again
+from sebp_edge.run.call import Call
+from sebp_edge.run.result import AdaptResult
+from sebp_edge.run.saving import Place
+from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.run.work import Work
+from sebp_edge.texts.folders import Folder
+
+CHANGED = ("refuse", "without", "again")
+
+
+def run_adapt(
+    call: Call, interruptions: Interruptions, place: Place, texts, options: dict, work: Work | None = None
+) -> AdaptResult | UnchangedResult:
+    """Adapts: see `Personalizer.adapt`, whose other arguments are the options.
+
+    Args:
+        work: the job that it goes on with; None to begin one.
+    """
+    work = work or Work.begin(call, place, "adapt", options, texts)
+    with work.running(call):
+        adapting = Adapting(
+            call,
+            place,
+            interruptions,
+            work,
+            activate_anyway=options["activate_anyway"],
+            keep_samples=options["keep_samples"],
+        )
+        return adapting.read(texts, fresh=options["fresh"], sync=options["sync"]) or adapting.run()
+
+
+def run_forget(
+    call: Call,
+    interruptions: Interruptions,
+    place: Place,
+    documents: list,
+    texts: list | None,
+    options: dict,
+    on_found: Callable[[Forgetting], None] | None = None,
+    work: Work | None = None,
+) -> Receipt:
+    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options."""
+
+    def train(remaining: Remaining) -> SavedAdapter:
+        begun = options | {"documents": remaining.forgotten}
+        own = work or Work.begin(call, place, "forget", begun, texts)
+        with own.running(call):
+            return train_again(call, place, interruptions, own, remaining, activate_anyway=options["activate_anyway"])
+
+    receipt = forget(
+        place.adapter,
+        documents,
+        texts,
+        call.read,
+        train,
+        with_near_duplicates=options["near_duplicates"],
+        is_exact=call.device.type == "cpu",
+        on_found=on_found,
+    )
+    if work is not None:
+        work.job.remove()
+    call.in_use.leave_deleted_adapter(call.job)
+    interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
+    return receipt
+
+
+def resume(
+    call: Call, interruptions: Interruptions, job: Job, texts, changed: str
+) -> AdaptResult | UnchangedResult | Receipt:
+    """Goes on with a job: see `Personalizer.resume`."""
+    if changed not in CHANGED:
+        raise OptionError(f"changed is {changed!r}; choose from {', '.join(CHANGED)}.")
+    call = _call_of(job, call)
+    record = job.record
+    place, options = Place(call.store, record.adapter), dict(record.options)
+    newest = max(place.adapter.versions()) if place.adapter.exists() else 0
+    if newest > record.newest:
+        raise JobError(
+            f"Version {newest} of the adapter {record.adapter!r} was saved after the training had begun; adapt again."
+        )
+    if texts is None and record.texts is not None:
+        texts = [Folder(**each) for each in record.texts]
+    if changed == "again" and record.fixed:
+        with job.held():
+            job.start_over()
+    work = Work(call.store, job, changed)
+    if record.kind == "forget":
+        documents = list(options.pop("documents"))
+        return run_forget(call, interruptions, place, documents, texts, options, work=work)
+    if texts is None and call.recipe.questions is None:
+        raise JobError("The training began with texts that are no files; give the same texts again (texts=).")
+    return run_adapt(call, interruptions, place, texts, options, work)
+
+
+def _call_of(job: Job, call: Call) -> Call:
+    """Returns the call with the job's recipe, seed and names; refuses another base model or device."""
+    arguments = job.arguments()
+    reference = call.reference
+    for what, own, asked in (
+        ("model", arguments["model"], reference.location if reference.has_path else reference.name),
+        ("device", arguments["device"], call.device.type),
+    ):
+        if own != asked:
+            raise OptionError(
+                f"The job {job.id!r} was begun with the {what} {own!r}, and this Personalizer has {asked!r}; make one "
+                "with Personalizer(**job.arguments())."
+            )
+    return replace(call, recipe=arguments["recipe"], seed=arguments["seed"], me=tuple(arguments["me"]))

@@ -1,0 +1,448 @@
+"""An adaptation as a job of the store: what it begins with, what it goes on from, and how it ends."""
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.folders import flush_all
+from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
+from sebp_edge.adapters.jobs import Job, JobRecord
+from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
+from sebp_edge.basics.stopping import PauseRequested
+from sebp_edge.basics.units import percent, plural
+from sebp_edge.basics.version import __version__
+from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
+from sebp_edge.events import JobStarted, Notice
+from sebp_edge.machine import devices
+from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.call import Call
+from sebp_edge.run.reporting import package_versions
+from sebp_edge.run.saving import Place, describe_resumption
+from sebp_edge.run.start import latest_history, version_with_history
+from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.texts.documents import printable
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.folders import Folder
+from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.training.checkpoint import CheckpointFiles, RunState
+
+# The most documents that an error names.
+_NAMED = 5
+_OVER = "start over with --changed again (changed='again')"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """What was chosen when a training began, and stays when it goes on.
+
+    Attributes:
+        salt: of the hashes of its documents, as hexadecimal digits.
+        earlier: the version whose splits it draws from; None for none.
+        active: the version that was active; None for none.
+        recipe, options: how it trains; a plan made now could choose others.
+        peak: the peak memory that the plan predicted; None without a plan.
+        fingerprint: the base model's.
+        examples: a salted digest of all examples.
+        packages: the versions of sebp-edge and of the libraries that it computes with.
+    """
+
+    salt: str
+    recipe: dict
+    options: dict
+    fingerprint: str
+    examples: str
+    packages: dict
+    earlier: int | None = None
+    active: int | None = None
+    peak: int | None = None
+
+
+@dataclass
+class Resumed:
+    """What a training goes on from.
+
+    Attributes:
+        fixed: what was chosen when it began.
+        state: how far it is; None if nothing is saved of it.
+        known: the texts that it knows.
+        texts: the hashes of those that it trains on, in the order of their numbers in `state`.
+        gone: the keys of those that it goes on without, by their hashes.
+    """
+
+    fixed: Fixed
+    state: RunState | None
+    known: KnownTexts
+    texts: list[str]
+    gone: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe.of_record(self.fixed.recipe)
+
+    @property
+    def options(self) -> MemoryOptions:
+        return MemoryOptions(**self.fixed.options)
+
+
+class Work:
+    """The job of one adaptation.
+
+    Args:
+        store: the store.
+        job: the job; None for an adaptation that cannot be resumed.
+        changed: what to do if texts have changed, "refuse" or "without": see `Personalizer.resume`.
+
+    Attributes:
+        files: its checkpoint's files; None without a job.
+        resumed: what it goes on from; None at its beginning.
+
+    Raises:
+        JobError: its files are damaged, or it was begun by another sebp-edge.
+    """
+
+    def __init__(self, store: AdapterStore, job: Job | None, changed: str = "refuse"):
+        self._store, self.job, self._changed = store, job, changed
+        self.files = None if job is None else CheckpointFiles(job.folder)
+        self.resumed = self._read() if job is not None and job.record.fixed else None
+        self._is_new = job is not None and not job.record.process
+        self._is_over = False
+        self._earlier: int | None = None
+        self._active: int | None = None
+
+    @classmethod
+    def begin(cls, call: Call, place: Place, kind: str, options: dict, texts) -> "Work":
+        """Begins a job, unless the adapter is saved outside the store.
+
+        Args:
+            kind, options: see `JobRecord`.
+            texts: what was given as texts.
+        """
+        if place.out is not None:
+            return cls(call.store, None)
+        reference, budget = call.reference, call.budget
+        settings = {
+            "model": str(Path(reference.location).absolute()) if reference.has_path else reference.name,
+            "recipe": asdict(call.recipe),
+            "device": call.device.type,
+            "memory_budget": None if budget is None else budget.size,
+            "seed": call.seed,
+            "me": list(call.me),
+        }
+        adapter = place.adapter
+        record = JobRecord(
+            kind=kind,
+            adapter=place.name,
+            settings=settings,
+            options=options,
+            texts=_given(texts),
+            newest=max(adapter.versions()) if adapter.exists() else 0,
+        )
+        return cls(call.store, call.store.jobs.begin(record))
+
+    @contextmanager
+    def running(self, call: Call) -> Iterator[None]:
+        """Context in which the adaptation runs; deletes the job at its end, unless it can be gone on with.
+
+        Raises:
+            Paused: a pause was requested.
+            JobError: another process runs the job.
+        """
+        if self.job is None:
+            yield
+            return
+        before, is_paused, handled = self.job.record.state, False, sys.exception()
+        with self._deleting_at_the_end(), self.job.held():
+            try:
+                call.signal.can_pause = True
+                self._announce(call)
+                yield
+                self.end()
+            except PauseRequested as request:
+                is_paused = True
+                devices.clear_frames(request, handled)
+            except BaseException as error:
+                self._keep_or_end(error, before)
+                raise
+            finally:
+                call.signal.can_pause = False
+            # Not in the handler, since the request's frames hold the model.
+            if is_paused:
+                self.job.update(state="paused")
+                call.in_use.release()
+                gc.collect()  # models have circles
+                devices.release_memory(call.device)
+        if is_paused:
+            how = describe_resumption(call.store, self.job.id)
+            raise Paused(f"Paused at {percent(self.job.progress, 0)}. To go on: {how}", job=self.job.id)
+
+    def end(self) -> None:
+        """Ends the job: its adapter is saved, or there was nothing to learn. It is deleted once it is not held."""
+        self._is_over = True
+
+    def survives(self, version: int) -> None:
+        """Remembers that the best state so far is saved as a version; the job stays, and can go on."""
+        self._is_new = False
+        if self.job is not None and self.job.folder.is_dir():
+            self.job.update(newest=version)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether steps of it are saved."""
+        return self.job is not None and self.job.has_checkpoint
+
+    @property
+    def way_to_go_on(self) -> str:
+        """How to go on with it, as the end of a sentence; empty without a job."""
+        if self.job is None:
+            return ""
+        return f" go on with the training: {describe_resumption(self._store, self.job.id)}"
+
+    # ------------------------------------------------------------------------------------------------------- the texts
+
+    def history(self, adapter: Adapter, own: SplitHistory | None = None) -> SplitHistory:
+        """Returns the history that the splits are drawn from.
+
+        Args:
+            own: the one to draw from, if it is not an earlier version's.
+
+        Raises:
+            JobError: the versions that it began with are not there any more, or another one is active.
+        """
+        self._active, resumed = adapter.active(), self.resumed
+        if resumed is None:
+            self._earlier = version_with_history(adapter) if own is None else None
+            return latest_history(adapter) if own is None else own
+        fixed, salt = resumed.fixed, bytes.fromhex(resumed.fixed.salt)
+        if self._active != fixed.active:
+            was, now = (f"version {each}" if each else "no version" for each in (fixed.active, self._active))
+            raise JobError(
+                f"The training began when {was} of the adapter {adapter.name!r} was active, and {now} is now; activate "
+                f"that again, or {_OVER}."
+            )
+        history = own or SplitHistory(salt=salt)
+        if fixed.earlier is not None:
+            try:
+                history = history_of(adapter.document_list(fixed.earlier))
+            except (AdapterError, AttributeError) as error:
+                raise JobError(
+                    f"The training began with version {fixed.earlier}, which is not there any more; {_OVER}."
+                ) from error
+        if history.salt != salt:
+            raise JobError(f"The training began with other versions of the adapter than there are now; {_OVER}.")
+        self._earlier = fixed.earlier
+        return history
+
+    def same_texts(self, reading: Reading, call: Call) -> Reading:
+        """Returns the documents that the job knows, in its order; all of them at its beginning.
+
+        Raises:
+            TextsChanged: some have changed or are gone, and that is refused.
+        """
+        resumed = self.resumed
+        if resumed is None:
+            return reading
+        texts, known = resumed.texts, resumed.known.texts
+        here = {document.hash(resumed.known.salt): document for document in reading.documents}
+        there = [text for text in texts if text in here]
+        new, missing = [here[text].source for text in here.keys() - texts], len(texts) - len(there)
+        if missing and self._changed != "without":
+            raise _texts_changed(missing, len(texts), sorted(new))
+        if missing:
+            call.notify(Notice(f"The training goes on without {plural(missing, 'document')} that changed or went."))
+            if resumed.state is not None:
+                number_of = {text: number for number, text in enumerate(there)}
+                numbers = {number: number_of[text] for number, text in enumerate(texts) if text in number_of}
+                resumed.state = resumed.state.renumbered(numbers)
+        if new:
+            call.notify(Notice(f"{plural(len(new), 'document')} that came since {_are(new)} left for the next time."))
+        resumed.gone = {text: key for text, key in known.items() if text not in set(there)}
+        return replace(reading, documents=[here[text] for text in there])
+
+    def drawn_from(self, history: SplitHistory) -> SplitHistory:
+        """Returns what the splits are drawn from: the job's own, without the documents that are gone, if some are."""
+        return self._own_history() if self.has_lost_texts else history
+
+    @property
+    def has_lost_texts(self) -> bool:
+        """Whether it goes on without documents."""
+        return self.resumed is not None and bool(self.resumed.gone)
+
+    def known_by(self, texts: VersionTexts) -> VersionTexts:
+        """Returns what the version knows: what it has learnt before documents went, too.
+
+        Raises:
+            JobError: a split has no documents any more.
+        """
+        if not self.has_lost_texts:
+            return texts
+        before = self._history()
+        roles = ({document.role for document in each.known} for each in (before, texts.history))
+        if lost := set.difference(*roles):
+            raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
+        known = replace(texts.known, gone={**texts.known.gone, **self.resumed.gone})
+        return replace(texts, history=texts.history.learnt_on_from(before), known=known)
+
+    # ---------------------------------------------------------------------------------------------------- the training
+
+    def fix(
+        self,
+        call: Call,
+        texts: VersionTexts,
+        examples: Iterable[Example],
+        fingerprint: str,
+        recipe: Recipe,
+        options: MemoryOptions,
+        peak: int | None,
+    ) -> None:
+        """Writes what the training begins with; if it goes on, checks that it is the same.
+
+        Raises:
+            JobError: it is another one.
+            StorageError: it could not be written.
+        """
+        if self.job is None:
+            return
+        salt = texts.known.salt
+        fixed = Fixed(
+            salt=salt.hex(),
+            recipe=asdict(recipe),
+            options=asdict(options),
+            fingerprint=fingerprint,
+            examples=_digest(examples, salt),
+            packages=_packages(),
+            earlier=self._earlier,
+            active=self._active,
+            peak=peak,
+        )
+        # The numbers of documents in a checkpoint are their places in this list.
+        self.files.values = {"texts": list(texts.known.texts)}
+        if self.resumed is not None:
+            self._compare(fixed, call)
+            return
+        folder = self.job.folder
+        with storage_errors("Cannot write to", folder):
+            texts.known.write(folder)
+            own = {document.key: Entry() for document in texts.history.documents}
+            write_history(folder, texts.history, own)
+            flush_all(folder)
+        settings = self.job.record.settings | {"recipe": asdict(call.recipe)}
+        self.job.update(settings=settings, fixed=asdict(fixed))
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    @contextmanager
+    def _deleting_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._is_over:
+                with suppress(StorageError):  # a newer version of the adapter, or a list of jobs, shows what is left
+                    self.job.remove()
+
+    def _read(self) -> Resumed:
+        folder, damaged = self.job.folder, f"The job {self.job.id!r} is damaged; {_OVER}."
+        try:
+            fixed, known = parse_dataclass(self.job.record.fixed, Fixed), KnownTexts.read(folder)
+        except (ValueError, AdapterError) as error:
+            raise JobError(damaged) from error
+        if known is None:
+            raise JobError(damaged)
+        version = fixed.packages.get("sebp-edge")
+        if version != __version__:
+            raise JobError(f"The training was begun by sebp-edge {version}, and this is {__version__}; {_OVER}.")
+        state = self.files.read()
+        return Resumed(fixed, state, known, self.files.values.get("texts") or list(known.texts))
+
+    def _history(self) -> SplitHistory:
+        """Returns the documents that it knows, with their splits."""
+        try:
+            if (history := read_history(self.job.folder)) is not None:
+                return history
+        except AdapterError:
+            pass
+        raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.")
+
+    def _own_history(self) -> SplitHistory:
+        """Returns the documents that it goes on with, with their splits."""
+        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
+
+    def _compare(self, now: Fixed, call: Call) -> None:
+        fixed = self.resumed.fixed
+        if now.fingerprint != fixed.fingerprint:
+            raise JobError(f"The base model has other weights than when the training began; {_OVER}.")
+        if now.examples != fixed.examples and not self.resumed.gone:
+            raise JobError(f"The texts are tokenised otherwise than when the training began; {_OVER}.")
+        for name, version in now.packages.items():
+            if (before := fixed.packages.get(name)) != version:
+                call.notify(Notice(f"The training began with {name} {before} and goes on with {version}."))
+
+    def _announce(self, call: Call) -> None:
+        """Says that the job begins or goes on, and that another one of the adapter could go on."""
+        record, store = self.job.record, call.store
+        store.jobs.remove_older(record.adapter, record.newest)
+        call.notify(JobStarted(self.job.id, self.job.progress))
+        for other in store.jobs.list(record.adapter) if self._is_new else ():
+            if not other.is_running:
+                call.notify(
+                    Notice(
+                        f"A training of {record.adapter!r} is {other.state} at {percent(other.progress, 0)}; this one "
+                        f"takes its place once it is saved. To go on with it instead: "
+                        f"{describe_resumption(store, other.id)}"
+                    )
+                )
+
+    def _keep_or_end(self, error: BaseException, before: str) -> None:
+        """Deletes the job after an error if nothing could go on from it; else leaves it as it was."""
+        if isinstance(error, NonFiniteLoss) or (self._is_new and not self.can_go_on):
+            self.end()
+        elif before == "paused" and self.job.folder.is_dir():
+            self.job.update(state=before)
+
+
+def _given(texts) -> tuple[dict, ...] | None:
+    """Returns the files and folders that were given as texts: see `JobRecord.texts`."""
+    if isinstance(texts, Reading):
+        texts = texts.folders
+    items = [texts] if isinstance(texts, Path | Folder) else texts if isinstance(texts, list | tuple) else []
+    if not items or not all(isinstance(item, Path | Folder) for item in items):
+        return None
+    folders = (item if isinstance(item, Folder) else Folder(item) for item in items)
+    return tuple(asdict(folder) | {"path": str(expand_user(folder.path).absolute())} for folder in folders)
+
+
+def _digest(examples: Iterable[Example], salt: bytes) -> str:
+    digest = blake2b(digest_size=16, key=salt)
+    for example in examples:
+        digest.update(f"{len(example.input_ids)} {example.document};".encode())
+        digest.update(example.input_ids.tobytes() + example.labels.tobytes())
+    return digest.hexdigest()
+
+
+def _packages() -> dict[str, str]:
+    return {"sebp-edge": __version__} | package_versions()
+
+
+def _texts_changed(missing: int, known: int, new: list[str]) -> TextsChanged:
+    names = tuple(map(printable, new))
+    named = ", ".join(map(repr, names[:_NAMED]))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    found = f" New or changed {_are(names)} {named}{more}." if names else ""
+    return TextsChanged(
+        f"Of the {plural(known, 'document')} that the training knows, {missing} {_are(range(missing))} not there as "
+        f"they were.{found} Restore them, go on without them with --changed without (changed='without'), or {_OVER}.",
+        names,
+        missing,
+    )
+
+
+def _are(things) -> str:
+    return "is" if len(things) == 1 else "are"
