@@ -64,7 +64,7 @@ class Adapting:
     Attributes:
         preparation: the texts; None until they are read.
         planned: the plan; None without a memory budget, and until it is made.
-        training: the trainings and their tests; None until the model is loaded.
+        training: the trainings and their tests; None until the model is loaded, and after the run.
         judged: what the gate says of it; None until it is trained.
         assessment: what was found beside; None until it is assessed, and if that was stopped.
         outcome: the error that says what was completed, for a call that is stopped after it was saved.
@@ -128,20 +128,24 @@ class Adapting:
 
     def run(self) -> AdaptResult | UnchangedResult:
         """Trains on the texts, judges and assesses the result, and saves it; see `Personalizer.adapt`."""
-        self.plan()
-        with self._call.make_guard(self.planned and self.planned.plan) as guard:
-            guard.predicted = self._peak
-            if not self.begin(guard):
-                return UnchangedResult.of(self.beginning.active)
-            handled = sys.exception()
-            self._call.in_use.detach_adapter()
-            try:
-                self.train()
-                self.assess()
-            except BaseException as error:
-                self.give_up(error, handled)
-                raise
-        return self.save()
+        try:
+            self.plan()
+            with self._call.make_guard(self.planned and self.planned.plan) as guard:
+                guard.predicted = self._peak
+                if not self.begin(guard):
+                    return UnchangedResult.of(self.beginning.active)
+                handled = sys.exception()
+                self._call.in_use.detach_adapter()
+                try:
+                    self.train()
+                    self.assess()
+                except BaseException as error:
+                    self.give_up(error, handled)
+                    raise
+            return self.save()
+        finally:
+            # They refer to this object, so that their memory would stay until garbage is collected.
+            self.training = self._assessor = None
 
     def plan(self) -> None:
         """Plans the training within the budget."""
@@ -273,7 +277,6 @@ class Adapting:
         """
         if isinstance(error, PauseRequested):
             devices.clear_frames(error, handled)
-            self.training = self._assessor = None
             return
         if isinstance(error, KeyboardInterrupt | NonFiniteLoss | BudgetExceeded):
             self._interruptions.defer()
