@@ -90,9 +90,11 @@ class Server:
     def event(self, job, wanted=lambda event: True):
         """Returns the next event of a job that `wanted` accepts."""
         return self.wait(
-            lambda message: message.get("method") == "job.event"
-            and message["params"]["job"] == job
-            and wanted(message["params"]["event"])
+            lambda message: (
+                message.get("method") == "job.event"
+                and message["params"]["job"] == job
+                and wanted(message["params"]["event"])
+            )
         )["params"]
 
     def state(self, job, states=ENDED | {"paused"}):

@@ -119,6 +119,9 @@ PUBLIC = {
         runs_kernels scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise
         tuning
     """,
+    "sebp_edge.serve.client": """
+        Client ServerError
+    """,
     "sebp_edge.research": """
         ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan SemiStructured
         Sparsified Threshold TopN learning_rates nm_sparse semi_structured sparsify
@@ -305,6 +308,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/*.dat"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/rthooks/*.py"),
+        ("sebp_edge.serve", "sebp_edge/serve/*.ts"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

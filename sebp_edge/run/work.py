@@ -354,7 +354,7 @@ class Work:
         """Says that the job begins or goes on, and that another one of the adapter could go on."""
         record, store = self.job.record, call.store
         store.jobs.remove_older(record.adapter, record.newest)
-        call.notify(JobStarted(self.job.id, self.job.progress))
+        call.notify(JobStarted(self.job.progress, job=self.job.id))
         for other in store.jobs.list(record.adapter) if self._is_new else ():
             if not other.is_running:
                 call.notify(

@@ -1,20 +1,20 @@
 """A client in Python: starts a server, and speaks with it.
 
-    async with await Client.start(folders=["/home/me/notes"]) as client:
-        await client.call("jobs.start", id="first", params={"paths": ["/home/me/notes"], "name": "notes"})
-        async for event in client.events("first"):
-            print(event["progress"], event["event"]["event"])
-        print(await client.call("generate", prompt="Dear Ada,", adapter="notes"))
+async with await Client.start(folders=["/home/me/notes"]) as client:
+    await client.call("jobs.start", id="first", params={"paths": ["/home/me/notes"], "name": "notes"})
+    async for event in client.events("first"):
+        print(event["progress"], event["event"]["event"])
+    print(await client.call("generate", prompt="Dear Ada,", adapter="notes"))
 """
 
 import asyncio
 import itertools
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
+from sebp_edge.serve.ends import command_of
 from sebp_edge.serve.jobs import ENDED
 from sebp_edge.serve.messages import PROTOCOL
 
@@ -67,7 +67,7 @@ class Client:
             ServerError: it refuses the settings, for example because another server has the store.
         """
         process = await asyncio.create_subprocess_exec(
-            *(command or (sys.executable, "-m", "sebp_edge.serve")),
+            *(command or command_of("serves", "__main__")),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE,

@@ -16,6 +16,9 @@ from contextlib import suppress
 
 import psutil
 
+from sebp_edge.serve.streams import PIPES
+from sebp_edge.serve.windows import JobObject
+
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _SECONDS_BETWEEN_LOOKS = 0.2
 # Start times that two programs tell of one process may differ so much, in seconds.
@@ -72,6 +75,13 @@ def _look_at(parent: int) -> None:
     os._exit(1)
 
 
+def command_of(flag: str, module: str) -> list[str]:
+    """Returns the command of a process of ours. A frozen app becomes it by a flag: see sebp_edge/cli/frozen/rthooks."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable, f"--sebp-edge-{flag}"]
+    return [sys.executable, "-m", f"sebp_edge.serve.{module}"]
+
+
 class Children:
     """Starts and kills child processes together with their own children. On Windows, see `windows.JobObject`."""
 
@@ -86,13 +96,8 @@ class Children:
         return process.wait()
 
 
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}
-
-
-def children() -> "Children":
+def children() -> Children | JobObject:
     """Returns what starts and kills processes on this system."""
     if os.name != "nt":
         return Children()
-    from sebp_edge.serve.windows import JobObject
-
     return JobObject(ctypes.WinDLL("kernel32", use_last_error=True))

@@ -165,6 +165,17 @@ class Generate(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Complete(Model):
+    """See `Personalizer.complete`."""
+
+    before: str
+    adapter: str | None = None
+    version: int | None = None
+    max_new_tokens: int = 16
+    min_probability: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ask(Texts):
     """See `Personalizer.ask`. `before` has earlier questions and answers in turns."""
 

@@ -147,6 +147,7 @@ METHODS = {
     "plan": Method(messages.Plan, "worker"),
     "ask": Method(messages.Ask, "worker"),
     "generate": Method(messages.Generate, "worker"),
+    "complete": Method(messages.Complete, "worker"),
 }
 # What may be asked before `initialize`.
 FIRST = frozenset({"ping", "status", "initialize", "shutdown"})

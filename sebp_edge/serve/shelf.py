@@ -8,8 +8,16 @@ from dataclasses import asdict
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
+from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.models.catalog import CATALOG
-from sebp_edge.serve.messages import Folders, Nothing, OneAdapter, OneVersion, Rename
+from sebp_edge.serve.messages import Folders, Initialize, Nothing, OneAdapter, OneVersion, Rename
+
+
+def open_store(settings: Initialize) -> AdapterStore:
+    """Returns the store of an app; refuses a memory budget that is none."""
+    if settings.memory_budget is not None:
+        MemoryBudget.parse(settings.memory_budget)
+    return AdapterStore(settings.store)
 
 
 def list_adapters(store: AdapterStore, params: Nothing) -> dict:

@@ -6,6 +6,7 @@ standard error, and a child process that reads its standard input reads nothing.
 
 import json
 import os
+import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,8 @@ MAX_LINE = 2**23
 MAX_WAITING = 2**20
 # A thread that reads is ahead of its receiver by so many lines.
 _LINES_AHEAD = 64
+# The streams of a child that speaks the protocol.
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}
 _CHUNK = 2**16
 
 

@@ -76,7 +76,6 @@ class Supervisor:
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, lambda *_: self._inbox.put(self._look))
             wake_when_parent_ends(signal.SIGUSR1)
-        threading.Thread(target=self._serve_shelf, daemon=True).start()
         self._send({"method": "ready", "params": {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()}})
         look_at = 0.0
         while self._end_at is None or (self._running and time.monotonic() < self._end_at):
@@ -101,16 +100,13 @@ class Supervisor:
         parent = self._parent if params.parent is None else Parent(**_read_parent(params.parent))
         if not parent.is_alive():
             raise Refusal("parent_gone", "The parent process has ended, or another one has its number.")
-        # Imported here, after "ready".
-        from sebp_edge.adapters.store import AdapterStore
-        from sebp_edge.memory.budget import MemoryBudget
+        from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
 
-        if params.memory_budget is not None:
-            MemoryBudget.parse(params.memory_budget)
-        store = AdapterStore(params.store)
+        store = shelf.open_store(params)
         self._journal = Journal(store.folder)
         self._parent, self._settings, self._store = parent, params, store
         self.jobs = Jobs(self._journal, self._is_resumable)
+        threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
         self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
         return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "methods": sorted(METHODS)}
 
@@ -235,14 +231,12 @@ class Supervisor:
 
     # --------------------------------------------------------------------------------------------------- the shelf
 
-    def _serve_shelf(self) -> None:
+    def _serve_shelf(self, calls: dict[str, Callable]) -> None:
         """Calls the methods of the shelf, in a thread of its own."""
-        from sebp_edge.serve import shelf  # after "ready"
-
         while True:
             id, name, params = self._shelf.get()
             try:
-                answer = {"result": finite(shelf.CALLS[name](self._store, params))}
+                answer = {"result": finite(calls[name](self._store, params))}
             except Exception as error:
                 answer = {"error": error_of(error)}
             self._inbox.put(partial(self._answer_from_shelf, id, answer, name, params))
@@ -299,6 +293,8 @@ class Supervisor:
                     self.jobs.change(self._running, "running")
             case "chunk" if self._outbox.has_room:  # the answer has the whole text
                 self._send({"method": "text", "params": {"request": message["id"], "text": message["text"]}})
+            case "broken":
+                self._drop_worker("worker_broken", f"The worker cannot start: {message['why']}.")
             case "answer":
                 worker.requests.discard(message["id"])
                 self._answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})

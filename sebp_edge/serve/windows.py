@@ -4,7 +4,7 @@ import ctypes
 import subprocess
 
 from sebp_edge.errors import MachineError
-from sebp_edge.serve.ends import PIPES
+from sebp_edge.serve.streams import PIPES
 
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE

@@ -12,6 +12,7 @@ from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
     JOBS,
     Ask,
+    Complete,
     Generate,
     Model,
     Plan,
@@ -137,35 +138,27 @@ class Worker:
 
     def _generate(self, params: Generate, id: str | int) -> dict:
         prompt = params.prompt if params.prompt is not None else list(params.messages)
+        options = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
+        served, rest = self._served_with_weights(params), self._streamed(params, id, options)
+        return {"text": served.generate(prompt, seed=params.sampling_seed, **rest)}
+
+    def _complete(self, params: Complete, id: str | int) -> dict:
         served = self._served_with_weights(params)
-        options = {
-            key: getattr(params, key)
-            for key in ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
-        }
-        chosen = self._adapter(served, params.adapter, params.version)
-        text = served.generate(
-            prompt,
-            seed=params.sampling_seed,
-            on_text=lambda chunk: self._tell("chunk", id=id, text=chunk),
-            stop_when=self._tasks.stops[id],
-            **options,
-            **chosen,
-        )
-        return {"text": text}
+        found = served.complete(params.before, **self._streamed(params, id, ("max_new_tokens", "min_probability")))
+        return {"text": found.text, **asdict(found)}
 
     def _ask(self, params: Ask, id: str | int) -> dict:
-        served = self._served_with_weights(params)
         turns = list(zip(params.before[::2], params.before[1::2], strict=True))
-        answer = served.ask(
-            params.question,
-            texts_of(params),
-            before=turns,
-            max_new_tokens=params.max_new_tokens,
-            on_text=lambda chunk: self._tell("chunk", id=id, text=chunk),
-            stop_when=self._tasks.stops[id],
-            **self._adapter(served, params.adapter, params.version),
-        )
-        return asdict(answer)
+        served, rest = self._served_with_weights(params), self._streamed(params, id, ("max_new_tokens",))
+        return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
+
+    def _streamed(self, params: Generate | Complete | Ask, id: str | int, options: tuple[str, ...]) -> dict:
+        """Returns the arguments of a call that writes text: these options, the adapter, and what chunks go to."""
+        return {key: getattr(params, key) for key in options} | {
+            **self._adapter(params.adapter, params.version),
+            "on_text": lambda chunk: self._tell("chunk", id=id, text=chunk),
+            "stop_when": self._tasks.stops[id],
+        }
 
     def _inspect(self, params: Texts, id: str | int) -> dict:
         served = self._personalizer(params)
@@ -199,12 +192,12 @@ class Worker:
             self._job.in_use.load(silent)
         return served
 
-    def _adapter(self, served: Personalizer, name: str | None, version: int | None) -> dict:
+    def _adapter(self, name: str | None, version: int | None) -> dict:
         """Returns the arguments that choose an adapter; one that is on the model already is not loaded again."""
+        in_use = self._served.in_use
         if name is None:
             return {"adapter": None}
-        found = AdapterStore(self._settings["store"]).find(name, version)
-        if served.in_use.adapter_folder == found.path and served.in_use.base is not None:
+        if in_use.base is not None and in_use.adapter_folder == self._served.store.find(name, version).path:
             return {}
         return {"adapter": name, "version": version}
 

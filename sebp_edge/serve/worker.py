@@ -58,8 +58,12 @@ def main() -> None:
     descriptors = take_streams()
     tasks = Tasks(descriptors[0])
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
-    from sebp_edge.serve.work import Worker
-
+    try:
+        from sebp_edge.serve.work import Worker
+    except (ImportError, OSError) as error:  # a damaged installation, or an app that was frozen without a library
+        outbox.send({"tells": "broken", "why": f"{type(error).__name__}: {error}"})
+        outbox.drain(1.0)
+        raise
     Worker(tasks, outbox).run()
 
 

@@ -1,15 +1,11 @@
 """The worker as the supervisor sees it: one process with torch, started when it is needed."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 
-from sebp_edge.serve.ends import Children
+from sebp_edge.serve.ends import Children, command_of
 from sebp_edge.serve.streams import Lines, Outbox
-
-# PyInstaller's runtime hook in sebp_edge/cli/frozen makes the app the worker.
-AS_WORKER = "--sebp-edge-works"
 
 
 class WorkerProcess:
@@ -24,10 +20,8 @@ class WorkerProcess:
     """
 
     def __init__(self, children: Children, environment: dict[str, str], receive: Callable):
-        is_frozen = getattr(sys, "frozen", False)
-        start = [sys.executable, AS_WORKER] if is_frozen else [sys.executable, "-m", "sebp_edge.serve.worker"]
         self._children = children
-        self._process = children.start([*start, str(os.getpid())], environment)
+        self._process = children.start([*command_of("works", "worker"), str(os.getpid())], environment)
         self.pid = self._process.pid
         self._lines = Lines(os.dup(self._process.stdout.fileno()), lambda line: receive(self, line))
         self._outbox = Outbox(os.dup(self._process.stdin.fileno()), lambda: None)

