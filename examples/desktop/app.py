@@ -46,6 +46,7 @@ class Window(QMainWindow):
         self._pages = QStackedWidget()
         self._entries = QButtonGroup(self)
         self._trouble, self._status = Trouble(), text("", "small")
+        self._status.setContentsMargins(12, 0, 0, 0)
         self._bar = QProgressBar(objectName="thin", textVisible=False, maximum=1000)
         whole = QWidget(objectName="page")
         halves = QHBoxLayout(whole)
@@ -116,10 +117,7 @@ class Window(QMainWindow):
         if trouble is None:
             self._trouble.say()
         else:
-            self._trouble.say(sentence(trouble), "Go on", self._go_on)
-
-    def _go_on(self) -> None:
-        self.backend.restart()
+            self._trouble.say(sentence(trouble), "Go on", self.backend.restart)
 
     def _show_job(self) -> None:
         job, is_learning = self.backend.job, self.backend.is_learning

@@ -6,13 +6,12 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from PySide6.QtCore import QObject, Qt, Signal
 
 from sebp_edge.serve.client import Client, ServerError
-from sebp_edge.serve.jobs import ACTIVE
+from sebp_edge.serve.jobs import ACTIVE, ENDED
 
 NAME = "notes"  # of the one adapter that this window has
 _COMMAND = (sys.executable, "--sebp-edge-serves") if getattr(sys, "frozen", False) else ()
@@ -59,7 +58,7 @@ class Backend(QObject):
         state: "starting", "ready" or "lost".
         trouble: why the server is lost.
         job: the last job as in `jobs.get`; None if there is none to show.
-        active: the number of the version in use; None if there is none.
+        versions: the records of all versions, oldest first.
     """
 
     state_changed = Signal()
@@ -72,7 +71,8 @@ class Backend(QObject):
         self.settings, self.state = settings, "starting"
         self.trouble: dict | None = None
         self.job: dict | None = None
-        self.active: int | None = None
+        self.versions: list[dict] = []
+        self._is_cancelling = False
         self._client: Client | None = None
         self._said.connect(self._hear, Qt.ConnectionType.QueuedConnection)
         self._runner = asyncio.Runner()
@@ -93,9 +93,16 @@ class Backend(QObject):
         return {"paths": self.settings.folders, "model": self.settings.model}
 
     @property
+    def active(self) -> dict | None:
+        """The record of the version in use; None if there is none."""
+        return next((version for version in self.versions if version["active"]), None)
+
+    @property
     def learnt(self) -> dict:
-        """The parameters that say which model, and the version in use, if there is one."""
-        return {"model": self.settings.model, "adapter": None if self.active is None else NAME}
+        """The parameters that say which model answers: that of the version in use, if there is one."""
+        if self.active is None:
+            return {"model": self.settings.model}
+        return {"model": self.active["model"], "adapter": NAME}
 
     def call(
         self,
@@ -128,7 +135,7 @@ class Backend(QObject):
     def restart(self) -> None:
         """Starts a server with the settings as they are now, and ends the one before."""
         self._set_state("starting")
-        asyncio.run_coroutine_threadsafe(self._start(Settings(**vars(self.settings))), self._loop)
+        asyncio.run_coroutine_threadsafe(self._start(replace(self.settings)), self._loop)
 
     def learn(self, failed: Callable[[ServerError], None]) -> None:
         """Learns the notes."""
@@ -145,12 +152,8 @@ class Backend(QObject):
 
     def cancel(self, failed: Callable[[ServerError], None]) -> None:
         """Cancels the job, or drops what was saved of one that is paused."""
-        was_running = self.is_learning
-
-        def done(found: dict) -> None:
-            if not was_running:
-                self._show_job(None)
-
+        self._is_cancelling = self.is_learning
+        done = (lambda found: None) if self.is_learning else (lambda found: self._show_job(None))
         self.call("jobs.cancel", done, failed, expected_job_id=self.job["id"])
 
     def close(self) -> None:
@@ -173,15 +176,17 @@ class Backend(QObject):
         self.job = job
         self.job_changed.emit()
 
-    def _set_versions(self, adapters: list[dict]) -> None:
-        self.active = next((one["active"] for one in adapters if one["name"] == NAME), None)
+    def look_at_versions(self) -> None:
+        """Asks which versions there are."""
+        nothing = {"versions": []}  # there is no adapter yet
+        self.call("adapters.history", self._set_versions, lambda error: self._set_versions(nothing), name=NAME)
+
+    def _set_versions(self, found: dict) -> None:
+        self.versions = found["versions"]
         self.versions_changed.emit()
 
-    def look_at_versions(self) -> None:
-        """Asks which version is in use."""
-        self.call("adapters.list", lambda found: self._set_versions(found["adapters"]), lambda error: None)
-
     def _follow(self, job: dict) -> None:
+        self._is_cancelling = False
         self._show_job({**job, "state": "queued"})
         asyncio.run_coroutine_threadsafe(self._tell_events(job["id"], job["last_event"]), self._loop)
 
@@ -189,11 +194,14 @@ class Backend(QObject):
         if self.job is None or self.job["id"] != id:
             return
         job = self.job | {key: event[key] for key in ("phase", "progress", "seconds_left")}
+        job["last_event"] = event["number"]
         if event["event"]["event"] == "state":
             job |= {key: event["event"].get(key) for key in ("state", "resumable", "error", "result")}
-            if job["state"] in ("done", "interrupted"):
+            if job["state"] in ENDED:
                 self.look_at_versions()
         self._show_job(job)
+        if self._is_cancelling and job["resumable"]:
+            self.cancel(lambda error: None)  # drops what was saved to go on with
 
     # ---------------------------------------------------------------------------------------- in the protocol's thread
 
@@ -215,25 +223,22 @@ class Backend(QObject):
             await client.close()
 
     async def _start(self, settings: Settings) -> None:
-        model = [str(Path(settings.model).parent)] if Path(settings.model).is_absolute() else []
         async with self._starting:
             await self._end_client()
             if self._end.is_set():
                 return
             try:
-                client = await Client.start(
-                    _COMMAND, store=settings.store, folders=settings.folders + model, memory_budget=settings.budget
-                )
+                choices = {"store": settings.store, "folders": settings.folders, "memory_budget": settings.budget}
+                client = await Client.start(_COMMAND, **choices)
                 self._client = client
                 jobs = (await client.call("jobs.list"))["jobs"]
-                adapters = (await client.call("adapters.list"))["adapters"]
             except ServerError as error:
                 self._tell(self._set_state, "lost", {"code": error.code, "message": str(error)})
                 return
         unfinished = [job for job in jobs if job["resumable"]]
         self._tell(self._show_job, unfinished[-1] if unfinished else None)
-        self._tell(self._set_versions, adapters)
         self._tell(self._set_state, "ready")
+        self._tell(self.look_at_versions)
         await client.process.wait()
         if client is self._client:
             self._client = None

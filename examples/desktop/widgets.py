@@ -2,8 +2,19 @@
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtCore import QPointF, Qt
+from PySide6.QtGui import QPainter, QPen
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
 
 _WIDTH = 720
 
@@ -33,6 +44,26 @@ def button(words: str, clicked: Callable[[], None], **looks: bool) -> QPushButto
     for look, value in looks.items():
         made.setProperty(look, value)
     return made
+
+
+class Choice(QComboBox):
+    """A list to choose from, which shrinks with the window.
+
+    Args:
+        name: what is chosen, for screen readers.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(accessibleName=name, minimumContentsLength=12)
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+
+    def paintEvent(self, event) -> None:
+        """Draws the arrow, which a style sheet cannot colour."""
+        super().paintEvent(event)
+        painter, x, y = QPainter(self), self.width() - 18, self.height() / 2
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(self.palette().placeholderText(), 1.6))
+        painter.drawPolyline([QPointF(x - 4, y - 2), QPointF(x, y + 2), QPointF(x + 4, y - 2)])
 
 
 def row(*widgets: QWidget, end: bool = True) -> QHBoxLayout:

@@ -1,6 +1,7 @@
 """Ask: questions about the notes, answered with the passages that the answers are from."""
 
 from pathlib import Path
+from textwrap import shorten
 
 from PySide6.QtCore import QTimer, QUrl
 from PySide6.QtGui import QDesktopServices
@@ -10,6 +11,7 @@ from desktop.backend import Backend
 from desktop.widgets import Card, Page, button, quotation, row
 from desktop.words import sentence
 
+_EXCERPT = 160  # characters of a source
 _TURNS = 3  # earlier questions that the next one may refer to
 
 
@@ -57,7 +59,9 @@ class Ask(Page):
             self._turns = [*self._turns, question, found["text"]][-2 * _TURNS :]
             _say(answer, found["text"] if found["found"] else "Your notes do not say.")
             for source in found["sources"] if found["found"] else ():
-                card.add(row(self._source(source)))
+                card.add(
+                    row(self._source(source)), quotation(shorten(source["text"], _EXCERPT, placeholder=" …"), "small")
+                )
             self._end()
 
         def failed(error) -> None:
@@ -101,11 +105,9 @@ class Ask(Page):
         )
 
     def _source(self, source: dict):
-        """Returns a button that opens a source, with the passage as its help."""
+        """Returns a button that opens a source."""
         place = " › ".join([source["document"], *source["headings"]])
-        link = button(place, lambda: self._open(source["document"]), link=True)
-        link.setToolTip(source["text"])
-        return link
+        return button(place, lambda: self._open(source["document"]), link=True)
 
     def _open(self, document: str) -> None:
         for folder in map(Path, self._backend.settings.folders):

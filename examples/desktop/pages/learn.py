@@ -1,9 +1,9 @@
 """Learn: the plan, the progress, and what came of it."""
 
-from PySide6.QtWidgets import QComboBox, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QProgressBar, QVBoxLayout, QWidget
 
 from desktop.backend import NAME, Backend
-from desktop.widgets import Card, Page, button, clear, quotation, row, text
+from desktop.widgets import Card, Choice, Page, button, clear, quotation, row, text
 from desktop.words import duration, phase, sentence, size
 
 _BUDGETS = {"What is free": None, "2 GB": "2GB", "4 GB": "4GB", "8 GB": "8GB", "16 GB": "16GB", "24 GB": "24GB"}
@@ -92,7 +92,7 @@ class Learn(Page):
             return
         if job["state"] == "done":
             self._show_result(job["result"])
-        elif job["error"] is not None and job["error"].get("code") != "cancelled":
+        elif job["error"] is not None and job["error"]["code"] not in ("cancelled", "interrupted", "server_ended"):
             self.trouble.say(sentence(job["error"]))
 
     # ------------------------------------------------------------------------------------------------------- the result
@@ -124,11 +124,7 @@ class _Plan(Card):
     def __init__(self, backend: Backend, replan, learn):
         super().__init__()
         self._backend, self._replan = backend, replan
-        self.model, self.budget = QComboBox(), QComboBox()
-        for box, name in ((self.model, "Model"), (self.budget, "Memory it may use")):
-            box.setAccessibleName(name)
-            box.setMinimumContentsLength(12)
-            box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.model, self.budget = Choice("Model"), Choice("Memory it may use")
         for words, value in _BUDGETS.items():
             self.budget.addItem(words, value)
         self.budget.setCurrentIndex(max(0, self.budget.findData(backend.settings.budget)))
@@ -139,7 +135,7 @@ class _Plan(Card):
         self.bar = QProgressBar(objectName="thin", textVisible=False, maximum=100)
         self.start = button("Learn", learn, primary=True)
         self.add(
-            row(_labelled("Model", self.model), _labelled("Memory it may use", self.budget), end=False),
+            row(_labelled(self.model), _labelled(self.budget), end=False),
             self.words,
             self.bar,
             row(self.start),
@@ -204,13 +200,13 @@ class _Progress(Card):
         self.words.setText("You can go on working." if left is None else f"{duration(left).capitalize()} left.")
 
 
-def _labelled(words: str, widget: QWidget) -> QWidget:
+def _labelled(choice: Choice) -> QWidget:
     whole = QWidget()
     column = QVBoxLayout(whole)
     column.setContentsMargins(0, 0, 0, 6)
     column.setSpacing(4)
-    column.addWidget(text(words, "small"))
-    column.addWidget(widget)
+    column.addWidget(text(choice.accessibleName(), "small"))
+    column.addWidget(choice)
     return whole
 
 
@@ -239,9 +235,13 @@ def _before_and_after(sample: dict) -> Card:
     before = sample["base"] if sample["before"] is None else sample["before"]
     return Card(
         text(sample["document"], "small"),
-        quotation(f"{sample['beginning'].strip()} …", "muted"),
+        quotation(f"{_line(sample['beginning'])} …", "muted"),
         text("BEFORE", "small"),
-        quotation(before.strip()),
+        quotation(_line(before)),
         text("AFTER", "accent"),
-        quotation(sample["after"].strip()),
+        quotation(_line(sample["after"])),
     )
+
+
+def _line(words: str) -> str:
+    return " ".join(words.split())

@@ -19,18 +19,16 @@ class Versions(Page):
         self._list.setSpacing(10)
         self.column.addLayout(self._list)
         self.column.addStretch()
-        backend.versions_changed.connect(self._look)
-        self._show([])
+        backend.versions_changed.connect(self._show)
+        self._show()
 
-    def _look(self) -> None:
-        self._backend.call(
-            "adapters.history", lambda found: self._show(found["versions"]), lambda error: self._show([]), name=NAME
-        )
-
-    def _show(self, versions: list[dict]) -> None:
+    def _show(self) -> None:
         clear(self._list)
+        versions = self._backend.versions
         for record in reversed(versions):
             self._list.addWidget(self._card(record))
+        if len(versions) > 1 and self._backend.active is not None:
+            self._list.addLayout(row(button("Go back to the one before", self._go_back)))
         if not versions:
             self._list.addWidget(
                 Card(text("Nothing is learnt yet", "head"), text("Choose your notes, then press Learn.", "muted"))
@@ -52,13 +50,19 @@ class Versions(Page):
         return Card(line, text(" · ".join(facts), "muted"), text(_verdict(record), "small"))
 
     def _use(self, version: int) -> None:
+        self._change("adapters.activate", version=version)
+
+    def _go_back(self) -> None:
+        self._change("adapters.rollback")
+
+    def _change(self, method: str, **params) -> None:
         self.trouble.say()
         self._backend.call(
-            "adapters.activate",
+            method,
             lambda found: self._backend.look_at_versions(),
             lambda error: self.trouble.say(sentence(error)),
             name=NAME,
-            version=version,
+            **params,
         )
 
 

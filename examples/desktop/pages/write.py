@@ -62,9 +62,9 @@ class Write(Page):
         self.hint.setText(sentence(error))
 
     def _say_whose(self) -> None:
-        version = self._backend.active
+        active = self._backend.active
         self.hint.setText(
             "Suggestions are general until your notes are learnt: see Learn."
-            if version is None
-            else f"Suggestions are from version {version}, which has learnt your notes."
+            if active is None
+            else f"Suggestions are from version {active['version']}, which has learnt your notes."
         )
