@@ -47,30 +47,31 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 43_012
+MAX_LINES = 46_971
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_471,
-    "adapters": 3_302,
-    "ask": 720,
-    "basics": 425,
+    "files at the root": 1_694,
+    "adapters": 3_315,
+    "ask": 718,
+    "basics": 524,
     "basics.pages": 331,
-    "cli": 2_685,
-    "export": 1_982,
+    "cli": 2_771,
+    "export": 1_987,
     "machine": 645,
     "memory": 1_392,
-    "models": 3_954,
+    "models": 4_406,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 3_444,
+    "run": 4_276,
+    "serve": 2_248,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_365,
+    "texts": 10_368,
     "training": 3_045,
 }
-MAX_ENTRIES_AT_ROOT = 21
-MAX_IMPORTS_WITHIN_FUNCTIONS = 52
+MAX_ENTRIES_AT_ROOT = 22
+MAX_IMPORTS_WITHIN_FUNCTIONS = 57
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
@@ -108,8 +109,8 @@ PUBLIC = {
         Paused RecipeError SebpEdgeError SparsityError StorageError TextsChanged TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted JsonLines
-        LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
+        PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
+        JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
     """,
     "sebp_edge.ops": """
@@ -134,6 +135,8 @@ OTHER_ERRORS = {
     "kernels/ops/": "ValueError RuntimeError",  # as torch's own operations; docstrings list them
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt SystemExit",  # the last ends PyInstaller
+    # What becomes the error of an answer, and what the clients raise.
+    "sebp_edge/serve/": "Refusal ValueError ServerError",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",

@@ -1,7 +1,8 @@
 """Runs other programs in child processes, which a damaged file or a stop may end.
 
-On an exported folder, the process is `python -m sebp_edge.export.child MODULE`. It reads a request as JSON from its
-standard input and writes the answer as JSON; what the program itself prints is discarded.
+On an exported folder, the process is `python -m sebp_edge.export.child MODULE PID`, which ends with the process of that
+number, its parent. It reads a request as JSON from its standard input and writes the answer as JSON; what the program
+itself prints is discarded.
 """
 
 import importlib
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
 
@@ -28,7 +30,9 @@ class Predicted(NamedTuple):
 
 def run(module: str, program: str, request: dict, check: Check) -> Predicted:
     """Returns the answer of a module's `_answer` to a request; raises an ExportError if the program failed."""
-    code, output = communicate([sys.executable, "-m", __name__, module], json.dumps(request).encode(), check)
+    code, output = communicate(
+        [sys.executable, "-m", __name__, module, str(os.getpid())], json.dumps(request).encode(), check
+    )
     if code:
         raise ExportError(f"{program} cannot read the exported folder: it ended with the code {code}.")
     answer = json.loads(output)
@@ -53,6 +57,7 @@ def communicate(command: list[str], request: bytes, check: Check) -> tuple[int, 
 
 
 def _main() -> None:
+    end_with_parent(int(sys.argv[2]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     answer = importlib.import_module(sys.argv[1])._answer(json.load(sys.stdin), TOP)

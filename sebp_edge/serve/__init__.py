@@ -11,7 +11,7 @@ messages         requests and results; refusals with stable codes
 jobs, journal    states of jobs; what survives: their numbered events
 shelf            methods about saved adapters, models and reports
 worker_process   the worker as the supervisor sees it
-worker, work     the worker: its entry, which has no torch yet, and what it does
+worker           the worker's entry, which has no torch yet; tasks, what it is to do; work, how it does that
 served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
 ends, windows    no process outlives the one that started it

@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from contextlib import suppress
 
 import psutil
@@ -19,8 +17,6 @@ import psutil
 from sebp_edge.serve.streams import PIPES
 from sebp_edge.serve.windows import JobObject
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_SECONDS_BETWEEN_LOOKS = 0.2
 # Start times that two programs tell of one process may differ so much, in seconds.
 _CLOCKS_DIFFER = 2.0
 
@@ -50,36 +46,12 @@ class Parent:
             return False
 
 
-def wake_when_parent_ends(signum: int) -> None:
-    """Makes the kernel send this process a signal when the thread that started it ends, which may be earlier."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signum, 0, 0, 0)
-
-
-def end_with_parent(parent: int) -> None:
-    """Ends this process at once when its parent ends, or if it has ended already; called by a child that just started.
-
-    The signal comes when the thread that started this process ends, so that must live as long as its process.
-    """
-    if sys.platform == "linux":
-        wake_when_parent_ends(signal.SIGKILL)
-    elif os.name != "nt":  # there a job object ends it
-        threading.Thread(target=_look_at, args=(parent,), daemon=True).start()
-    if os.name != "nt" and os.getppid() != parent:
-        os._exit(1)
-
-
-def _look_at(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    os._exit(1)
-
-
 def command_of(flag: str, module: str) -> list[str]:
     """Returns the command of a process of ours. A frozen app becomes it by a flag: see sebp_edge/cli/frozen/rthooks."""
     if getattr(sys, "frozen", False):
         return [sys.executable, f"--sebp-edge-{flag}"]
-    return [sys.executable, "-m", f"sebp_edge.serve.{module}"]
+    # Without the current folder, which may hold anything.
+    return [sys.executable, "-P", "-m", f"sebp_edge.serve.{module}"]
 
 
 class Children:

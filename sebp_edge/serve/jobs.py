@@ -73,9 +73,12 @@ class Jobs:
         self.params: dict[str, dict] = {}
         self._jobs: dict[str, Job] = {}
         self._digests: dict[str, bytes] = {}
+        self._changed: set[str] = set()
         self._recent: OrderedDict[tuple[str, int], dict] = OrderedDict()
         for digest, facts in journal.jobs():
             job = Job(**facts)
+            if job.error is not None:  # the journal keeps its code
+                job = replace(job, error={"message": "", "hint": ""} | job.error)
             self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
             self._digests[job.id] = digest
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
@@ -84,7 +87,14 @@ class Jobs:
         for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
             if job.state in ENDED and not job.resumable:
                 self.forget(job.id)
-        journal.commit()
+        self.commit()
+
+    def commit(self) -> None:
+        """Makes what is known of jobs outlive this process."""
+        for id in self._changed:
+            self._journal.write_job(id, self._digests[id], asdict(self._jobs[id]))
+        self._changed.clear()
+        self._journal.commit()
 
     def start(self, request: StartJob, name: str | None, as_sent: dict) -> Job:
         """Puts a job into the queue; returns the one that there is if it was started before.
@@ -125,7 +135,7 @@ class Jobs:
         self._jobs[id] = job
         shown = {"event": "state", "state": state, "resumable": job.resumable, "error": job.error}
         self.add_event(id, message(shown | ({"result": job.result} if state == "done" else {}), id))
-        self._journal.commit()
+        self.commit()
         return self._jobs[id]
 
     def add_event(self, id: str, event: dict) -> None:
@@ -145,7 +155,7 @@ class Jobs:
             }
         )
         self._journal.write_event(id, job.last_event, record)
-        self._journal.write_job(id, self._digests[id], asdict(job))
+        self._changed.add(id)
         if event["event"] not in ("step", "progress"):
             self._recent[id, job.last_event] = record
             while len(self._recent) > _MAX_RECENT:
@@ -183,7 +193,8 @@ class Jobs:
     def forget(self, id: str) -> None:
         """Deletes all that is known of a job that has ended."""
         self._journal.forget(id)
-        self._digests.pop(id), self._jobs.pop(id)
+        self._changed.discard(id)
+        del self._digests[id], self._jobs[id]
         for key in [key for key in self._recent if key[0] == id]:
             del self._recent[key]
 

@@ -4,6 +4,7 @@ They run in a thread of their own, since another process may hold the store's lo
 """
 
 from dataclasses import asdict
+from pathlib import Path
 
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
@@ -17,7 +18,7 @@ def open_store(settings: Initialize) -> AdapterStore:
     """Returns the store of an app; refuses a memory budget that is none."""
     if settings.memory_budget is not None:
         MemoryBudget.parse(settings.memory_budget)
-    return AdapterStore(settings.store)
+    return AdapterStore(settings.store and Path(settings.store).absolute())
 
 
 def list_adapters(store: AdapterStore, params: Nothing) -> dict:

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.version import __version__
-from sebp_edge.serve.ends import Parent, children, wake_when_parent_ends
+from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import PROTOCOL, Initialize, Refusal, error_of, finite, parse, read
@@ -104,6 +105,8 @@ class Supervisor:
 
         store = shelf.open_store(params)
         self._journal = Journal(store.folder)
+        # Names are not taken for paths beside the app then.
+        os.chdir(store.folder)
         self._parent, self._settings, self._store = parent, params, store
         self.jobs = Jobs(self._journal, self._is_resumable)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
@@ -147,8 +150,8 @@ class Supervisor:
             if job.state != "cancelling":
                 self.jobs.change(job.id, "cancelling")
                 self._worker.send({"do": "stop", "id": job.id})
-                seconds = START_SECONDS if job.state == "starting" else CANCEL_SECONDS
-                self._kill_at = time.monotonic() + seconds
+                is_importing = job.state == "starting" and not self._worker.requests
+                self._kill_at = time.monotonic() + (START_SECONDS if is_importing else CANCEL_SECONDS)
             return
         if (stored := self._stored(job)) is not None:
             stored.remove()
@@ -225,6 +228,7 @@ class Supervisor:
         """Sends new events of jobs, as many as the reader keeps up with: the journal has the others."""
         for id, sent in list(self.subscriptions.items()):
             while self._outbox.has_room and (events := self.jobs.events(id, sent, _EVENTS_AT_ONCE)):
+                self.jobs.commit()  # so that no number that an app has seen is given again
                 for event in events:
                     self._send({"method": "job.event", "params": event})
                 self.subscriptions[id] = sent = events[-1]["number"]
@@ -256,8 +260,8 @@ class Supervisor:
             self._worker = WorkerProcess(
                 self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
             )
-            settings = {"store": self._settings.store, "memory_budget": self._settings.memory_budget}
-            self._worker.send({"do": "settings", **settings})
+            budget = self._settings.memory_budget
+            self._worker.send({"do": "settings", "store": str(self._store.folder.parent), "memory_budget": budget})
         return self._worker
 
     def _ask_worker(self, id: str | int, method: str, params: dict) -> None:
@@ -276,12 +280,13 @@ class Supervisor:
 
     def _hear(self, worker: WorkerProcess, line: bytes | None) -> None:
         """Handles what a worker tells."""
-        if worker is not self._worker:
+        if line is not None:
+            worker.handled()
+        if worker is not self._worker:  # what one that was killed had still told
             return
         if line is None or line is TooLong:
             self._drop_worker("worker_ended", "The worker ended unexpectedly")
             return
-        worker.handled()
         message = json.loads(line)
         match message["tells"]:
             case "stored":
@@ -345,13 +350,14 @@ class Supervisor:
         worker = self._worker
         if worker and not worker.requests and not self._running and now - worker.used > self._settings.warm_seconds:
             self._drop_worker("unloaded", "The worker was idle.")
-        if self._journal is not None:
-            self._journal.commit()
+        if self.jobs is not None:
+            self.jobs.commit()
 
     def _finish(self) -> None:
         self._drop_worker("ending", "The server is ending.")
         if self._journal is not None:
             self._send_events()
+            self.jobs.commit()
             self._journal.close()
         self._outbox.drain(0.2)
         sys.stderr.flush()

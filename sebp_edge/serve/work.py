@@ -8,6 +8,7 @@ from pathlib import Path
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, JobStarted, silent
+from sebp_edge.machine import devices
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
     JOBS,
@@ -26,7 +27,7 @@ from sebp_edge.serve.messages import (
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel
 from sebp_edge.serve.streams import Outbox
-from sebp_edge.serve.worker import Tasks
+from sebp_edge.serve.tasks import Tasks
 
 
 class Worker:
@@ -130,9 +131,9 @@ class Worker:
             why = Refusal("cancelled", "The request was cancelled.")
             answer = {"error": why.to_dict()}
             answer["error"]["data"]["text"] = error.text
-        except MachineError as error:
-            answer = {"error": (error_of(error) if self._job is None else _busy(str(error)).to_dict())}
         except Exception as error:
+            if self._job is not None and (isinstance(error, MachineError) or devices.ran_out_of_memory(error)):
+                error = _busy("The running job leaves too little memory.")
             answer = {"error": error_of(error)}
         self._tell("answer", id=id, **answer)
 

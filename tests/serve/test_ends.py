@@ -181,7 +181,7 @@ def test_a_thread_that_ends_does_not_end_the_server_that_it_started():
 
 @linux
 def test_a_child_that_starts_after_its_parent_has_ended_ends():
-    code = "from sebp_edge.serve.ends import end_with_parent; end_with_parent(1 << 22); print('still here')"
+    code = "from sebp_edge.basics.parents import end_with_parent; end_with_parent(1 << 22); print('still here')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (1, "")
 

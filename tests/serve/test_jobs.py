@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from command import RECIPE
 from conftest import write_notes
 from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below
@@ -107,7 +108,7 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(shared,
         "generate": chosen | {"prompt": "the", "sampling_seed": 3, "max_new_tokens": 6},
         "complete": chosen | {"before": "the ", "min_probability": 0.001},
         "ask": chosen | {"question": "What of the note?", "paths": [str(folder / "notes")]},
-        "plan": request,
+        "plan": request_of(),
     }
     methods["generate, base"] = methods["generate"] | {"adapter": None}
     alone = {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()}
@@ -169,8 +170,7 @@ def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path
 
 def test_requests_are_cancelled_while_they_are_answered(shared):
     number = shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0)
-    text = shared.wait(lambda message: message.get("method") == "text")["params"]
-    assert text["request"] == number
+    text = shared.wait(lambda message: message.get("params", {}).get("request") == number)["params"]
     shared.call("cancel", request=number)
     with pytest.raises(Refused) as caught:
         shared.answer(number)
@@ -333,3 +333,21 @@ def test_removing_an_adapter_deletes_its_jobs_from_the_journal(server, settings,
     database.close()
     kept = b"".join(path.read_bytes() for path in (Path(settings["store"]) / "adapters").glob("serve.sqlite*"))
     assert b"secretly" not in kept
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_answers_the_same_while_it_trains(server, request_of):
+    """The training's steps are captured graphs; the answers are computed between two of them."""
+    request = request_of(model="tiny", device="cuda", activate_anyway=True)
+    server.call("jobs.start", id="first", params=request)
+    server.call("jobs.subscribe", id="first")
+    assert server.state("first")["state"] == "done"
+    asked = {"device": "cuda", "adapter": "mine", "prompt": "the boat", "temperature": 0, "max_new_tokens": 6}
+    alone = server.call("generate", **asked)
+    server.call("jobs.start", id="second", params=request | {"fresh": True})
+    server.call("jobs.subscribe", id="second")
+    for _ in range(3):
+        server.event("second", lambda event: event["event"] == "step")
+        assert server.call("generate", **asked) == alone
+    assert server.state("second")["state"] == "done"

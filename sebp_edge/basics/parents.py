@@ -1,0 +1,36 @@
+"""Ends a child process together with the process that started it."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def wake_when_parent_ends(signum: int) -> None:
+    """Makes the kernel send this process a signal when the thread that started it ends, which may be earlier."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signum, 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ends this process at once when its parent ends, or if it has ended already; called by a child that just started.
+
+    The signal comes when the thread that started this process ends, so that must live as long as its process.
+    """
+    if sys.platform == "linux":
+        wake_when_parent_ends(signal.SIGKILL)
+    elif os.name != "nt":  # there a job object ends it
+        threading.Thread(target=_look_at, args=(parent,), daemon=True).start()
+    if os.name != "nt" and os.getppid() != parent:
+        os._exit(1)
+
+
+def _look_at(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
