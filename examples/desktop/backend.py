@@ -1,7 +1,6 @@
 """The protocol in a thread of its own: the window calls methods, and hears by Qt's signals in its own thread."""
 
 import asyncio
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -11,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from PySide6.QtCore import QObject, Qt, Signal
 
 from sebp_edge.serve.client import Client, ServerError
-from sebp_edge.serve.jobs import ACTIVE, ENDED
 
 NAME = "notes"  # of the one adapter that this window has
-_COMMAND = (sys.executable, "--sebp-edge-serves") if getattr(sys, "frozen", False) else ()
+_ENDED = {"done", "refused", "interrupted", "failed"}
 
 
 @dataclass
@@ -85,7 +83,7 @@ class Backend(QObject):
     @property
     def is_learning(self) -> bool:
         """Whether a job runs or waits."""
-        return self.job is not None and self.job["state"] in ACTIVE | {"queued"}
+        return self.job is not None and self.job["state"] not in _ENDED | {"paused"}
 
     @property
     def source(self) -> dict:
@@ -197,7 +195,7 @@ class Backend(QObject):
         job["last_event"] = event["number"]
         if event["event"]["event"] == "state":
             job |= {key: event["event"].get(key) for key in ("state", "resumable", "error", "result")}
-            if job["state"] in ENDED:
+            if job["state"] in _ENDED:
                 self.look_at_versions()
         self._show_job(job)
         if self._is_cancelling and job["resumable"]:
@@ -229,7 +227,7 @@ class Backend(QObject):
                 return
             try:
                 choices = {"store": settings.store, "folders": settings.folders, "memory_budget": settings.budget}
-                client = await Client.start(_COMMAND, **choices)
+                client = await Client.start(**choices)
                 self._client = client
                 jobs = (await client.call("jobs.list"))["jobs"]
             except ServerError as error:

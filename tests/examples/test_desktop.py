@@ -138,10 +138,10 @@ def test_a_killed_worker_is_told_and_what_is_half_learnt_outlives_the_window(ope
     assert all_gone(processes)
     window = open_window(notes)
     assert window.write.editor.toPlainText() == "Dear Ebba,"
-    assert "Interrupted at" in wait(lambda: window.backend.job and words(window.learn))
+    assert "Nothing is lost" in wait(lambda: window.backend.job and words(window.learn))
     press(window.learn, "Discard")
     wait(lambda: window.backend.job is None)
-    assert "Interrupted" not in words(window.learn)
+    assert "Nothing is lost" not in words(window.learn)
 
 
 def test_a_killed_server_is_told_and_another_one_starts(open_window, notes):

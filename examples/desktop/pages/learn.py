@@ -49,9 +49,7 @@ class Learn(Page):
             )
 
     def _show_plan(self, plan: dict) -> None:
-        needs = (
-            f"Needs {size(plan['peak'])} of {size(plan['budget'])} that it may use, and {duration(plan['seconds'])}."
-        )
+        needs = f"Takes {duration(plan['seconds'])} and {size(plan['peak'])} of the {size(plan['budget'])} it may use."
         self._plan.show_words(needs, can_learn=True, share=plan["peak"] / plan["budget"])
 
     def _learn(self) -> None:
