@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 46_971
+MAX_LINES = 46_980
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_694,
     "adapters": 3_315,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 342,
     "research": 3_331,
     "run": 4_276,
-    "serve": 2_248,
+    "serve": 2_257,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,

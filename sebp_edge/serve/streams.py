@@ -62,6 +62,9 @@ class Lines:
     ):
         self._descriptor, self._receive, self._wait = descriptor, receive, wait
         self._ahead = threading.Semaphore(_LINES_AHEAD)
+
+    def start(self) -> None:
+        """Begins to read; the receiver must be able to call `handled` by then."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def handled(self) -> None:

@@ -55,6 +55,7 @@ class Supervisor:
         self._parent = Parent()
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(lambda: self.end("its reader has gone")))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
+        self._lines.start()
         self._children = children()
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: Initialize | None = None
@@ -101,6 +102,9 @@ class Supervisor:
         parent = self._parent if params.parent is None else Parent(**_read_parent(params.parent))
         if not parent.is_alive():
             raise Refusal("parent_gone", "The parent process has ended, or another one has its number.")
+        for folder in params.folders:
+            if not Path(folder).is_absolute():
+                raise Refusal("invalid_params", f"{folder[:200]!r} in folders is not an absolute path.")
         from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
 
         store = shelf.open_store(params)
@@ -299,7 +303,7 @@ class Supervisor:
             case "chunk" if self._outbox.has_room:  # the answer has the whole text
                 self._send({"method": "text", "params": {"request": message["id"], "text": message["text"]}})
             case "broken":
-                self._drop_worker("worker_broken", f"The worker cannot start: {message['why']}.")
+                self._drop_worker("worker_broken", f"The worker cannot start: {message['why']}.", retry=False)
             case "answer":
                 worker.requests.discard(message["id"])
                 self._answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})
@@ -315,13 +319,13 @@ class Supervisor:
         if job.kind == "forget" and state == "done":
             self.jobs.forget_adapter(job.name, but=id)
 
-    def _drop_worker(self, code: str, message: str) -> None:
+    def _drop_worker(self, code: str, message: str, *, retry: bool = True) -> None:
         """Ends the worker. What it had not answered is refused, its job is interrupted."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
         how = worker.kill()
-        why = Refusal(code, message if message.endswith(".") else f"{message} ({how}).", retry=True)
+        why = Refusal(code, message if message.endswith(".") else f"{message} ({how}).", retry=retry)
         for id in worker.requests:
             self._answer(id, {"error": why.to_dict()})
         if self._running is not None:

@@ -21,6 +21,7 @@ class Tasks:
         self.stops: dict[str | int, threading.Event] = {}
         self.pausing = threading.Event()
         self._lines = Lines(descriptor, self._receive)
+        self._lines.start()
 
     def next(self) -> dict:
         """Waits for a task."""

@@ -24,6 +24,7 @@ class WorkerProcess:
         self._process = children.start([*command_of("works", "worker"), str(os.getpid())], environment)
         self.pid = self._process.pid
         self._lines = Lines(os.dup(self._process.stdout.fileno()), lambda line: receive(self, line))
+        self._lines.start()
         self._outbox = Outbox(os.dup(self._process.stdin.fileno()), lambda: None)
         self._process.stdin.close(), self._process.stdout.close()
         self.requests: set[str | int] = set()

@@ -19,7 +19,7 @@ from command import RECIPE, assert_one_sentence, process, records, run, without_
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
 
-COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
+COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "serve", "doctor")
 RESULT_KEYS = {
     *("event", "passed", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
     *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),

@@ -141,10 +141,14 @@ def test_the_guides_conversation_in_plain_lines_works(tmp_path, settings, traini
     guide = (ROOT / "sebp_edge/serve/README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(# A conversation.*?)```", guide, re.DOTALL)
     assert len(code.splitlines()) <= 20
-    code = code.replace('["sebp-edge", "serve"]', repr(COMMAND)).replace('"/home/me/notes"', repr(training["paths"][0]))
-    code = code.replace('"folders": [', f'"store": {settings["store"]!r}, "folders": [')
-    code = code.replace('"model": "tiny"', f'"model": {training["model"]!r}, "recipe": {training["recipe"]!r}')
-    code = code.replace('"folders": [', f'"folders": {settings["folders"]!r} + [')
+    code = code.replace('["sebp-edge", "serve"]', repr(COMMAND))
+    code = code.replace('"folders": ["/home/me/notes"]', f'"store": {settings["store"]!r}, "folders": ["/"]')
+    code = code.replace('"/home/me/notes"', repr(training["paths"][0]))
+    code = code.replace(
+        '"name": "notes", "model": "tiny"', f'"model": {training["model"]!r}, "recipe": {training["recipe"]!r}'
+    )
+    code = code.replace('"model": "tiny"', f'"model": {training["model"]!r}')
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
-    assert "done" in done.stdout
+    assert "'id': 4, 'result': {'text':" in done.stdout
+    assert "'state': 'done'" in done.stdout

@@ -60,11 +60,12 @@ def app(settings, training):
         process.kill()
 
 
-def assert_shown_as_interrupted(settings):
+def assert_the_job_is_shown(settings):
     with Server() as server:
         server.initialize(**settings)
-        states = [job["state"] for job in server.call("jobs.list")["jobs"]]
-        assert states in ([], ["interrupted"], ["done"])
+        jobs = server.call("jobs.list")["jobs"]
+        assert [job["state"] for job in jobs] in ([], ["interrupted"], ["paused"], ["done"])
+        assert all(job["resumable"] == (job["state"] == "paused") or job["state"] == "interrupted" for job in jobs)
 
 
 @pytest.mark.slow
@@ -73,7 +74,7 @@ def test_a_killed_app_leaves_no_process(app, settings, _):
     process, _, below = app
     process.kill()
     assert all_gone(below)
-    assert_shown_as_interrupted(settings)
+    assert_the_job_is_shown(settings)
 
 
 @pytest.mark.slow
@@ -82,7 +83,7 @@ def test_a_killed_server_leaves_no_process(app, settings, _):
     _, server, below = app
     os.kill(server, signal.SIGKILL)
     assert all_gone(below)
-    assert_shown_as_interrupted(settings)
+    assert_the_job_is_shown(settings)
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_it_has_ended_2_s_after_its_input_whatever_it_does(settings, training):
             os.kill(server.worker(), signal.SIGSTOP)
         server.process.stdin.close()
         assert all_gone(processes, 2.0)
-    assert_shown_as_interrupted(settings)
+    assert_the_job_is_shown(settings)
 
 
 def test_the_end_of_the_input_ends_it(tmp_path):

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from served import COMMAND, Refused, Server, all_gone, rss
+from served import COMMAND, Refused, Server, all_gone, environment, rss
 
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.methods import METHODS
@@ -232,3 +232,24 @@ def test_it_starts_with_closed_streams(closed):
 def test_the_command_line_has_it_too():
     with Server(command=[sys.executable, "-c", "from sebp_edge.cli import main; main()", "serve"]) as server:
         assert server.initialize()["methods"] == sorted(METHODS)
+
+
+def test_relative_folders_are_refused(tmp_path):
+    with Server() as server:
+        error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path), folders=["notes"])
+        assert error.code == "invalid_params"
+        assert server.initialize(store=str(tmp_path))
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    """As in an app that was frozen without a library."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcuda is missing')")
+    with Server(env=environment(PYTHONPATH=str(tmp_path))) as server:
+        server.initialize(store=str(tmp_path / "store"))
+        error = refused(server, "generate", prompt="the")
+        assert error.code == "worker_broken"
+        assert "libcuda is missing" in str(error)
+        server.call("jobs.start", id="first", params={"texts": ["the"]})
+        server.call("jobs.subscribe", id="first")
+        assert server.state("first")["error"]["code"] == "worker_broken"
+        assert server.call("status")["worker"] is None

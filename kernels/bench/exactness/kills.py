@@ -106,7 +106,7 @@ def kill_once(victim: str, store: str, draw: random.Random, row: dict) -> None:
         time.sleep(0.01)
     job = asyncio.run(shown(store))
     saved = [job for job in AdapterStore(store).jobs.list() if job.has_checkpoint]
-    row["not_shown"] += job["state"] != "interrupted" or (bool(saved) and not job["resumable"])
+    row["not_shown"] += job["state"] not in ("interrupted", "paused") or (bool(saved) and not job["resumable"])
     row["resumable"] += job["resumable"]
 
 
