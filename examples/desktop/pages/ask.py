@@ -1,5 +1,6 @@
 """Ask: questions about the notes, answered with the passages that the answers are from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
 
@@ -19,78 +20,58 @@ class Ask(Page):
     """A conversation about the notes."""
 
     def __init__(self, backend: Backend):
-        super().__init__("Ask", "Answers come from your notes, and say from which.")
+        super().__init__("Ask", "")
         self._backend, self._request, self._turns = backend, None, []
         self._answers = QVBoxLayout()
         self._answers.setSpacing(14)
-        self.question = QLineEdit(placeholderText="What would you like to know?")
-        self.question.setAccessibleName("Question")
+        self.question = QLineEdit(placeholderText="What would you like to know?", accessibleName="Question")
         self.question.returnPressed.connect(self.ask)
         self.send = button("Ask", self.ask, primary=True)
-        line = row(self.question, self.send, end=False)
+        self.stop = button("Stop", self._stop)
         self.column.addLayout(self._answers)
-        self.column.addLayout(line)
+        self.column.addLayout(row(self.question, self.send, self.stop, end=False))
         self.column.addStretch()
         backend.state_changed.connect(self._allow)
         self._allow()
 
     def ask(self) -> None:
-        """Asks what is in the field; the same button stops it."""
-        if self._request is not None:
-            self._request.cancel()
-            self._end()
-            return
+        """Asks what is in the field."""
         question = self.question.text().strip()
-        if not question or not self._backend.settings.folders:
+        if not question or self._request is not None:
             return
         self.trouble.say()
         self.question.clear()
-        answer, card = quotation("Looking in your notes…", "muted"), Card()
-        card.add(answer)
+        answer = _Answer(self._open)
         self._answers.addWidget(Card(quotation(question), name="question"))
-        self._answers.addWidget(card)
-        self._written = ""
-
-        def write(chunk: str) -> None:
-            self._written += chunk
-            _say(answer, self._written)
+        self._answers.addWidget(answer)
+        self._answer = answer
 
         def done(found: dict) -> None:
             self._turns = [*self._turns, question, found["text"]][-2 * _TURNS :]
-            _say(answer, found["text"] if found["found"] else "Your notes do not say.")
-            for source in found["sources"] if found["found"] else ():
-                card.add(
-                    row(self._source(source)), quotation(shorten(source["text"], _EXCERPT, placeholder=" …"), "small")
-                )
+            answer.end(found)
             self._end()
 
         def failed(error) -> None:
-            card.hide()
+            answer.say("No answer.")
             self.trouble.say(sentence(error), "Ask again", lambda: self._again(question))
             self._end()
 
-        self._request = self._backend.call(
-            "ask",
-            done,
-            failed,
-            on_text=write,
-            question=question,
-            before=self._turns,
-            **{**self._backend.source, **self._backend.learnt},
-        )
-        self.send.setText("Stop")
-        self._scroll()
+        params = {**self._backend.source, **self._backend.learnt, "question": question, "before": self._turns}
+        self._request = self._backend.call("ask", done, failed, answer.write, **params)
+        self._end(is_over=False)
 
     def _again(self, question: str) -> None:
         self.question.setText(question)
         self.ask()
 
-    def _end(self) -> None:
-        self._request = None
-        self.send.setText("Ask")
-        self._scroll()
+    def _stop(self) -> None:
+        self._request.cancel()
+        self._answer.say("Stopped.")
+        self._end()
 
-    def _scroll(self) -> None:
+    def _end(self, *, is_over: bool = True) -> None:
+        self._request = None if is_over else self._request
+        self._allow()
         bar = self.verticalScrollBar()
         QTimer.singleShot(50, lambda: bar.setValue(bar.maximum()))
 
@@ -98,16 +79,13 @@ class Ask(Page):
         has_notes = bool(self._backend.settings.folders)
         self.question.setEnabled(has_notes)
         self.send.setEnabled(has_notes)
+        self.send.setVisible(self._request is None)
+        self.stop.setVisible(self._request is not None)
         self.lead.setText(
             "Answers come from your notes, and say from which."
             if has_notes
             else "Choose a folder under Notes first. Then ask anything that your notes may say."
         )
-
-    def _source(self, source: dict):
-        """Returns a button that opens a source."""
-        place = " › ".join([source["document"], *source["headings"]])
-        return button(place, lambda: self._open(source["document"]), link=True)
 
     def _open(self, document: str) -> None:
         for folder in map(Path, self._backend.settings.folders):
@@ -118,7 +96,30 @@ class Ask(Page):
         self.trouble.say("This note was moved or deleted since it was read.")
 
 
-def _say(label, words: str) -> None:
-    label.setProperty("kind", "")
-    label.style().polish(label)
-    label.setText(words)
+class _Answer(Card):
+    """An answer, as it is written, and then with its sources, which `open` opens."""
+
+    def __init__(self, open: Callable[[str], None]):
+        self._words, self._open = quotation("Looking in your notes…", "muted"), open
+        self._written = ""
+        super().__init__(self._words)
+
+    def write(self, chunk: str) -> None:
+        """Adds words."""
+        self._written += chunk
+        self.say(self._written)
+
+    def say(self, words: str) -> None:
+        """Says something instead."""
+        self._words.setProperty("kind", "")
+        self._words.style().polish(self._words)
+        self._words.setText(words)
+
+    def end(self, found: dict) -> None:
+        """Shows the answer as it was checked, and its sources."""
+        self.say(found["text"] if found["found"] else "Your notes do not say.")
+        for source in found["sources"] if found["found"] else ():
+            place = " › ".join([source["document"], *source["headings"]])
+            link = button(place, lambda document=source["document"]: self._open(document), link=True)
+            excerpt = shorten(source["text"], _EXCERPT, placeholder=" …")
+            self.add(row(link), quotation(excerpt, "small"))

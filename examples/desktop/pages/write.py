@@ -11,6 +11,7 @@ from desktop.words import sentence
 
 _WAIT_MS = 120  # after the last key
 _SAVE_MS = 2000
+_SURE = 0.3  # the least probability of suggested words
 _CHARACTERS = 4000  # before the cursor, which the model sees
 
 
@@ -50,9 +51,8 @@ class Write(Page):
     def _ask(self) -> None:
         before = self.editor.before[-_CHARACTERS:]
         if before.strip() and self.editor.hasFocus() and self._backend.state == "ready":
-            self._request = self._backend.call(
-                "complete", self._suggest, self._fail, before=before, **self._backend.learnt
-            )
+            params = {"before": before, "min_probability": _SURE, **self._backend.learnt}
+            self._request = self._backend.call("complete", self._suggest, self._fail, **params)
 
     def _suggest(self, found: dict) -> None:
         self.editor.suggest(found["words"])
