@@ -1,5 +1,6 @@
 """The window: a sidebar, the pages, and what it says when the server has gone."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -128,6 +129,7 @@ class Window(QMainWindow):
 
 def main() -> int:
     """Shows the window until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and the server with it
     app = QApplication(sys.argv)
     app.setApplicationName("own-words")
     use_theme(app)

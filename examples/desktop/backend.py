@@ -154,6 +154,11 @@ class Backend(QObject):
         done = (lambda found: None) if self.is_learning else (lambda found: self._show_job(None))
         self.call("jobs.cancel", done, failed, expected_job_id=self.job["id"])
 
+    def look_at_versions(self) -> None:
+        """Asks which versions there are."""
+        nothing = {"versions": []}  # there is no adapter yet
+        self.call("adapters.history", self._set_versions, lambda error: self._set_versions(nothing), name=NAME)
+
     def close(self) -> None:
         """Ends the server and all its processes: within two seconds, or by force."""
         self._loop.call_soon_threadsafe(self._end.set)
@@ -173,11 +178,6 @@ class Backend(QObject):
     def _show_job(self, job: dict | None) -> None:
         self.job = job
         self.job_changed.emit()
-
-    def look_at_versions(self) -> None:
-        """Asks which versions there are."""
-        nothing = {"versions": []}  # there is no adapter yet
-        self.call("adapters.history", self._set_versions, lambda error: self._set_versions(nothing), name=NAME)
 
     def _set_versions(self, found: dict) -> None:
         self.versions = found["versions"]
