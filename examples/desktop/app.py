@@ -72,9 +72,7 @@ class Window(QMainWindow):
         """Shows a page."""
         self._pages.setCurrentWidget(page)
         self._entries.button(self._pages.indexOf(page)).setChecked(True)
-        field = {self.ask: self.ask.question, self.write: self.write.editor}.get(page)
-        if field is not None:
-            field.setFocus()
+        {self.ask: self.ask.question, self.write: self.write.editor}.get(page, page).setFocus()
 
     def closeEvent(self, event) -> None:
         """Saves the text, and ends all processes. What is half learnt is kept."""
@@ -86,7 +84,7 @@ class Window(QMainWindow):
     def _side(self) -> QWidget:
         side = QWidget(objectName="side")
         side.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        side.setFixedWidth(158)
+        side.setFixedWidth(176)
         column = QVBoxLayout(side)
         column.setContentsMargins(12, 26, 12, 18)
         column.setSpacing(3)

@@ -53,7 +53,7 @@ class Backend(QObject):
 
     Attributes:
         settings: call `restart` after a change.
-        state: "starting", "ready" or "lost".
+        state: "starting", "ready", "lost" or "closed".
         trouble: why the server is lost.
         job: the last job as in `jobs.get`; None if there is none to show.
         versions: the records of all versions, oldest first.
@@ -161,6 +161,8 @@ class Backend(QObject):
 
     def close(self) -> None:
         """Ends the server and all its processes: within two seconds, or by force."""
+        self.state = "closed"
+        self._said.disconnect(self._hear)
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 

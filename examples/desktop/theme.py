@@ -84,17 +84,18 @@ QToolTip { background: $card; color: $text; border: 1px solid $line; }
 def use_theme(app: QApplication) -> None:
     """Dresses the app, now and whenever the system changes between light and dark."""
     app.setStyle("Fusion")
-    hints = app.styleHints()
-    hints.colorSchemeChanged.connect(lambda: _dress(app))
-    _dress(app)
+    hints, dark = app.styleHints(), Qt.ColorScheme.Dark
+    hints.colorSchemeChanged.connect(lambda scheme: dress(app, is_dark=scheme == dark))
+    # Some desktops say it by their palette only.
+    dress(app, is_dark=hints.colorScheme() == dark or app.palette().window().color().lightness() < 128)
 
 
-def _dress(app: QApplication) -> None:
-    colours = _DARK if app.styleHints().colorScheme() == Qt.ColorScheme.Dark else _LIGHT
+def dress(app: QApplication, *, is_dark: bool) -> None:
+    """Gives the app dark or light colours."""
+    colours = _DARK if is_dark else _LIGHT
     palette = QPalette(QColor(colours["card"]), QColor(colours["page"]))
-    palette.setColor(QPalette.ColorRole.Accent, QColor(colours["accent"]))
-    palette.setColor(QPalette.ColorRole.Highlight, QColor(colours["accent"]))
-    palette.setColor(QPalette.ColorRole.HighlightedText, QColor(colours["on_accent"]))
-    palette.setColor(QPalette.ColorRole.PlaceholderText, QColor(colours["muted"]))
+    roles = {"Accent": "accent", "Highlight": "accent", "HighlightedText": "on_accent", "PlaceholderText": "muted"}
+    for role, colour in roles.items():
+        palette.setColor(QPalette.ColorRole[role], QColor(colours[colour]))
     app.setPalette(palette)
     app.setStyleSheet(_STYLE.substitute(colours))

@@ -134,9 +134,11 @@ def _figure(number: str, what: str) -> Card:
 
 def _left_out(groups: list[dict]) -> Card:
     card = Card(text("Left out", "head"))
+    card.column.setSpacing(2)
     for group in groups:
         names = ", ".join(group["sources"][:_SHOWN])
         more = len(group["sources"]) - _SHOWN
+        card.column.addSpacing(6)
         card.add(quotation(names + (f" and {more:,} more" if more > 0 else "")), text(group["reason"], "small"))
     return card
 
