@@ -55,7 +55,7 @@ QPushButton:disabled { color: $muted; background: transparent; }
 QPushButton[primary="true"] { background: $accent; border-color: $accent; color: $on_accent; font-weight: 650; }
 QPushButton[primary="true"]:focus { border: 2px solid $text; }
 QPushButton[primary="true"]:disabled { background: $line; border-color: $line; color: $muted; }
-QPushButton[link="true"] { background: transparent; border: none; color: $accent; padding: 2px; text-align: left; }
+QPushButton[link="true"] { background: transparent; border: none; color: $accent; padding: 2px 0; text-align: left; }
 QPushButton[link="true"]:hover, QPushButton[link="true"]:focus { text-decoration: underline; }
 QPushButton[entry="true"] { background: transparent; border: none; text-align: left; padding: 9px 12px; }
 QPushButton[entry="true"]:hover { background: $line; }
