@@ -24,6 +24,7 @@ def text(words: str = "", kind: str = "") -> QLabel:
     label = QLabel(words)
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setWordWrap(True)
+    label.setMinimumWidth(60)  # whatever its longest word takes
     label.setProperty("kind", kind)
     return label
 
@@ -54,7 +55,7 @@ class Choice(QComboBox):
     """
 
     def __init__(self, name: str):
-        super().__init__(accessibleName=name, minimumContentsLength=12)
+        super().__init__(accessibleName=name, minimumContentsLength=6)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
 
     def paintEvent(self, event) -> None:

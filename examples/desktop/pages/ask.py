@@ -121,5 +121,6 @@ class _Answer(Card):
         for source in found["sources"] if found["found"] else ():
             place = " › ".join([source["document"], *source["headings"]])
             link = button(place, lambda document=source["document"]: self._open(document), link=True)
+            link.setMinimumWidth(60)
             excerpt = shorten(source["text"], _EXCERPT, placeholder=" …")
             self.add(row(link), quotation(excerpt, "small"))
