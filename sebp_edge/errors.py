@@ -1,5 +1,4 @@
-"""All errors that the SDK raises on purpose, each with a message of one sentence, a code that never changes, and the exit
-code of the command line.
+"""All errors that the SDK raises on purpose: a message of one sentence, a code that never changes, and the exit code.
 
 No message contains a user's text; paths appear only if the user gave them.
 """
@@ -14,6 +13,7 @@ __all__ = [
     "BudgetExceeded",
     "BusyError",
     "CannotCapture",
+    "ClosedError",
     "ExportError",
     "Interrupted",
     "JobError",
@@ -101,6 +101,9 @@ class TextsChanged(TextsError):
         missing: how many documents of the job are not there as they were.
     """
 
+    code = "texts_changed"
+    hint = "Ask the user whether to go on without these documents, or to start over."
+
     def __init__(self, message: str, changed: tuple[str, ...], missing: int):
         super().__init__(message)
         self.changed, self.missing = changed, missing
@@ -151,6 +154,13 @@ class BusyError(SebpEdgeError):
     retry = True
 
 
+class ClosedError(SebpEdgeError):
+    """A Personalizer was called after its `close`."""
+
+    code = "closed"
+    hint = "Make a new Personalizer."
+
+
 class AdapterError(SebpEdgeError):
     """An adapter is unknown or damaged, or its name is invalid."""
 
@@ -167,6 +177,9 @@ class BaseModelMismatch(AdapterError):
 
 class JobError(SebpEdgeError):
     """A job is unknown, damaged or running elsewhere, or cannot go on as it was begun."""
+
+    code = "job"
+    hint = "List the jobs, or start over."
 
 
 class ExportError(SebpEdgeError):
@@ -250,6 +263,9 @@ class Paused(TrainingStopped):
         job: the id of its job.
     """
 
+    code = "paused"
+    hint = "Resume the job when the user wants to go on."
+    retry = True
     exit_code = 130
 
     def __init__(self, message: str, *, job: str):

@@ -97,12 +97,12 @@ class Started(Event):
 
     Attributes:
         version: the version of sebp-edge.
-        schema: the SHA-256 hash of the JSON Schema of its messages, in hexadecimal digits.
+        schema_hash: the SHA-256 hash of the JSON Schema of its messages, in hexadecimal digits.
     """
 
     event: ClassVar[str] = "started"
     version: str
-    schema: str
+    schema_hash: str
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,12 @@ class JobStarted(Event):
     """A training that can be paused and resumed begins, or goes on; the first event of `adapt` and `resume`.
 
     Attributes:
-        job: the id of its job, for `Personalizer.resume`.
+        id: the id of its job in the store.
         progress: how much of its steps is done, from 0 to 1.
     """
 
     event: ClassVar[str] = "job_started"
+    id: str
     progress: float
 
 

@@ -16,8 +16,8 @@ from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
-from sebp_edge.errors import BusyError, Interrupted, OptionError
-from sebp_edge.events import Event, Sink, new_job, silent
+from sebp_edge.errors import BusyError, ClosedError, Interrupted, OptionError
+from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.machine import devices
@@ -34,6 +34,7 @@ from sebp_edge.run.asking import Turn, ask
 from sebp_edge.run.call import Call
 from sebp_edge.run.generating import complete, generate
 from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.job import Job
 from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.run.preparation import Preparation
@@ -55,7 +56,7 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, every method but `stop` and `plan` raises BusyError.
+    Only one call at a time may use the model: during one, all methods but `stop`, `pause` and `plan` raise BusyError.
     `stop()`, or an event that was passed as `stop_when`, ends a call, which raises Interrupted. Every other error is a
     SebpEdgeError too; its message says what to do.
 
@@ -98,7 +99,7 @@ class Personalizer:
         self.on_event = on_event
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._searched = SearchedTexts()
-        self._lock = threading.Lock()
+        self._lock, self._is_closed = threading.Lock(), False
         self._signal = StopSignal()  # of the running call, or of the last one
 
     def adapt(
@@ -239,6 +240,24 @@ class Personalizer:
         """
         return self._signal.pause()
 
+    def close(self) -> None:
+        """Gives the memory of the model, its adapter and searched texts back; later calls raise ClosedError.
+
+        Does nothing the second time. A Personalizer is also a context manager, which closes it.
+
+        Raises:
+            BusyError: another call is running; end it with `stop` before.
+        """
+        with self._exclusive_use():
+            self._is_closed, self._searched = True, SearchedTexts()
+            self.in_use.close()
+
+    def __enter__(self) -> "Personalizer":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
     def plan(self, texts=None, *, gpu: str | int | None = None) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
@@ -253,6 +272,7 @@ class Personalizer:
         Raises:
             MachineError: nothing fits; the message says what would.
         """
+        self._refuse_closed()
         call = self._make_call(StopSignal())
         size = None if gpu is None else call.parse_gpu_memory(gpu)
         with quiet_libraries():
@@ -368,7 +388,7 @@ class Personalizer:
         """Returns the words that the owner would write next, as an editor's ghost text; none if the model is not sure.
 
         They end with their sentence or line. A word that `before` ends within is completed. What consecutive texts
-        begin with is computed once, so the next call takes a pass or two, also after a stopped one.
+        begin with is computed once, also by a call that was stopped.
 
         Args:
             before: the text before the cursor, which may be empty; the model reads the last 4,096 characters at most.
@@ -491,25 +511,34 @@ class Personalizer:
         return is_named
 
     def _make_call(self, signal: StopSignal) -> Call:
-        job = new_job()
-
-        def send(event: Event) -> None:
-            self.on_event(event if event.job else event.of_job(job))
-
-        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, send)
+        job = Job(self.on_event)
+        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, job)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:
         """Context in which no other call uses the model, and this one can be stopped."""
+        with self._exclusive_use():
+            self._refuse_closed()
+            try:
+                self._signal = StopSignal(stop_when)
+                self._signal.check()
+                call = self._make_call(self._signal)
+                with quiet_libraries(), call.job:
+                    yield call
+                    call.job.finish()
+            except StopRequested as request:
+                raise Interrupted("Stopped; nothing was changed.") from request
+
+    @contextmanager
+    def _exclusive_use(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             advice = "wait for it, end it with stop(), or use another Personalizer"
             raise BusyError(f"This Personalizer is running another call; {advice}.")
         try:
-            self._signal = StopSignal(stop_when)
-            self._signal.check()
-            with quiet_libraries():
-                yield self._make_call(self._signal)
-        except StopRequested as request:
-            raise Interrupted("Stopped; nothing was changed.") from request
+            yield
         finally:
             self._lock.release()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("This Personalizer was closed; make a new one.")

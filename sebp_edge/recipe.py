@@ -29,7 +29,7 @@ RANK = 16
 READER = "reader"
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
-# The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/speed/learning_on.py).
+# The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/studies.md).
 LEARNING_ON_RATE = 0.5
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20

@@ -54,6 +54,11 @@ def records(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
+def contents(text):
+    """What messages hold besides the time and the job."""
+    return [{key: value for key, value in record.items() if key not in ("time", "job")} for record in records(text)]
+
+
 def assert_one_sentence(result, words, exit_code=1):
     assert result.exit_code == exit_code, result.output
     assert isinstance(result.exception, SystemExit)

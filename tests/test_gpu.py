@@ -14,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
+from sebp_edge.errors import Paused
+from sebp_edge.events import GraphCaptured, StepDone
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -391,3 +393,38 @@ def test_each_timed_step_is_longer_than_its_parts(variant, adapt):
     batch = Workload.of(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device).batch
     for times in time_variant(model, batch, variant):
         assert 0 < times.forward + times.backward < times.step
+
+
+def test_a_paused_training_with_graphs_goes_on_and_frees_its_memory(tmp_path, model_folder):
+    recipe = Recipe.load("notes").replace(r=4, context_length=64, epochs=3, batch_tokens=200)
+    texts, allocated = make_sentences(30), torch.cuda.memory_allocated()
+
+    def personalizer(store, paused_at=None):
+        def sink(event):
+            made.events.append(event)
+            if isinstance(event, StepDone) and (event.phase, event.step) == paused_at:
+                assert made.pause()
+
+        made = Personalizer(model_folder, recipe=recipe, device="cuda", store=store, on_event=sink)
+        made.events = []
+        return made
+
+    def losses(*parts):
+        steps = [event for part in parts for event in part.events if isinstance(event, StepDone)]
+        return {(event.phase, event.step): event.loss for event in steps}
+
+    whole, first, second = (
+        personalizer(tmp_path / name, at) for name, at in (("a", None), ("b", ("train", 5)), ("b", 0))
+    )
+    whole.adapt(texts, activate_anyway=True)
+    whole.in_use.release()
+    with pytest.raises(Paused):
+        first.adapt(texts, activate_anyway=True)
+    assert any(isinstance(event, GraphCaptured) for event in first.events)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() - allocated < 2**20
+    second.resume(texts=texts)
+    expected, found = losses(whole), losses(first, second)
+    assert expected.keys() == found.keys()
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, rel=2e-2), place

@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 46_980
+MAX_LINES = 47_723
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_694,
-    "adapters": 3_315,
+    "files at the root": 1_740,
+    "adapters": 3_352,
     "ask": 718,
-    "basics": 524,
+    "basics": 526,
     "basics.pages": 331,
-    "cli": 2_771,
+    "cli": 2_955,
     "export": 1_987,
     "machine": 645,
     "memory": 1_392,
-    "models": 4_406,
+    "models": 4_525,
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_276,
-    "serve": 2_257,
+    "run": 4_560,
+    "serve": 2_277,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_368,
-    "training": 3_045,
+    "texts": 10_396,
+    "training": 3_068,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 57
@@ -104,7 +104,7 @@ PUBLIC = {
         sparsify
     """,
     "sebp_edge.errors": """
-        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
+        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
         JobError MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError OwnerUnknown
         Paused RecipeError SebpEdgeError SparsityError StorageError TextsChanged TextsError TrainingStopped
     """,
@@ -136,7 +136,7 @@ OTHER_ERRORS = {
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt SystemExit",  # the last ends PyInstaller
     # What becomes the error of an answer, and what the clients raise.
-    "sebp_edge/serve/": "Refusal ValueError ServerError",
+    "sebp_edge/serve/": "Refusal ValueError",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",
@@ -144,6 +144,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/forget.py": "UnknownDocument",
     "sebp_edge/adapters/packed_documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/adapters/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
@@ -158,6 +159,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
+    "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
     "sebp_edge/training/comparison.py": "ValueError",

@@ -18,7 +18,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
-from sebp_edge.events import LearningOn, NameInUse, Notice, PreparationProgress, StepDone
+from sebp_edge.events import JobProgress, JobStarted, LearningOn, NameInUse, Notice, PreparationProgress, StepDone
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
@@ -125,7 +125,7 @@ def test_nothing_is_trained_or_saved_if_nothing_is_new(make):
     assert (again.documents, again.gone) == (30, 0)
     assert again.to_dict()["event"] == "result" and json.dumps(again.to_dict())
     assert personalizer.store.adapter("default").versions() == [1]
-    assert all(isinstance(event, PreparationProgress) for event in personalizer.events)
+    assert all(isinstance(event, JobStarted | PreparationProgress | JobProgress) for event in personalizer.events)
 
 
 def test_documents_that_are_gone_are_reported_and_still_known(make):
@@ -278,7 +278,7 @@ def test_the_command_says_that_nothing_is_new_without_torch(adapted):
 
 
 def test_the_command_prints_that_nothing_is_new_as_json(adapted):
-    (result,) = records(run(*adapted, "--json").stdout)
+    _, result = records(run(*adapted, "--json").stdout)
     assert (result["event"], result["unchanged"], result["version"]) == ("result", True, 1)
 
 

@@ -113,7 +113,7 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
     personalizer.on_event = sink
     with pytest.raises(Stop):
         personalizer.adapt(other_folder)
-    assert {event.event for event in events} == {"preparing", "name_in_use"}
+    assert {event.event for event in events} == {"progress", "preparing", "name_in_use"}
     assert events[-1].message == (
         "Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24. To keep the two "
         "apart, give this adapter a name of its own, such as --name 'letters of Anna' (name='letters of Anna')."
@@ -188,7 +188,9 @@ def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, after_learning, other_fol
     for path in other_folder.iterdir():
         path.unlink()
     (other_folder / "b.md").write_text("Yet another one.")
-    first, *_ = records(run("adapt", other_folder.rename(other_folder.with_name("third")), *adapt[2:], "--json").stdout)
+    _, first, *_ = records(
+        run("adapt", other_folder.rename(other_folder.with_name("third")), *adapt[2:], "--json").stdout
+    )
     assert (first["event"], first["differs"], first["version"]) == ("name_in_use", ["texts"], 1)
 
 

@@ -7,6 +7,7 @@ mask, and a decoder gets none, since right padding needs none.
 import copy
 import json
 import random
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from sebp_edge.models.architecture import ENCODERS
-from sebp_edge.models.catalog import bundled_config, resolve
+from sebp_edge.models.catalog import CATALOG, bundled_config, resolve
 from sebp_edge.research.bench.correctness import Gradients, errors, in_fp32, loss_and_gradients, norms, total_norm
 from sebp_edge.research.bench.timer import running
 from sebp_edge.research.bench.variants import DENSE, Variant
@@ -29,6 +30,7 @@ from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 LENGTHS = Path(__file__).with_name("lengths.json")
+SHAPES = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 # Tolerance relative to a parameter's own gradient: the error of a bias with two elements varies by more than 2x by
 # chance.
@@ -56,9 +58,16 @@ class Case:
     target: float
 
 
+def published_sizes(name: str) -> dict:
+    """The values of the config of a model in the catalog or in shapes.toml."""
+    if name in CATALOG:
+        return json.loads(bundled_config(resolve(name)).read_text(encoding="utf-8"))
+    return {key: value for key, value in SHAPES[name].items() if key != "exactness"}
+
+
 def known_config(name: str) -> PretrainedConfig:
-    """The config of a model known by name."""
-    return AutoConfig.from_pretrained(bundled_config(resolve(name)))
+    """The config of a model in the catalog or in shapes.toml."""
+    return AutoConfig.for_model(**published_sizes(name))
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:

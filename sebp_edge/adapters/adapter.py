@@ -32,6 +32,7 @@ from sebp_edge.adapters.folders import (
     version_numbers,
     write_version,
 )
+from sebp_edge.adapters.jobs import Job, Jobs
 from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.names import check_name, folder_of
 from sebp_edge.adapters.record import AdapterRecord
@@ -40,7 +41,7 @@ from sebp_edge.adapters.saved import DOCUMENTS, SavedAdapter
 from sebp_edge.adapters.training_report import SAMPLES
 from sebp_edge.adapters.version_report import VersionReport
 from sebp_edge.basics.files import expand_user, flush, make_private, storage_errors, write_atomically
-from sebp_edge.errors import AdapterError, suggest
+from sebp_edge.errors import AdapterError, StorageError, suggest
 
 if TYPE_CHECKING:
     from sebp_edge.adapters.where import Where
@@ -118,6 +119,11 @@ class Adapter:
             raise
 
     # ------------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Its trainings that run, are paused or were interrupted."""
+        return Jobs(self._store).list(self.name)
 
     def documents(self, version: int) -> list[KnownDocument]:
         """Returns the documents of a version, without their texts; none if it was saved before they were recorded.
@@ -230,6 +236,8 @@ class Adapter:
             if where is not None:
                 with suppress(OSError):  # the version is saved; `forget` asks for its texts then
                     self._remember_where(version, where)
+            with suppress(StorageError):  # they are of no use any more; a later change tries it again
+                Jobs(self._store).remove_older(self.name, version)
             saved = SavedAdapter(path, record, self.name, version)
             if not activate:
                 return saved
@@ -303,6 +311,7 @@ class Adapter:
             write_number(self._store, renamed.name, number)
             self.folder.rename(renamed.folder)
             flush(self._store)
+            Jobs(self._store).rename(self.name, renamed.name)
         return renamed
 
     def remove(self, version: int | None = None) -> int | None:
@@ -322,9 +331,14 @@ class Adapter:
             sweep(self._store)
         return self.active()
 
-    def erase(self, versions: list[int], lists: Mapping[int, str]) -> None:
-        """Deletes versions, not all of them, and writes the lists of documents of others anew."""
+    def erase(self, versions: list[int], lists: Mapping[int, str], keys: Mapping[bytes, set[int]]) -> None:
+        """Deletes versions, not all of them, and jobs that know documents; writes the lists of other versions anew.
+
+        Args:
+            keys: the hashes of the documents, by salt.
+        """
         with storage_errors("Cannot delete all versions in", self.folder, "; run this again"), locked(self._store):
+            Jobs(self._store).remove_knowing(self.name, keys)
             if versions:
                 self.delete_versions(versions)
             for version, text in lists.items():
@@ -345,6 +359,7 @@ class Adapter:
         paths = [self.version_folder(version) for version in versions]
         fingerprints = model_paths.fingerprints_of(paths)
         remaining = set(self.versions()) - set(versions)
+        Jobs(self._store).remove_begun_at(self.name, versions if remaining else None)
         activated = read_activated(self.folder)
         if not remaining:
             paths = [self.folder]

@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 
 from sebp_edge.adapters import packed_documents
+from sebp_edge.adapters.salt import salt_of
 from sebp_edge.adapters.saved import DOCUMENTS
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
@@ -108,10 +108,7 @@ class DocumentList:
                 values = packed_documents.unpack(values, store_salt)
             elif values["format"] != _FORMAT:
                 raise ValueError("format")
-            salt = bytes.fromhex(values["salt"])
-            if len(salt) > blake2b.MAX_KEY_SIZE:
-                raise ValueError("salt")
-            return cls(tuple(map(_document, values["documents"])), salt)
+            return cls(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
         except FileNotFoundError:
             return None
         except (OSError, LookupError, TypeError, ValueError) as error:

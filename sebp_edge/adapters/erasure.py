@@ -91,7 +91,7 @@ def complete(adapter: Adapter) -> Receipt | None:
                 kept = listed.without_earlier(keys.get(listed.salt, ()))
                 if kept != listed:
                     lists[version] = kept.to_text()
-    adapter.erase([version for version in receipt.versions_removed if version in versions], lists)
+    adapter.erase([version for version in receipt.versions_removed if version in versions], lists, keys)
     path = folder / receipt.path
     receipt = replace(
         receipt,

@@ -18,6 +18,7 @@ from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.basics.files import flush, storage_errors, walk
 
 NUMBERS = ".numbers"
+JOBS = ".jobs"
 NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _REMOVED = ".removed-"
 # Temporary files that have not changed for this long belong to killed processes.
@@ -117,7 +118,8 @@ def leftovers(store: Path) -> list[Path]:
     temporary files do not once they have not changed for an hour.
     """
     folders = _named_folders(store)
-    found = [path for folder in (store, store / NUMBERS, *folders) for path in _leftovers_in(folder)]
+    others = (store / NUMBERS, store / JOBS)
+    found = [path for folder in (store, *others, *folders) for path in _leftovers_in(folder)]
     return found + [folder for folder in folders if not is_adapter(folder) and not any(folder.iterdir())]
 
 

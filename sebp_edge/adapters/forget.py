@@ -106,10 +106,14 @@ def forget(
     completed = complete(adapter)
     try:
         found = find_forgetting(adapter, documents, texts, read, with_near_duplicates=with_near_duplicates)
-    except UnknownDocument:
-        if completed is None:
-            raise
-        return completed
+    except UnknownDocument as error:
+        if completed is not None:
+            return completed
+        if jobs := [job.id for job in adapter.jobs if not job.is_running]:
+            raise UnknownDocument(
+                f"{error} A training that did not end may know it; to delete that: sebp-edge jobs remove {jobs[0]}"
+            ) from error
+        raise
     if on_found is not None:
         on_found(found)
     new = None

@@ -16,21 +16,19 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sebp_edge.adapters.folders import put_aside, size_of
+from sebp_edge.adapters.folders import JOBS, put_aside, size_of
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.lock import lock_file
 from sebp_edge.basics.files import make_private, parse_dataclass, read_json, storage_errors, write_atomically
 from sebp_edge.errors import AdapterError, JobError, suggest
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.folders import Folder
 
-JOBS = ".jobs"
 CHECKPOINT = "checkpoint.json"
 _RECORD, _LOCK = "job.json", "lock"
 _FORMAT = 1
@@ -47,7 +45,7 @@ class JobRecord:
         adapter: the adapter's name.
         settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed and me.
         options: the other arguments of the call.
-        texts: the files and folders that were given, with absolute paths; None if other texts were given, or none.
+        texts: the values of each `Folder` that was given, with its absolute path; None if other texts were given.
         begun: when it was begun, in UTC, as an ISO 8601 string.
         state: "running", "paused" or "interrupted", as it was last written.
         process: the number of the process that ran it last.
@@ -59,7 +57,7 @@ class JobRecord:
     adapter: str
     settings: dict
     options: dict
-    texts: tuple[Folder, ...] | None = None
+    texts: tuple[dict, ...] | None = None
     begun: str = ""
     state: str = "running"
     process: int = 0
@@ -93,7 +91,7 @@ class Job:
         try:
             with lock_file(self.folder / _LOCK) as is_free:
                 return not is_free
-        except FileNotFoundError:  # deleted meanwhile
+        except OSError:  # deleted meanwhile
             return False
 
     @property
@@ -160,26 +158,30 @@ class Job:
         own = {*known.texts.values(), *known.gone.values()}
         return not own.isdisjoint(f"{key:016x}" for key in keys[known.salt])
 
+    def begins_at(self, versions: Container[int]) -> bool:
+        """Whether it learns on from one of these versions, or draws from its splits."""
+        return any(self.record.fixed.get(name) in versions for name in ("active", "earlier"))
+
     def remove(self) -> None:
         """Deletes it; a process that runs it goes on, without checkpoints.
 
         Raises:
             StorageError: not all of it could be deleted.
         """
-        with storage_errors("Cannot delete", self.folder, ""), suppress(FileNotFoundError):
+        with storage_errors("Cannot delete", self.folder, ""), suppress(FileNotFoundError, NotADirectoryError):
             shutil.rmtree(put_aside(self.folder))
 
     def to_dict(self) -> dict:
         """Returns what a list of jobs shows, as JSON-ready values."""
         record = self.record
         return {
-            "job": self.id,
+            "id": self.id,
             "kind": record.kind,
             "adapter": record.adapter,
             "state": self.state,
             "progress": round(self.progress, 4),
             "model": record.settings.get("model"),
-            "texts": None if record.texts is None else [str(folder.path) for folder in record.texts],
+            "texts": None if record.texts is None else [folder["path"] for folder in record.texts],
             "begun": record.begun,
             "process": record.process,
             "size": size_of(self.folder),
@@ -221,6 +223,20 @@ class Jobs:
         listed = ", ".join(f"{job.id} ({job.record.adapter!r}, {job.progress:.0%})" for job in jobs)
         raise JobError(f"{len(jobs)} trainings are paused or interrupted; name one of {listed}.")
 
+    def remove(self, id: str) -> None:
+        """Deletes a job, also one whose record is damaged.
+
+        Raises:
+            JobError: there is no such job, or it is running.
+            StorageError: not all of it could be deleted.
+        """
+        if (folder := self.folder / id) not in self._folders():
+            self.get(id)
+        job = Job(folder, JobRecord(kind="", adapter="", settings={}, options={}))
+        if job.is_running:
+            raise JobError(f"The job {id!r} is running; end that first.")
+        job.remove()
+
     def begin(self, record: JobRecord) -> Job:
         """Makes a job.
 
@@ -237,34 +253,27 @@ class Jobs:
         job.update()
         return job
 
-    def remove_of(self, adapter: str) -> None:
-        """Deletes all jobs of an adapter."""
-        for job in self.list(adapter):
-            job.remove()
-
     def remove_older(self, adapter: str, version: int) -> None:
         """Deletes the jobs of an adapter that do not run and do not know of this version."""
-        for job in self.list(adapter):
-            if job.record.newest < version and not job.is_running:
-                job.remove()
+        self._remove(job for job in self.list(adapter) if job.record.newest < version and not job.is_running)
 
-    def remove_begun_at(self, adapter: str, versions: "list[int]") -> None:
-        """Deletes the jobs of an adapter that begin at one of these versions."""
-        for job in self.list(adapter):
-            if not {job.record.fixed.get("active"), job.record.fixed.get("earlier")}.isdisjoint(versions):
-                job.remove()
+    def remove_begun_at(self, adapter: str, versions: "list[int] | None") -> None:
+        """Deletes the jobs of an adapter that begin at one of these versions; None deletes all."""
+        self._remove(job for job in self.list(adapter) if versions is None or job.begins_at(versions))
 
-    def remove_knowing(self, adapter: str, keys: Mapping[bytes, set[int]]) -> int:
-        """Deletes the jobs of an adapter that may know one of these documents; returns how many do not run."""
-        found = [job for job in self.list(adapter) if not job.is_running and job.may_know(keys)]
-        for job in found:
-            job.remove()
-        return len(found)
+    def remove_knowing(self, adapter: str, keys: Mapping[bytes, set[int]]) -> None:
+        """Deletes the jobs of an adapter that may know one of these documents, but for those that this process runs."""
+        own = [job for job in self.list(adapter) if not (job.record.process == os.getpid() and job.is_running)]
+        self._remove(job for job in own if job.may_know(keys))
 
     def rename(self, adapter: str, new_name: str) -> None:
         """Gives the jobs of an adapter its new name."""
         for job in self.list(adapter):
             job.update(adapter=new_name)
+
+    def _remove(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            job.remove()
 
     def _folders(self) -> "list[Path]":
         with storage_errors("Cannot read", self.folder, ""):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sebp_edge.adapters.salt import salt_of
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
 
@@ -58,7 +59,7 @@ class KnownTexts:
             values = read_json(folder / KNOWN_TEXTS, _MAX_BYTES)
             texts, gone = values["texts"], values["gone"]
             if values["format"] == _FORMAT and all(map(_is_valid, (texts, gone))):
-                return cls(bytes.fromhex(values["salt"]), str(values["base"]), texts, gone)
+                return cls(salt_of(values["salt"]), str(values["base"]), texts, gone)
         except FileNotFoundError:
             return None
         except (OSError, LookupError, TypeError, ValueError):

@@ -29,6 +29,14 @@ def read_salt(store: Path) -> bytes:
     )
 
 
+def salt_of(digits: str) -> bytes:
+    """Returns a salt from its hexadecimal digits; a ValueError if it cannot be one."""
+    salt = bytes.fromhex(digits)
+    if len(salt) > blake2b.MAX_KEY_SIZE:
+        raise ValueError("salt")
+    return salt
+
+
 def read_number(store: Path, name: str) -> int:
     """Returns the highest number that a version of this name has had; 0 if it is not known."""
     path = _number_file(store, name)

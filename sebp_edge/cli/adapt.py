@@ -1,13 +1,18 @@
 """`sebp-edge adapt PATH...`: trains an adapter on texts and saves it."""
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
-from sebp_edge.cli.console import discard_output, err, print_json, quick_imports
+from sebp_edge.cli.adapters import open_store
+from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
+from sebp_edge.cli.forget import show_receipt
 from sebp_edge.cli.options import Request, parse_path, takes_request
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
@@ -17,7 +22,23 @@ from sebp_edge.texts.documents import printable
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
 
-NOT_BETTER = 3
+# The options that go with --resume; a job knows the others.
+_WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes"}
+_JOB = re.compile("[0-9a-f]{6}")
+
+
+class AdaptCommand(TyperCommand):
+    """A command whose option --resume may stand without a value, and goes with few others."""
+
+    def parse_args(self, ctx, args: list[str]) -> list[str]:
+        pairs = zip(args, [*args[1:], ""], strict=True)
+        args = ["--resume=" if one == "--resume" and not _JOB.fullmatch(other) else one for one, other in pairs]
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx) if ctx.params.get("resume") is not None else ():
+            given = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
+            if given and parameter.name not in _WITH_RESUME:
+                raise typer.BadParameter(f"{parameter.opts[0]} does not go with --resume; the job knows it.", ctx)
+        return rest
 
 
 @takes_request(
@@ -49,6 +70,13 @@ def adapt(
         bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    resume: Annotated[
+        str | None, typer.Option(metavar="[JOB]", help="Go on with a training that was stopped, paused or killed.")
+    ] = None,
+    changed: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="With --resume, if texts have changed: refuse (default), without or again."),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
 ) -> None:
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
@@ -57,10 +85,16 @@ def adapt(
     made from other texts, for another model or with another recipe, say so first, and ask on a terminal. Ask, too,
     before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
 
+    --resume needs no other option, since the job knows them; `sebp-edge jobs` lists the jobs. Give PATH only if the
+    texts were moved.
+
     Exit codes: 0 better or nothing to do, 3 saved but not active (the active version stays), 130 interrupted, 2 invalid
     option, 1 any other error, or the answer is no.
     """
     texts, as_json = request.texts, request.as_json
+    if resume is not None:
+        _resume(resume or None, texts, memory, changed or "refuse", as_json=as_json)
+        return
     if not (yes or request.settings["recipe"].questions):
         _ask_about_folders(texts, as_json=as_json)
     recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
@@ -73,6 +107,44 @@ def adapt(
         if active is not None and active.name_in_use is not None:
             _ask(active.name_in_use, as_json=as_json, yes=yes)
 
+    def call(personalizer):
+        return personalizer.adapt(
+            texts,
+            name=name,
+            out=out,
+            activate_anyway=activate_anyway,
+            fresh=fresh,
+            sync=sync,
+            keep_samples=keep_samples,
+        )
+
+    result = _run(settings | {"memory_budget": memory}, call, as_json=as_json, with_samples=keep_samples)
+    if not result.unchanged and (result.overtaken_by is not None or not (result.passed or activate_anyway)):
+        raise typer.Exit(NOT_BETTER)
+
+
+def _resume(id: str | None, texts, memory: str | None, changed: str, *, as_json: bool) -> None:
+    """Goes on with a job, or with the only one that does not run."""
+    job = open_store().jobs.get(id)
+    settings, options = job.arguments(), job.record.options
+    if memory is not None:
+        settings["memory_budget"] = memory
+    with_samples, is_forget = options.get("keep_samples", False), job.record.kind == "forget"
+    result = _run(
+        settings,
+        lambda personalizer: personalizer.resume(job.id, texts, changed=changed),
+        as_json=as_json,
+        with_samples=with_samples,
+        is_forget=is_forget,
+    )
+    if is_forget:
+        return
+    if not result.unchanged and (result.overtaken_by is not None or not (result.passed or options["activate_anyway"])):
+        raise typer.Exit(NOT_BETTER)
+
+
+def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, is_forget: bool = False):
+    """Runs a call of a Personalizer with these settings, and shows its progress and its result; returns the result."""
     with quick_imports():
         from sebp_edge.cli.last_screen import show_result
         from sebp_edge.cli.progress import show_progress
@@ -83,26 +155,18 @@ def adapt(
         with show_progress(as_json) as sink:
             personalizer = Personalizer(
                 **settings,
-                memory_budget=memory,
                 # That the name is in use has been said already.
                 on_event=lambda event: isinstance(event, NameInUse) or sink(event),
             )
-            result = personalizer.adapt(
-                texts,
-                name=name,
-                out=out,
-                activate_anyway=activate_anyway,
-                fresh=fresh,
-                sync=sync,
-                keep_samples=keep_samples,
-            )
-        if result.unchanged:
+            result = call(personalizer)
+        if is_forget:
+            show_receipt(result, as_json=as_json)
+        elif result.unchanged:
             _show_unchanged(result, as_json=as_json)
-            return
-        if as_json:
+        elif as_json:
             print_json(result.to_dict())
         else:
-            show_result(result, with_samples=keep_samples)
+            show_result(result, with_samples=with_samples)
     except BrokenPipeError:
         # The reader is gone, but the exit code still says whether the adapter is better.
         if result is None:
@@ -112,8 +176,7 @@ def adapt(
         if result is None:
             raise
         raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
-    if result.overtaken_by is not None or not (result.passed or activate_anyway):
-        raise typer.Exit(NOT_BETTER)
+    return result
 
 
 def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
@@ -122,11 +185,10 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     Returns:
         The texts, or what was read of them; and what `find_unchanged` returns.
     """
-    from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.run.fitting_recipe import read_for
     from sebp_edge.run.unchanged import find_unchanged
 
-    store = AdapterStore()
+    store = open_store()
     if store.adapter(name).active() is None:
         return texts, None, None
     recipe, seed, model = settings["recipe"], settings["seed"], resolve(settings["model"])

@@ -26,7 +26,8 @@ Version = Annotated[int | None, typer.Option(help="Only this version.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def _store():
+def open_store():
+    """Returns the store of this machine; imported late, since it takes a while."""
     from sebp_edge.adapters.store import AdapterStore
 
     return AdapterStore()
@@ -57,7 +58,7 @@ def _readable_versions(store) -> Iterator:
 def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
     with one_sentence_errors(as_json=as_json):
-        store, rows = _store(), []
+        store, rows = open_store(), []
         for saved in _readable_versions(store):
             if as_json:
                 print_json(_to_dict(saved))
@@ -88,7 +89,7 @@ def _test(record) -> str:
 def show(name: Name, version: Version = None, as_json: Json = False) -> None:
     """Show all versions of an adapter, or one version and its documents."""
     with one_sentence_errors(as_json=as_json):
-        adapter = _store().adapter(name)
+        adapter = open_store().adapter(name)
         for number in adapter.versions() if version is None else [version]:
             saved = adapter.open(number)
             record = _to_dict(saved)
@@ -123,7 +124,7 @@ def report(
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.adapters.version_report import MARK
 
-        found = _store().find(name, version).report(with_samples=with_samples)
+        found = open_store().find(name, version).report(with_samples=with_samples)
         if to is None and not as_json:
             to = Path(f"{folder_of(found.name)}-{found.version}.html" if found.name else "adapter.html")
         if to is not None:
@@ -144,7 +145,7 @@ def diff(
 ) -> None:
     """Show which documents came, went and changed from the version OLD to the version NEW."""
     with one_sentence_errors(as_json=as_json):
-        found = _store().adapter(name).diff(old, new)
+        found = open_store().adapter(name).diff(old, new)
         if as_json:
             print_json({"event": "diff"} | found.to_dict())
             return
@@ -161,7 +162,7 @@ def diff(
 def activate(name: Name, version: Number) -> None:
     """Make a version the active one."""
     with one_sentence_errors():
-        _store().adapter(name).activate(version)
+        open_store().adapter(name).activate(version)
         _print_active(name, version)
 
 
@@ -169,14 +170,14 @@ def activate(name: Name, version: Number) -> None:
 def rollback(name: Name) -> None:
     """Make the version active again that was active before the active one."""
     with one_sentence_errors():
-        _print_active(name, _store().adapter(name).rollback().version)
+        _print_active(name, open_store().adapter(name).rollback().version)
 
 
 @app.command()
 def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")]) -> None:
     """Give an adapter another name."""
     with one_sentence_errors():
-        _store().adapter(name).rename(new_name)
+        open_store().adapter(name).rename(new_name)
         out.print(f"The adapter {name!r} is now {new_name!r}.", markup=False)
 
 
@@ -184,7 +185,7 @@ def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new nam
 def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json = False) -> None:
     """Delete an adapter, or one version of it. This cannot be undone."""
     with one_sentence_errors(as_json=as_json):
-        adapter = _store().adapter(name)
+        adapter = open_store().adapter(name)
         versions = adapter.versions()
         what = f"{name!r} with {len(versions)} version{'s' * (len(versions) != 1)}"
         if version is not None:
@@ -216,7 +217,7 @@ def gc(
     interrupted training goes once there is a newer one.
     """
     with one_sentence_errors(as_json=as_json):
-        store = _store()
+        store = open_store()
         found = store.garbage(keep)
         if not as_json:
             print_table(
@@ -253,7 +254,7 @@ def export_archive(
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors():
-        saved = _store().adapter(name).export_archive(to, version, with_names=names)
+        saved = open_store().adapter(name).export_archive(to, version, with_names=names)
         out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
 
 
@@ -265,7 +266,7 @@ def import_archive(
 ) -> None:
     """Add the version in a file of `sebp-edge adapters export`; it is not active."""
     with one_sentence_errors(as_json=as_json):
-        saved = _store().import_archive(file, name)
+        saved = open_store().import_archive(file, name)
         if as_json:
             print_json(_to_dict(saved))
             return

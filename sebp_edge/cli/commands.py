@@ -19,6 +19,7 @@ from sebp_edge.cli import (
     forget,
     generate,
     inspect,
+    jobs,
     listings,
     lr_range,
     plan,
@@ -52,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(adapt.adapt)
+app.command(cls=adapt.AdaptCommand)(adapt.adapt)
 app.command()(forget.forget)
 app.command()(inspect.inspect)
 app.command()(plan.plan)
@@ -65,6 +66,7 @@ app.command()(export.export)
 app.command()(listings.models)
 app.command()(listings.recipes)
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(jobs.app, name="jobs")
 app.command()(serve.serve)
 app.command()(doctor.doctor)
 

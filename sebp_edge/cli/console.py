@@ -44,6 +44,8 @@ UsageError = typer.BadParameter.__base__
 LAST_COLUMN = 20
 # Errors of an output that cannot be written: a full disk or quota, a closed terminal, a stream for reading only.
 OUTPUT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# The exit code of a training whose adapter is not active.
+NOT_BETTER = 3
 # The id of what this command does, in all its messages.
 JOB = new_job()
 # The exit code if the reader of the output has gone away: what shells report of a program that SIGPIPE has ended.
@@ -132,6 +134,9 @@ def reporting_failed_outputs() -> Iterator[None]:
         except OSError as error:
             exit_code = exit_code or _report_failed_output(error)
             discard_output(stream)
+    if exit_code == Interrupted.exit_code:
+        # Who interrupts waits for the end, and Python takes most of a second to unload the libraries.
+        os._exit(exit_code)
     sys.exit(exit_code)
 
 

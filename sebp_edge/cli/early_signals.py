@@ -25,4 +25,4 @@ def exit_interrupted(signum: int, frame) -> None:
 
 
 def _as_json(value: str | int | None) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value) or (f'"{value}"' if isinstance(value, str) else str(value))
+    return f'"{value}"' if isinstance(value, str) else "null" if value is None else str(value).lower()

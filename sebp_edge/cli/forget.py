@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.adapt import NOT_BETTER
 from sebp_edge.cli.base_model import find_base_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
 from sebp_edge.errors import OptionError
 from sebp_edge.texts.documents import printable
@@ -79,12 +78,7 @@ def forget(
             activate_anyway=activate_anyway,
             on_found=ask,
         )
-    if as_json:
-        print_json({"event": "result", "result_of": "forget"} | receipt.to_dict())
-    else:
-        _show(receipt)
-    if receipt.replaced_by not in (None, receipt.active):
-        raise typer.Exit(NOT_BETTER)
+    show_receipt(receipt, as_json=as_json)
 
 
 def _ask(found, *, yes: bool, activate_anyway: bool, as_json: bool) -> None:
@@ -140,6 +134,16 @@ def _describe_lost(count: int) -> str:
         f"{count} other {documents}, learnt after the active version, {go} with these; `sebp-edge adapt` learns {them} "
         "again."
     )
+
+
+def show_receipt(receipt, *, as_json: bool) -> None:
+    """Prints a receipt; exits with NOT_BETTER if the new version is not active."""
+    if as_json:
+        print_json({"event": "result", "result_of": "forget"} | receipt.to_dict())
+    else:
+        _show(receipt)
+    if receipt.replaced_by not in (None, receipt.active):
+        raise typer.Exit(NOT_BETTER)
 
 
 def _show(receipt) -> None:

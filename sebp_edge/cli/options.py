@@ -88,10 +88,13 @@ class Request:
     ):
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed, "me": tuple(me or ())}
-        if not (paths or chosen.questions):
-            raise OptionError("No PATH was given; give files or folders with your texts.")
         self.texts = select(paths, include, exclude) if paths else None
         self.as_json = as_json
+
+    def refuse_no_texts(self) -> None:
+        """Raises an OptionError if texts are needed, and there are none."""
+        if not (self.texts or self.settings["recipe"].questions):
+            raise OptionError("No PATH was given; give files or folders with your texts.")
 
 
 def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = None) -> Callable[[Callable], Callable]:
@@ -117,6 +120,8 @@ def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = Non
             others = {each.name: given.pop(each.name) for each in own}
             with one_sentence_errors(as_json=given["as_json"], takes_time=True):
                 request = Request(**given)
+                if others.get("resume") is None:
+                    request.refuse_no_texts()
                 try:
                     command(request, **others)
                 except OwnerUnknown as error:

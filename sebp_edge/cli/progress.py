@@ -9,13 +9,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sebp_edge.basics.units import duration, gigabytes, plural, sizes_apart
+from sebp_edge.basics.units import duration, gigabytes, percent, plural, sizes_apart
 from sebp_edge.cli.console import JOB, discard_output, err, out
 from sebp_edge.events import (
     Evaluated,
     Event,
     ExampleAnalyzed,
     ExamplesEvaluated,
+    JobProgress,
+    JobStarted,
     JsonLines,
     LearningOn,
     MemoryPlanned,
@@ -37,8 +39,23 @@ from sebp_edge.texts.documents import LeftOut
 MAX_LEFT_OUT_LINES = 10
 # More things that are left out for the same reason are one line.
 MAX_OF_A_KIND = 3
-_STAGES = {
+# What phases of a job, and stages of the preparation, are called.
+_PHASES = {
+    "reading": "reading the texts",
+    "comparing": "comparing the texts",
+    "tokenising": "tokenising the texts",
     "planning": "planning the memory",
+    "loading": "loading the model",
+    "replies": "asking the base model",
+    "teacher": "reading general text",
+    "active version": "testing the active version",
+    "train": "training",
+    "all documents": "training",
+    "quiz before": "asking the base model",
+    "quiz": "asking the adapted model",
+    "samples": "writing samples",
+    "general text": "testing on general text",
+    "copies": "searching for copies",
 }
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2
@@ -55,7 +72,7 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        _StepColumn(),
+        _DoneColumn(),
         TextColumn("{task.fields[figures]}"),
         _TimeColumn(compact=True),
     )
@@ -84,27 +101,42 @@ def _interrupting(sink: Sink) -> Sink:
     return send
 
 
-class _StepColumn(MofNCompleteColumn):
-    """Shows the steps done of all steps; empty while the total is unknown."""
+class _DoneColumn(MofNCompleteColumn):
+    """Shows the share of the whole job that is done, or what is done of a part; empty while neither is known."""
 
     def render(self, task: Task) -> Text:
+        whole = task.fields["whole"]
+        if whole is not None:
+            return Text(f"{int(100 * whole.fraction):>3} %")
         return Text() if task.total is None else super().render(task)
 
 
 class _TimeColumn(TimeRemainingColumn):
-    """Shows the time left, which is that of the task in the bar, and not of the command."""
+    """Shows the time left of the whole job, or of a part."""
 
     def render(self, task: Task) -> Text:
+        whole = task.fields["whole"]
+        if whole is not None:
+            return Text(_left(whole))
         time_left = super().render(task)
         return time_left.append(" left in this part") if task.total is not None and task.time_remaining else Text()
 
 
+def _left(whole: JobProgress) -> str:
+    """Returns the time left of the whole job; empty if it is unknown, or over."""
+    return f"{duration(whole.seconds_left)} left" if whole.seconds_left else ""
+
+
 class ProgressPrinter:
-    """Prints events as text. Steps move the bar; without a bar, a step is printed every few seconds."""
+    """Prints events as text. The bar shows the whole job, or its parts if the call does not tell how far the whole is.
+
+    Without a bar, a line is printed every few seconds.
+    """
 
     def __init__(self, bar: Progress | None, *, lists_left_out: bool = True):
         self._bar, self._lists_left_out = bar, lists_left_out
         self._task = None
+        self._whole: JobProgress | None = None
         self._last_print = 0.0
         self._stage = ""  # of the preparation
         self._num_documents = self._num_trainings = 0
@@ -112,8 +144,12 @@ class ProgressPrinter:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case JobProgress():
+                self._job_progress(event)
             case Notice() | NameInUse():
                 self._print_note(escape(event.message))
+            case JobStarted() if event.progress:
+                out.print(f"going on at {percent(event.progress, 0)}")
             case MemoryPlanned():
                 peak, budget = sizes_apart(event.peak, event.budget)
                 out.print(f"plan: {event.description}; about {peak} of {budget}, about {duration(event.seconds)}")
@@ -159,15 +195,32 @@ class ProgressPrinter:
         console.print(f"[yellow]note:[/] {message}")
 
     def _start_task(self, what: str, figures: str = "", total: int | None = None) -> None:
-        if self._bar is None:
+        if self._bar is None or self._whole is not None:  # then the job tells in which phase it is
             return
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=total, figures=figures)
+        self._task = self._bar.add_task(what, total=total, figures=figures, whole=None)
+
+    def _job_progress(self, event: JobProgress) -> None:
+        begins, self._whole = self._whole is None or event.phase != self._whole.phase, event
+        what = _PHASES.get(event.phase, event.phase)
+        if self._bar is not None:
+            figures = {"figures": ""} if begins else {}
+            done = {"total": 1, "completed": event.fraction, "whole": event}
+            self._bar.update(self._task, description=what, **done, **figures)
+        elif event.fraction < 1 and time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
+            self._last_print = time.monotonic()
+            out.print(f"{what}: {int(100 * event.fraction)} %{self._time_left()}")
+
+    def _time_left(self) -> str:
+        left = _left(self._whole) if self._whole is not None else ""
+        return left and f", {left}"
 
     def _preparing(self, event: PreparationProgress) -> None:
-        what = _STAGES.get(event.stage, f"{event.stage} the texts")
-        percent = 100 * event.done // max(1, event.total)
+        if self._whole is not None:
+            return
+        what = _PHASES[event.stage]
+        done = 100 * event.done // max(1, event.total)
         is_done = event.done == event.total > 0
         begins, self._stage = event.stage != self._stage, "" if is_done else event.stage
         if begins and not is_done:
@@ -176,10 +229,10 @@ class ProgressPrinter:
         elif is_done and event.stage in ("reading", "planning"):
             self._start_task("loading the model")
         elif self._bar is not None:
-            self._bar.update(self._task, completed=percent)
+            self._bar.update(self._task, completed=done)
         elif time.monotonic() - self._last_print > SECONDS_BETWEEN_PREPARATION_LINES:
             self._last_print = time.monotonic()
-            out.print(f"{what}: {percent} %")
+            out.print(f"{what}: {done} %")
 
     def _texts_read(self, event: TextsRead) -> None:
         self._num_documents = event.documents
@@ -218,16 +271,16 @@ class ProgressPrinter:
     def _step(self, event: StepDone) -> None:
         is_last, loss = event.step == event.steps, f"loss {event.loss:.3f}"
         if self._bar is not None:
-            figures = loss if out.width >= MIN_WIDTH_FOR_LOSS else ""
-            self._bar.update(self._task, completed=event.step, total=event.steps, figures=figures)
+            done = {"completed": event.step, "total": event.steps} if self._whole is None else {}
+            steps = "" if done else f"step {event.step}/{event.steps}  "
+            figures = f"{steps}{loss}" if out.width >= MIN_WIDTH_FOR_LOSS else ""
+            self._bar.update(self._task, figures=figures, **done)
         elif event.step == 1 or is_last or time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
             self._last_print = time.monotonic()
-            left = "" if is_last else f"  {duration(event.seconds_left)} left in this part"
-            out.print(f"step {event.step}/{event.steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s{left}")
+            whole = "" if self._whole is None else f"  {int(100 * self._whole.fraction)} %{self._time_left()}"
+            out.print(f"step {event.step}/{event.steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s{whole}")
         if is_last:  # the time of the steps is over, but the command is not
             self._start_task("testing")
-            if self._bar is None:
-                out.print("testing")
 
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":

@@ -6,7 +6,9 @@ when it changes, those of a single prompt are kept: the next call computes only 
 with.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +38,8 @@ FILL_TOKENS = 4096
 MAX_FILLED_UP = 64
 # So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
 MAX_REPLAYED = 4
+# The logits after so many tokens are kept at most.
+MAX_KEPT_LOGITS = 8
 # Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
 COLUMNS = 128
 
@@ -140,20 +144,64 @@ class Decoder:
             ModelError: a prompt has tokens unknown to the model.
             NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
         """
-        limit = getattr(self._model.config, "max_position_embeddings", None)
         rows = []
         for number, prompt in enumerate(prompts):
-            if not prompt or (limit is not None and len(prompt) >= limit):
-                room = "at least 1" if limit is None else f"1 to {limit - 1}"
-                raise TextsError(f"The prompt has {len(prompt)} tokens; expected {room} for this model.")
-            refuse_unknown_tokens(self._model, prompt)
-            left = sampling.max_new_tokens if limit is None else min(sampling.max_new_tokens, limit - len(prompt))
+            room = self._room_after(prompt)
             draw = Draw(sampling, self._model.device)
+            left = min(sampling.max_new_tokens, room)
             rows.append(_Row(number, prompt, left, choose or (None if draw.is_greedy else draw)))
-        self._ends, self._on_token, self._check = {*end_ids, *end_ids_of(self._model)}, on_token, check
+        self._ends, self._on_token = {*end_ids, *end_ids_of(self._model)}, on_token
+        with self._computing(check):
+            self._decode_all(rows)
+        return [row.new for row in rows]
+
+    @torch.no_grad()
+    def next_logits(self, prompt: list[int], count: int, check: Callable[[], None] = lambda: None) -> Tensor:
+        """Returns the logits after each of a prompt's last `count` tokens, fp32 [count, vocabulary].
+
+        Raises:
+            TextsError, ModelError, NonFiniteLogits: as `decode`.
+        """
+        self._room_after(prompt)
+        with self._computing(check):
+            if self.one_by_one is not None:
+                ids = torch.tensor([prompt], device=self._model.device)
+                logits = self._model(ids, use_cache=False).logits[0, -count:].float()
+                self._check()
+            else:
+                logits = self._kept_or_next_logits(prompt, range(len(prompt) - count, len(prompt)))
+            if not logits.isfinite().all():
+                raise NonFiniteLogits
+        return logits
+
+    def _kept_or_next_logits(self, prompt: list[int], positions: range) -> Tensor:
+        """Computes only the tokens that are not kept, and those whose logits are not."""
+        shared = common_length([*self._kept, -1], [*prompt, -2])
+        found = {at: logits_V for at, logits_V in self._kept_logits.items() if at < shared}
+        if missing := [at for at in positions if at not in found]:
+            first = missing[0]
+            self._take_cache(1, len(prompt), known=min(shared, first))
+            computed = self._fill_row(prompt, len(prompt) - first)
+            found |= zip(range(first, len(prompt)), computed, strict=True)
+            self._kept_logits = dict(sorted(found.items())[-MAX_KEPT_LOGITS:])
+        return torch.stack([found[at] for at in positions])
+
+    def _room_after(self, prompt: list[int]) -> int:
+        """Returns how many tokens may follow a prompt; refuses one that cannot be computed."""
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        if not prompt or (limit is not None and len(prompt) >= limit):
+            room = "at least 1" if limit is None else f"1 to {limit - 1}"
+            raise TextsError(f"The prompt has {len(prompt)} tokens; expected {room} for this model.")
+        refuse_unknown_tokens(self._model, prompt)
+        return sys.maxsize if limit is None else limit - len(prompt)
+
+    @contextmanager
+    def _computing(self, check: Callable[[], None]) -> Iterator[None]:
+        """Context that keeps what it computes, unless it fails."""
+        self._check = check
         try:
             with threaded_linears(self._model):
-                self._decode_all(rows)
+                yield
         except StopRequested:
             self._keep()
             raise
@@ -161,7 +209,6 @@ class Decoder:
             self._forget()
             raise
         self._keep()
-        return [row.new for row in rows]
 
     def _decode_all(self, rows: list[_Row]) -> None:
         if self.one_by_one is not None:
@@ -188,6 +235,7 @@ class Decoder:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
         self._kept: list[int] = []  # the tokens whose keys and values are in the cache, if it has a single row
+        self._kept_logits: dict[int, Tensor] = {}  # those after some of these tokens, by their positions
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
@@ -201,9 +249,8 @@ class Decoder:
         # All that is kept may be known, but a prompt's last token is computed for its logits.
         known = common_length([*self._kept, -1], rows[0].prompt) if is_alone else 0
         self._take_cache(len(rows), batch.columns, known)
-        self._kept = self._kept[:known]
         if is_alone:
-            logits = self._fill_row(rows[0].prompt)
+            logits = self._fill_row(rows[0].prompt, 1)
         else:
             self._fill_prompts(batch, rows)
             logits = self._step_rows(rows)
@@ -245,7 +292,11 @@ class Decoder:
         return token if row.left else None
 
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
-        """Allocates the cache, unless the last one serves; captured graphs live with it."""
+        """Allocates the cache, unless the last one serves; captured graphs live with it.
+
+        Args:
+            known: how many first tokens of the prompt are kept; those after them are forgotten.
+        """
         cache = self._cache
         if rows == 1:
             columns = -(-columns // COLUMNS) * COLUMNS
@@ -255,6 +306,8 @@ class Decoder:
             self._cache = RowCache(rows, columns)
             if last is not None:
                 self._cache.take(last, known)
+        self._kept = self._kept[:known]
+        self._kept_logits = {at: logits_V for at, logits_V in self._kept_logits.items() if at < known}
         if self._captures and self._captured is None:
             self._captured = CapturedSteps(self._model.device, self._cache, self._forward_step)
 
@@ -287,8 +340,8 @@ class Decoder:
             self._pass(first, [row[begin : begin + size] for row in tokens], [start + begin for start in starts])
             self._check()
 
-    def _pass(self, first: int, tokens: list[list[int]], starts: list[int]) -> Tensor:
-        """Computes keys and values as `_fill`, in one pass; returns the logits of the last column."""
+    def _pass(self, first: int, tokens: list[list[int]], starts: list[int], count: int = 1) -> Tensor:
+        """Computes keys and values as `_fill`, in one pass; returns the logits of the last columns, row by row."""
         longest = max(map(len, tokens))
         ids = torch.full((len(tokens), longest), 0)
         positions, columns = torch.zeros_like(ids), torch.full_like(ids, self._cache.columns)
@@ -300,21 +353,21 @@ class Decoder:
         ids, positions, columns = (each.to(self._model.device) for each in (ids, positions, columns))
         if len(tokens) == 1:
             columns = slice(width - longest, width)
-        return self._forward(rows, ids, positions, columns, width)
+        return self._forward(rows, ids, positions, columns, width, count)
 
-    def _fill_row(self, prompt: list[int]) -> Tensor:
-        """Computes the keys and values of a single prompt that are not kept; returns its last logits."""
-        begin = len(self._kept)
-        is_replayed = self._captured is not None and len(prompt) - begin <= MAX_REPLAYED
-        while begin < len(prompt):
+    def _fill_row(self, prompt: list[int], count: int) -> Tensor:
+        """Computes the keys and values of a single prompt that are not kept; returns its last `count` logits."""
+        is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
+        size, found = 1 if is_replayed else FILL_TOKENS, []
+        for begin in range(len(self._kept), len(prompt), size):
+            tokens = prompt[begin : begin + size]
             if is_replayed:
-                logits = self._step([prompt[begin]], [begin])
+                found.append(self._step(tokens, [begin]).clone())
             else:
-                logits = self._pass(0, [prompt[begin : begin + FILL_TOKENS]], [begin])
-            begin += 1 if is_replayed else FILL_TOKENS
-            self._kept = prompt[:begin]
+                found.append(self._pass(0, [tokens], [begin], min(count, len(tokens))))
+            self._kept = prompt[: begin + size]
             self._check()
-        return logits
+        return torch.cat(found)[-count:]
 
     def _step_rows(self, rows: list[_Row]) -> Tensor:
         """Returns the logits after each row's last token, [rows, vocabulary]."""
@@ -336,8 +389,10 @@ class Decoder:
     def _forward_step(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         return self._forward(slice(0, len(ids)), ids, positions, positions, width)
 
-    def _forward(self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int) -> Tensor:
-        """Passes tokens through the model; returns the logits of the last column in fp32, [rows, vocabulary]."""
+    def _forward(
+        self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int, count: int = 1
+    ) -> Tensor:
+        """Passes tokens through the model; returns the logits of the last columns, fp32 [rows * count, vocabulary]."""
         self._cache.select(rows, columns, width)
         # transformers repeats the keys of grouped heads if there is a mask. A captured step has columns to mask.
         is_bare = isinstance(columns, slice) and ids.numel() == 1 and needs_no_mask(self._model, width)
@@ -347,9 +402,9 @@ class Decoder:
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=count,
         ).logits
-        return logits[:, -1].float()
+        return logits[:, -count:].flatten(0, 1).float()
 
 
 def end_ids_of(model: PreTrainedModel) -> list[int]:

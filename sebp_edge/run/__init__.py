@@ -3,7 +3,10 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 adapting          Adapting: one adaptation, from texts to a saved version
+work, resuming    an adaptation as a job of the store: its beginning, its end, and going on with it
 call              what a call works with, and how it is stopped
+job               one call as a job: the id of its events, and how far the whole is
+work_ahead        lays out the work of an adaptation that is ahead
 preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
 model_in_use      the base model in memory, and the adapter on it
 texts_comparison  the texts, model and recipe beside those of the active version; imports no torch

@@ -1,7 +1,6 @@
 """One adaptation, from texts to a saved version."""
 
 import sys
-import time
 from dataclasses import replace
 
 from sebp_edge.adapters.forget import Remaining
@@ -16,7 +15,7 @@ from sebp_edge.errors import (
     NonFiniteLoss,
     TrainingStopped,
 )
-from sebp_edge.events import AdapterSaved, Notice
+from sebp_edge.events import AdapterSaved, Event, Notice
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
@@ -24,14 +23,24 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
-from sebp_edge.run.preparation import PlannedTraining, Preparation
+from sebp_edge.run.job import Phase
+from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location, describe_resumption
+from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.start import Beginning
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work import Work
+from sebp_edge.run.work_ahead import (
+    LOAD,
+    SAVE,
+    loading,
+    phases_ahead,
+    planned_seconds_of_a_token,
+    seconds_of_a_token,
+)
+from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import TrainingProgress
@@ -73,12 +82,13 @@ class Adapting:
         compares: bool = True,
         preparation: Preparation | None = None,
     ):
-        self._began = time.perf_counter()
+        call.job.begin()
+        self._began = call.job.clock()
         self._call, self._place, self._interruptions, self._work = call, place, interruptions, work
         self._checkpoints = Checkpoints(
             work.files,
             call.signal,
-            call.sink,
+            call.job,
             lambda: self.training and self.training.state,
             lambda: self.training is None or self.training.is_between_steps,
         )
@@ -101,7 +111,8 @@ class Adapting:
         self._call, reading = self._call.with_texts(texts, place.adapter if in_store and not fresh else None)
         call = self._call
         reading = work.same_texts(reading, call)
-        self.preparation = Preparation(call, reading, earlier and work.drawn_from(earlier))
+        earlier = earlier and work.drawn_from(earlier)
+        self.preparation = Preparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
         if not in_store:
             return None
         active, unchanged = find_unchanged(
@@ -140,6 +151,10 @@ class Adapting:
             self.planned = self.preparation.plan_within_budget()
         elif self._peak is not None:
             self.preparation.refuse_less_memory(self._peak)
+        if (planned := self.planned) is not None:
+            token = planned_seconds_of_a_token(planned.plan, planned.schedules)
+            self._lay_out(planned.prepared, planned.schedules, token, loading(planned.plan))
+        self._call.job.enter(LOAD)
 
     @property
     def _peak(self) -> int | None:
@@ -161,10 +176,16 @@ class Adapting:
         self.beginning.refuse_other_base(base.fingerprint)
         if self.beginning.event is not None:
             call.notify(self.beginning.event)
+        token = seconds_of_a_token(base)
+        if planned is not None:
+            token = planned_seconds_of_a_token(planned.plan, planned.schedules)
+        schedules = preparation.schedule(prepared, planned)
+        self._lay_out(prepared, schedules, token)
         if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
-        dataset, schedules = prepared.dataset, preparation.schedule(prepared, planned)
+            schedules = preparation.schedule(prepared, planned)
+        dataset = prepared.dataset
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
@@ -173,8 +194,8 @@ class Adapting:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
-        self.training = TrainingRun(base, task, guard, self._checkpoints, attach, resumed and resumed.state)
-        self.training.is_due = lambda: self._checkpoints.is_due
+        self.training = TrainingRun(base, task, guard, self._notify, attach, call.job.clock, resumed and resumed.state)
+        self.training.is_due, self.training.check = self._checkpoints.due, self._check
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True
@@ -182,8 +203,8 @@ class Adapting:
     def train(self) -> None:
         """Trains, and tests beside the active version."""
         training, call = self.training, self._call
-        checks = (self._checkpoints.check, self._interruptions.deliver)
-        self._assessor = Assessor(training, self.preparation.reading.documents, call.sink, checks)
+        checks = (self._check, self._interruptions.deliver)
+        self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
         place = self._place
         active = self._assessor.examine_active(place.adapter) if self._compares else None
@@ -211,7 +232,8 @@ class Adapting:
         Raises:
             Interrupted: the assessment was stopped; the adapter is saved.
         """
-        training, place, in_use = self.training, self._place, self._call.in_use
+        call, training, place, in_use = self._call, self.training, self._place, self._call.in_use
+        call.job.enter(SAVE)
         is_activated, overtaken_by = self.judged.passed or self._activate_anyway, None
         report = Report.of(training, self.assessment, self.texts)
         version = NewVersion.of(training, self.texts, report, keeps_words=self._keep_samples)
@@ -234,8 +256,8 @@ class Adapting:
         self._announce(saved)
         if self.assessment is None:
             raise self.outcome
-        seconds = time.perf_counter() - self._began
-        authors, reference = self.preparation.reading.authors, self._call.reference
+        seconds = call.job.clock() - self._began
+        authors, reference = self.preparation.reading.authors, call.reference
         return AdaptResult(saved, report, self.judged, reference, place.store, overtaken_by, seconds, authors)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
@@ -267,6 +289,22 @@ class Adapting:
 
     # -------------------------------------------------------------------------------------------------------- private
 
+    def _notify(self, event: Event) -> None:
+        """Sends an event of the training; see `_check`."""
+        self._call.job(event)
+        self._check()
+
+    def _check(self) -> None:
+        """Writes a checkpoint if that is due; ends the call if it was stopped or paused; tells the progress."""
+        self._checkpoints.check()
+        self._call.job.tick()
+
+    def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
+        has_active = self._compares and self._place.active_version is not None
+        recipe = self.preparation.recipe.with_defaults()
+        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, has_active=has_active)
+        self._call.job.lay_out([*before, *ahead])
+
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
         """Activates the new version; unless another one became active meanwhile, which is returned and stays."""
         adapter = self._place.adapter
@@ -282,14 +320,13 @@ class Adapting:
             (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         )
         progress = training.progress[-1] if training.progress else TrainingProgress()
-        then = ""
-        if self._work.can_go_on and error_type is not NonFiniteLoss:
-            then = f" To go on with the training: {describe_resumption(self._place.store, self._work.job.id)}"
+        then = "" if error_type is NonFiniteLoss else self._work.way_to_go_on
         try:
             if training.result is None and (
                 not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)
             ):
-                return error_type(f"{reason} No state better than the start was found, so nothing was saved.{then}")
+                found = f"{reason} No state better than the start was found, so nothing was saved."
+                return error_type(f"{found} To{then}" if then and self._work.can_go_on else found)
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
             report = Report.of(training, None, texts)
@@ -302,7 +339,7 @@ class Adapting:
         state = "best state so far" if training.result is None else "state that was tested"
         return error_type(
             f"{reason} The {state} is saved as version {saved.version} of the adapter {saved.name!r}; it is not "
-            f"active. To activate it: {describe_activation(self._place.store, saved)}{then and '.' + then}",
+            f"active. To activate it: {describe_activation(self._place.store, saved)}{then and f'; to{then}'}",
             name=saved.name,
             version=saved.version,
         )
@@ -310,12 +347,12 @@ class Adapting:
     def _announce(self, saved: SavedAdapter) -> None:
         self._call.remember_model(saved.record)
         # Not `notify`, which could still stop the call.
-        self._call.sink(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
+        self._call.job(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
 
     def _discard(self) -> None:
         """Detaches the new adapter, and restores the one that was in use."""
         self.training.detach()
-        self._call.in_use.restore_adapter(self._call.sink)
+        self._call.in_use.restore_adapter(self._call.job)
 
     def _out_of_memory_error(self) -> MachineError:
         """Returns the error for a single example that does not fit into memory."""

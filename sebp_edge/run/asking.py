@@ -50,7 +50,7 @@ def ask(
     base = call.load()
     prompt, passages = _prompt(question, tuple(hit.passage for hit in hits), before[-1:], base, sampling.max_new_tokens)
     with call.in_use.generating(with_adapter=with_adapter) as (decoder, _):
-        options = {"decoder": decoder, "on_text": on_text, "check": call.signal.check}
+        options = {"decoder": decoder, "on_text": on_text, "check": call.check}
         reply = generate_text(base.model, base.tokenizer, *prompt, sampling, **options)
     return checked(reply, question, passages)
 

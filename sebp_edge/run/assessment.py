@@ -10,13 +10,15 @@ from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
-from sebp_edge.events import Event, Sink
+from sebp_edge.events import Event
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.general_loss import GeneralLoss, general_loss
+from sebp_edge.run.job import Job
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import continue_each, find_beginnings
+from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult
@@ -61,14 +63,12 @@ class Assessor:
 
     Args:
         documents: the documents of the run's dataset.
-        on_event: receives the progress of evaluations.
+        job: receives the progress.
         checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
     """
 
-    def __init__(
-        self, run: TrainingRun, documents: list[Document], on_event: Sink, checks: Sequence[Callable[[], None]]
-    ):
-        self._run, self._documents, self._sink, self._checks = run, documents, on_event, checks
+    def __init__(self, run: TrainingRun, documents: list[Document], job: Job, checks: Sequence[Callable[[], None]]):
+        self._run, self._documents, self._job, self._checks = run, documents, job, checks
         splits = run.task.dataset.splits()
         self._test = list(chain.from_iterable(split.test for split in splits))
         # Of the first fold, since the samples are those of its judged state.
@@ -87,6 +87,7 @@ class Assessor:
         version = adapter.active()
         if version is None:
             return None
+        self._job.enter(ACTIVE)
         try:
             return self._examine(adapter.open())
         except AdapterError:
@@ -96,20 +97,26 @@ class Assessor:
         """Asks the quiz, if there is one, without the adaptation and with it; it decides."""
         if self._quiz is None:
             return result
+        self._job.enter(BASE_QUIZ)
         # Not before the training: a recipe's `merge_for` rounds the base model, too.
         with self._run.adaptation.disabled():
             before = ask_quiz(self._run.base, self._quiz, self._check)
+        self._job.enter(QUIZ)
         after = ask_quiz(self._run.base, self._quiz, self._check)
         return self._run.judge_quiz(result, QuizResult(self._quiz, before, after, self._by_active))
 
     def assess(self, result: GateResult) -> Assessment:
         """Assesses the trained adaptation, which stays in its final state."""
         run, base, adaptation = self._run, self._run.base, self._run.adaptation
+        self._job.enter(SAMPLES)
         with adaptation.disabled():
             by_base = continue_each(base, self._beginnings, self._check)
         with run.in_judged_state(result):
             after = continue_each(base, self._beginnings, self._check)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
+        self._job.enter(GENERAL)
+        general = general_loss(base, adaptation, self._on_event, run.task.options)
+        self._job.enter(COPIES)
         return Assessment(
             samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
             expectation=expectation(
@@ -119,7 +126,7 @@ class Assessor:
                 has_quiz=result.quiz is not None,
                 of_people=mostly_of_people(document.content for document in self._documents),
             ),
-            general_loss=general_loss(base, adaptation, self._on_event, run.task.options),
+            general_loss=general,
             copies=tuple(self._copies()),
         )
 
@@ -162,7 +169,7 @@ class Assessor:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 
     def _on_event(self, event: Event) -> None:
-        self._sink(event)
+        self._job(event)
         self._check()
 
     def _check(self) -> None:

@@ -14,7 +14,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError, OptionError, StorageError
-from sebp_edge.events import Event, Notice, Sink
+from sebp_edge.events import Event, Notice
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.budget import MemoryBudget
@@ -24,6 +24,7 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, read_for
+from sebp_edge.run.job import Job
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
@@ -43,7 +44,7 @@ class Call:
         budget: how much memory this process may use; None sets no limit.
         in_use: the model, and the adapter in use.
         signal: stops the call.
-        sink: receives the events.
+        job: receives the events, and tells how far the call is.
     """
 
     recipe: Recipe
@@ -53,7 +54,7 @@ class Call:
     budget: MemoryBudget | None
     in_use: ModelInUse
     signal: StopSignal
-    sink: Sink
+    job: Job
 
     @property
     def reference(self) -> ModelReference:
@@ -67,8 +68,13 @@ class Call:
 
     def notify(self, event: Event) -> None:
         """Sends an event; ends the call if it was stopped."""
-        self.sink(event)
+        self.job(event)
+        self.check()
+
+    def check(self) -> None:
+        """Ends the call if it was stopped; tells the progress if that is due."""
         self.signal.check()
+        self.job.tick()
 
     @property
     def progress(self) -> Progress:
@@ -117,13 +123,13 @@ class Call:
     def load(self, recipe: Recipe | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""
         self.signal.check()
-        return self.in_use.load(self.notify, recipe)
+        return self.in_use.load(self.notify, recipe, lambda load: self.job.watch(load, self.check))
 
     def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""
         found = self.store.find(adapter, version)
         self.load()
-        self.in_use.load_adapter(found.path, found.record, self.sink)
+        self.in_use.load_adapter(found.path, found.record, self.job)
         if self.store.folder.is_dir():
             self.remember_model(found.record)
         return found.record
@@ -135,7 +141,7 @@ class Call:
         try:
             self.store.remember_model(record.fingerprint, Path(self.reference.location))
         except StorageError as error:
-            self.sink(Notice(f"{error} The path of the base model is not remembered."))
+            self.job(Notice(f"{error} The path of the base model is not remembered."))
 
     def make_guard(self, plan: Plan | None = None) -> MemoryGuard:
         """Returns a guard for the budget of a plan, else for the memory budget, else for all free memory."""
@@ -159,4 +165,4 @@ class Call:
                 f"Out of {self.device.type.upper()} memory {when}; choose a smaller model or a shorter context."
             ) from error
         finally:
-            self.in_use.restore_adapter(self.sink)
+            self.in_use.restore_adapter(self.job)

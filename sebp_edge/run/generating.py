@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 from sebp_edge.models.completion import Completion, complete_text
 from sebp_edge.models.generation import generate_text
@@ -10,7 +11,7 @@ from sebp_edge.models.sampling import Sampling
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.call import Call
-from sebp_edge.texts.prompts import Messages, encode_prompt
+from sebp_edge.texts.prompts import Messages, encode_prompt, encode_texts
 
 # The most characters before a completion that the model reads, about 1,000 tokens.
 _MAX_CHARACTERS = 4096
@@ -41,7 +42,7 @@ def generate(
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
         # A model with sparse kernels computes other bits.
-        options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.signal.check}
+        options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.check}
         return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)
 
 
@@ -57,12 +58,10 @@ def complete(
     """Completes a text; see `Personalizer.complete`."""
     base = call.load()
 
-    def encode(text: str) -> list[int]:
-        return encode_prompt(text, base.tokenizer, chat=False).input_ids
-
     limit = getattr(base.model.config, "max_position_embeddings", None)
+    encode = partial(encode_texts, tokenizer=base.tokenizer)
     most = _MAX_CHARACTERS
-    while limit is not None and most > 16 and len(encode(_end_of(before, most))) + max_new_tokens > limit:
+    while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
         most //= 2
     with call.in_use.generating(with_adapter=with_adapter) as (decoder, _):
         options = {"on_text": on_text, "check": call.signal.check}

@@ -125,7 +125,7 @@ class Inspection:
     def of(cls, call: Call, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
         store, reference = call.store, call.reference
-        earlier, _ = latest_history(store.adapter(name))
+        earlier = latest_history(store.adapter(name))
         call, reading = call.with_texts(texts, store.adapter(name))
         recipe = call.recipe
         active = compare_with_active(store, name, reference, recipe, call.seed, reading)

@@ -5,15 +5,22 @@ evaluations, decoding and so on. As they are done, the seconds that each kind re
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from threading import Thread
+from typing import TypeVar
 
 from sebp_edge.basics.clock import WorkClock
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
     ExamplesEvaluated,
+    GraphCaptured,
     JobProgress,
+    MemoryProbed,
     PreparationProgress,
     Sink,
     StepDone,
@@ -21,6 +28,9 @@ from sebp_edge.events import (
     TrainingStarted,
     new_job,
 )
+from sebp_edge.models.libraries import quiet_libraries
+
+Result = TypeVar("Result")
 
 # Between two events about the progress.
 SECONDS = 0.5
@@ -57,34 +67,34 @@ class Job:
     Args:
         on_event: receives the events of this job.
         id: the job's id; by default a fresh one.
-
-    Attributes:
-        clock: counts the seconds in which the process can run.
+        clock: counts the seconds in which the process can run; by default a clock that runs in this context.
     """
 
-    def __init__(self, on_event: Sink, id: str | None = None):
-        self.id, self.clock, self._on_event = id or new_job(), WorkClock(), on_event
+    def __init__(self, on_event: Sink, id: str | None = None, clock: Callable[[], float] | None = None):
+        self._own_clock = WorkClock()
+        self.id, self.clock, self._on_event = id or new_job(), clock or self._own_clock, on_event
         self._ahead: list[Phase] = []
         self._phase, self._is_laid_out, self._reports = Phase("reading"), False, False
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
         self._done = 0  # of the running evaluation
         self._began = self._marked = self._entered = self.clock()
-        self._sent, self._fraction = -SECONDS, 0.0
+        self._sent, self._fraction = self._began, 0.0
 
     def __enter__(self) -> "Job":
-        self.clock.__enter__()
+        self._own_clock.__enter__()
         return self
 
     def __exit__(self, *error) -> None:
-        self.clock.__exit__(*error)
+        self._own_clock.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
-        """Passes an event on, and tells the progress."""
+        """Passes an event on, and counts what it says was done."""
         self._on_event(event.of_job(self.id))
         match event:
             case TrainingStarted():
                 self.enter(event.phase)
             case StepDone():
+                self._resize(STEPS, event.steps - event.step + 1)
                 self._advance(STEPS, 1)
             case ExamplesEvaluated():
                 self._done = 0 if event.done <= self._done else self._done
@@ -92,14 +102,16 @@ class Job:
                 self._done = event.done % event.examples
             case TensorWritten() | ExampleAnalyzed():
                 self._advance(STEPS, 1)
+            case GraphCaptured() | MemoryProbed():
+                self._marked = self.clock()  # the next step does not take this long again
             case PreparationProgress() if not self._is_laid_out:
                 self._phase.name = event.stage
-        self.tick()
 
     def begin(self) -> None:
         """Begins to report, before the work is laid out."""
-        self._reports = True
-        self._send(0.0, None)
+        if not self._reports:
+            self._reports = True
+            self._send(0.0, None)
 
     def lay_out(self, phases: Iterable[Phase]) -> None:
         """Takes these for all phases that are ahead; the current one goes on if it has the first one's name."""
@@ -109,7 +121,6 @@ class Job:
         else:
             self._ahead = [current, *ahead]
         self._reports = self._is_laid_out = True
-        self.tick()
 
     def enter(self, name: str) -> None:
         """Begins a phase; those before it are over, or left out."""
@@ -125,7 +136,6 @@ class Job:
             self._phase, self._ahead = self._ahead[found], self._ahead[found + 1 :]
         self._entered = self._marked = now
         self._done = 0
-        self.tick()
 
     def tick(self) -> None:
         """Tells the progress if that is due; called several times a second, in the call's thread."""
@@ -141,6 +151,27 @@ class Job:
         left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
         self._send(elapsed / (elapsed + left) if elapsed else 0.0, left)
 
+    def watch(self, compute: Callable[[], Result], check: Check) -> Result:
+        """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
+
+        After a stop, nobody waits for it.
+        """
+        if not self._reports:
+            return compute()
+        made: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                with quiet_libraries():
+                    made.set_result(compute())
+            except BaseException as error:
+                made.set_exception(error)
+
+        Thread(target=copy_context().run, args=(run,), daemon=True).start()
+        while not wait([made], SECONDS / 2).done:
+            check()
+        return made.result()
+
     def finish(self) -> None:
         """Tells that all is done, if the progress was told at all."""
         if self._reports:
@@ -152,9 +183,14 @@ class Job:
         self._sent = self.clock()
         # Only the end is all of it.
         self._fraction = max(self._fraction, fraction if fraction == 1 else min(fraction, 0.999))
-        self._on_event(
-            JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id)
-        )
+        self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
+
+    def _resize(self, kind: str, units: int) -> None:
+        """Corrects how many units of the current phase are left."""
+        left = self._phase.units.get(kind, 0)
+        if left:
+            self._phase.units[kind] = units
+            self._phase.seconds[kind] *= units / left
 
     def _advance(self, kind: str, units: int) -> None:
         """Counts the time since the last mark as that of some units of the current phase."""

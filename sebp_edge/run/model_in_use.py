@@ -1,7 +1,9 @@
 """The base model in memory, and the adapter on it."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,11 +47,16 @@ class ModelInUse:
         """Bytes of the base model's weights; 0 until it is loaded."""
         return 0 if self.base is None else sum(weight.nbytes for weight in self.base.model.parameters())
 
-    def load(self, on_event: Sink, recipe: Recipe | None = None) -> BaseModel:
+    def load(
+        self,
+        on_event: Sink,
+        recipe: Recipe | None = None,
+        watch: Callable[[Callable[[], BaseModel]], BaseModel] = lambda load: load(),
+    ) -> BaseModel:
         """Returns the base model; loads it if necessary.
 
         With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision. Without
-        one: puts the adapter in use on it, unless it is there already.
+        one: puts the adapter in use on it, unless it is there already. `watch` runs the loading.
         """
         if recipe is not None:
             self._forget_decoder()
@@ -59,7 +66,7 @@ class ModelInUse:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 on_event(Notice(problem))
             refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
-            self.base = load_base_model(self.reference, recipe or self.recipe, self.device)
+            self.base = watch(partial(load_base_model, self.reference, recipe or self.recipe, self.device))
             self._announce(self.base, on_event)
         if recipe is None and self.adaptation is None:
             self.restore_adapter(on_event)
@@ -69,6 +76,14 @@ class ModelInUse:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
         self._forget_decoder()
         self.base = self.adaptation = None
+        devices.release_memory(self.device)
+
+    def close(self) -> None:
+        """Frees the model's memory for good, and what of it waits in circles of references."""
+        self.adapter_folder = None
+        self._forget_decoder()
+        self.base = self.adaptation = None
+        gc.collect()
         devices.release_memory(self.device)
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:

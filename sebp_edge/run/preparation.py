@@ -25,6 +25,7 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.replies import reply_to
 from sebp_edge.run.start import Beginning, Start
 from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.work_ahead import REPLIES, TEACHER
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.examples import encode
@@ -67,15 +68,18 @@ class Preparation:
 
     Args:
         earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
+        keeps_splits: whether all documents have splits already.
 
     Attributes:
         reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
     """
 
-    def __init__(self, call: Call, reading: Reading, earlier: SplitHistory | None = None):
+    def __init__(
+        self, call: Call, reading: Reading, earlier: SplitHistory | None = None, *, keeps_splits: bool = False
+    ):
         self._call, self.reading, self.recipe = call, reading, call.recipe
-        self._drawing = Drawing(call.seed, earlier or SplitHistory())
+        self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
         self._active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False
@@ -175,8 +179,10 @@ class Preparation:
     def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
         """Returns the dataset in which the base model, as it is now, is the teacher on general text and chat."""
         call, data = self._call, prepared.dataset
-        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.signal.check)
+        call.job.enter(REPLIES)
+        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.check)
         general = data.general + chat_examples(replies, base.tokenizer, data.context_length)
+        call.job.enter(TEACHER)
         collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
             base.model, general, collator, base.device, call.notify, call.signal.check, options=options

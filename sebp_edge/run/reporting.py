@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -199,7 +198,7 @@ def _cost(run: TrainingRun) -> Cost:
         predicted=run.guard.predicted,
         peak=run.guard.peak,
         allocator_peak=run.guard.allocator_peak,
-        seconds=round(time.perf_counter() - run.began, 3),
+        seconds=round(run.clock() - run.began, 3),
         training_seconds=round(training_seconds, 3),
         tokens_per_second=tokens / training_seconds if training_seconds else None,
     )

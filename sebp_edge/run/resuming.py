@@ -15,6 +15,7 @@ from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.work import Work
+from sebp_edge.texts.folders import Folder
 
 CHANGED = ("refuse", "without", "again")
 
@@ -69,8 +70,8 @@ def run_forget(
         on_found=on_found,
     )
     if work is not None:
-        work.end()
-    call.in_use.leave_deleted_adapter(call.sink)
+        work.job.remove()
+    call.in_use.leave_deleted_adapter(call.job)
     interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
     return receipt
 
@@ -90,11 +91,11 @@ def resume(
             f"Version {newest} of the adapter {record.adapter!r} was saved after the training had begun; adapt again."
         )
     if texts is None and record.texts is not None:
-        texts = list(record.texts)
+        texts = [Folder(**each) for each in record.texts]
     if changed == "again" and record.fixed:
         with job.held():
             job.start_over()
-    work = Work(job, changed)
+    work = Work(call.store, job, changed)
     if record.kind == "forget":
         documents = list(options.pop("documents"))
         return run_forget(call, interruptions, place, documents, texts, options, work=work)

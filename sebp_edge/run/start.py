@@ -167,18 +167,28 @@ class Beginning:
         return [*self.start.states, self.start.comparison.saved.path] if self.start else []
 
 
-def latest_history(adapter: Adapter) -> tuple[SplitHistory, int | None]:
+def latest_history(adapter: Adapter) -> SplitHistory:
     """Reads the history from which the next version of an adapter draws its splits; without one, draws a new salt.
-
-    Returns it with the version that it was read from: the active one, so that a rejected version takes no test
-    documents from later ones; else the latest.
 
     Raises:
         AdapterError: its list of documents is damaged.
     """
-    if adapter.exists():
-        active = adapter.active()
-        for version in sorted(adapter.versions(), key=lambda version: (version == active, version), reverse=True):
-            if (listed := adapter.document_list(version)) is not None:
-                return history_of(listed), version
-    return SplitHistory(salt=secrets.token_bytes(16)), None
+    version = version_with_history(adapter)
+    if version is None:
+        return SplitHistory(salt=secrets.token_bytes(16))
+    return history_of(adapter.document_list(version))
+
+
+def version_with_history(adapter: Adapter) -> int | None:
+    """Returns the version from whose splits the next one draws its own; None if there is none.
+
+    It is the active version, so that a rejected version takes no test documents from later ones; else the latest.
+
+    Raises:
+        AdapterError: its list of documents is damaged.
+    """
+    if not adapter.exists():
+        return None
+    active = adapter.active()
+    ordered = sorted(adapter.versions(), key=lambda version: (version == active, version), reverse=True)
+    return next((version for version in ordered if adapter.document_list(version) is not None), None)

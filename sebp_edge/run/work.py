@@ -1,7 +1,9 @@
 """An adaptation as a job of the store: what it begins with, what it goes on from, and how it ends."""
 
+import gc
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -11,18 +13,20 @@ from sebp_edge.adapters.folders import flush_all
 from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
 from sebp_edge.adapters.jobs import Job, JobRecord
 from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
-from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, TextsChanged
+from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
+from sebp_edge.machine import devices
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
-from sebp_edge.run.start import latest_history
+from sebp_edge.run.start import latest_history, version_with_history
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.documents import printable
 from sebp_edge.texts.examples import Example
@@ -93,6 +97,7 @@ class Work:
     """The job of one adaptation.
 
     Args:
+        store: the store.
         job: the job; None for an adaptation that cannot be resumed.
         changed: what to do if texts have changed, "refuse" or "without": see `Personalizer.resume`.
 
@@ -104,11 +109,12 @@ class Work:
         JobError: its files are damaged, or it was begun by another sebp-edge.
     """
 
-    def __init__(self, job: Job | None, changed: str = "refuse"):
-        self.job, self._changed = job, changed
+    def __init__(self, store: AdapterStore, job: Job | None, changed: str = "refuse"):
+        self._store, self.job, self._changed = store, job, changed
         self.files = None if job is None else CheckpointFiles(job.folder)
         self.resumed = self._read() if job is not None and job.record.fixed else None
         self._is_new = job is not None and not job.record.process
+        self._is_over = False
         self._earlier: int | None = None
         self._active: int | None = None
 
@@ -121,7 +127,7 @@ class Work:
             texts: what was given as texts.
         """
         if place.out is not None:
-            return cls(None)
+            return cls(call.store, None)
         reference, budget = call.reference, call.budget
         settings = {
             "model": str(Path(reference.location).absolute()) if reference.has_path else reference.name,
@@ -140,7 +146,7 @@ class Work:
             texts=_given(texts),
             newest=max(adapter.versions()) if adapter.exists() else 0,
         )
-        return cls(call.store.jobs.begin(record))
+        return cls(call.store, call.store.jobs.begin(record))
 
     @contextmanager
     def running(self, call: Call) -> Iterator[None]:
@@ -153,15 +159,16 @@ class Work:
         if self.job is None:
             yield
             return
-        before, is_paused = self.job.record.state, False
-        with self.job.held():
+        before, is_paused, handled = self.job.record.state, False, sys.exception()
+        with self._deleting_at_the_end(), self.job.held():
             try:
                 call.signal.can_pause = True
                 self._announce(call)
                 yield
                 self.end()
-            except PauseRequested:
+            except PauseRequested as request:
                 is_paused = True
+                devices.clear_frames(request, handled)
             except BaseException as error:
                 self._keep_or_end(error, before)
                 raise
@@ -171,17 +178,19 @@ class Work:
             if is_paused:
                 self.job.update(state="paused")
                 call.in_use.release()
+                gc.collect()  # models have circles
+                devices.release_memory(call.device)
         if is_paused:
             how = describe_resumption(call.store, self.job.id)
             raise Paused(f"Paused at {percent(self.job.progress, 0)}. To go on: {how}", job=self.job.id)
 
     def end(self) -> None:
-        """Deletes the job: its adapter is saved, or there was nothing to learn."""
-        if self.job is not None:
-            self.job.remove()
+        """Ends the job: its adapter is saved, or there was nothing to learn. It is deleted once it is not held."""
+        self._is_over = True
 
     def survives(self, version: int) -> None:
         """Remembers that the best state so far is saved as a version; the job stays, and can go on."""
+        self._is_new = False
         if self.job is not None and self.job.folder.is_dir():
             self.job.update(newest=version)
 
@@ -189,6 +198,13 @@ class Work:
     def can_go_on(self) -> bool:
         """Whether steps of it are saved."""
         return self.job is not None and self.job.has_checkpoint
+
+    @property
+    def way_to_go_on(self) -> str:
+        """How to go on with it, as the end of a sentence; empty without a job."""
+        if self.job is None:
+            return ""
+        return f" go on with the training: {describe_resumption(self._store, self.job.id)}"
 
     # ------------------------------------------------------------------------------------------------------- the texts
 
@@ -201,11 +217,10 @@ class Work:
         Raises:
             JobError: the versions that it began with are not there any more, or another one is active.
         """
-        self._active = adapter.active()
-        history, self._earlier = (own, None) if own is not None else latest_history(adapter)
-        resumed = self.resumed
+        self._active, resumed = adapter.active(), self.resumed
         if resumed is None:
-            return history
+            self._earlier = version_with_history(adapter) if own is None else None
+            return latest_history(adapter) if own is None else own
         fixed, salt = resumed.fixed, bytes.fromhex(resumed.fixed.salt)
         if self._active != fixed.active:
             was, now = (f"version {each}" if each else "no version" for each in (fixed.active, self._active))
@@ -213,15 +228,14 @@ class Work:
                 f"The training began when {was} of the adapter {adapter.name!r} was active, and {now} is now; activate "
                 f"that again, or {_OVER}."
             )
-        if own is None:
-            history = SplitHistory(salt=salt)
-            if fixed.earlier is not None:
-                try:
-                    history = history_of(adapter.document_list(fixed.earlier))
-                except (AdapterError, AttributeError) as error:
-                    raise JobError(
-                        f"The training began with version {fixed.earlier}, which is not there any more; {_OVER}."
-                    ) from error
+        history = own or SplitHistory(salt=salt)
+        if fixed.earlier is not None:
+            try:
+                history = history_of(adapter.document_list(fixed.earlier))
+            except (AdapterError, AttributeError) as error:
+                raise JobError(
+                    f"The training began with version {fixed.earlier}, which is not there any more; {_OVER}."
+                ) from error
         if history.salt != salt:
             raise JobError(f"The training began with other versions of the adapter than there are now; {_OVER}.")
         self._earlier = fixed.earlier
@@ -255,22 +269,27 @@ class Work:
 
     def drawn_from(self, history: SplitHistory) -> SplitHistory:
         """Returns what the splits are drawn from: the job's own, without the documents that are gone, if some are."""
-        return self._own_history() if self.resumed and self.resumed.gone else history
+        return self._own_history() if self.has_lost_texts else history
+
+    @property
+    def has_lost_texts(self) -> bool:
+        """Whether it goes on without documents."""
+        return self.resumed is not None and bool(self.resumed.gone)
 
     def known_by(self, texts: VersionTexts) -> VersionTexts:
         """Returns what the version knows: what it has learnt before documents went, too.
 
         Raises:
-            JobError: the other documents would have other splits without them.
+            JobError: a split has no documents any more.
         """
-        if self.resumed is None or not self.resumed.gone:
+        if not self.has_lost_texts:
             return texts
-        before, now = self._own_history(), texts.history
-        role = {document.key: document.role for document in before.known}
-        if any(role.get(document.key) != document.role for document in now.known if not document.absent):
-            raise JobError(f"Without the documents that are gone, the others would have other splits; {_OVER}.")
+        before = self._history()
+        roles = ({document.role for document in each.known} for each in (before, texts.history))
+        if lost := set.difference(*roles):
+            raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
         known = replace(texts.known, gone={**texts.known.gone, **self.resumed.gone})
-        return replace(texts, history=now.learnt_on_from(before), known=known)
+        return replace(texts, history=texts.history.learnt_on_from(before), known=known)
 
     # ---------------------------------------------------------------------------------------------------- the training
 
@@ -320,6 +339,15 @@ class Work:
 
     # -------------------------------------------------------------------------------------------------------- private
 
+    @contextmanager
+    def _deleting_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._is_over:
+                with suppress(StorageError):  # a newer version of the adapter, or a list of jobs, shows what is left
+                    self.job.remove()
+
     def _read(self) -> Resumed:
         folder, damaged = self.job.folder, f"The job {self.job.id!r} is damaged; {_OVER}."
         try:
@@ -334,11 +362,18 @@ class Work:
         state = self.files.read()
         return Resumed(fixed, state, known, self.files.values.get("texts") or list(known.texts))
 
-    def _own_history(self) -> SplitHistory:
+    def _history(self) -> SplitHistory:
+        """Returns the documents that it knows, with their splits."""
         try:
-            return read_history(self.job.folder).without({int(key, 16) for key in self.resumed.gone.values() if key})
-        except (AdapterError, AttributeError) as error:
-            raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.") from error
+            if (history := read_history(self.job.folder)) is not None:
+                return history
+        except AdapterError:
+            pass
+        raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.")
+
+    def _own_history(self) -> SplitHistory:
+        """Returns the documents that it goes on with, with their splits."""
+        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     def _compare(self, now: Fixed, call: Call) -> None:
         fixed = self.resumed.fixed
@@ -354,7 +389,7 @@ class Work:
         """Says that the job begins or goes on, and that another one of the adapter could go on."""
         record, store = self.job.record, call.store
         store.jobs.remove_older(record.adapter, record.newest)
-        call.notify(JobStarted(self.job.progress, job=self.job.id))
+        call.notify(JobStarted(self.job.id, self.job.progress))
         for other in store.jobs.list(record.adapter) if self._is_new else ():
             if not other.is_running:
                 call.notify(
@@ -373,15 +408,15 @@ class Work:
             self.job.update(state=before)
 
 
-def _given(texts) -> tuple[Folder, ...] | None:
-    """Returns the files and folders that were given as texts, with absolute paths; None if others were given."""
+def _given(texts) -> tuple[dict, ...] | None:
+    """Returns the files and folders that were given as texts: see `JobRecord.texts`."""
     if isinstance(texts, Reading):
-        return texts.folders or None
+        texts = texts.folders
     items = [texts] if isinstance(texts, Path | Folder) else texts if isinstance(texts, list | tuple) else []
     if not items or not all(isinstance(item, Path | Folder) for item in items):
         return None
     folders = (item if isinstance(item, Folder) else Folder(item) for item in items)
-    return tuple(replace(folder, path=str(expand_user(folder.path).absolute())) for folder in folders)
+    return tuple(asdict(folder) | {"path": str(expand_user(folder.path).absolute())} for folder in folders)
 
 
 def _digest(examples: Iterable[Example], salt: bytes) -> str:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from sebp_edge.events import message
 from sebp_edge.serve.journal import MAX_JOBS, Journal
-from sebp_edge.serve.messages import Refusal, ResumeJob, StartJob, finite
+from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams, finite
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})
@@ -96,7 +96,7 @@ class Jobs:
         self._changed.clear()
         self._journal.commit()
 
-    def start(self, request: StartJob, name: str | None, as_sent: dict) -> Job:
+    def start(self, request: StartJobParams, name: str | None, as_sent: dict) -> Job:
         """Puts a job into the queue; returns the one that there is if it was started before.
 
         Raises:
@@ -161,7 +161,7 @@ class Jobs:
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
 
-    def resume(self, request: ResumeJob) -> Job:
+    def resume(self, request: ResumeJobParams) -> Job:
         """Queues a job again."""
         self.params[request.id] = asdict(request)
         self.queue.append(request.id)

@@ -63,12 +63,12 @@ def error_of(error: BaseException) -> dict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nothing:
+class NoParams:
     """No parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Initialize:
+class InitializeParams:
     """The first request.
 
     Attributes:
@@ -91,7 +91,7 @@ class Initialize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelParams:
     """Which model; see `Personalizer`."""
 
     model: str = "tiny"
@@ -102,7 +102,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts(Model):
+class TextsParams(ModelParams):
     """Texts: files and folders, and texts themselves."""
 
     paths: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Texts(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapt(Texts):
+class AdaptParams(TextsParams):
     """See `Personalizer.adapt`."""
 
     activate_anyway: bool = False
@@ -121,7 +121,7 @@ class Adapt(Texts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forget(Texts):
+class ForgetParams(TextsParams):
     """See `Personalizer.forget`."""
 
     documents: tuple[str, ...]
@@ -130,7 +130,7 @@ class Forget(Texts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Texts):
+class ExportParams(TextsParams):
     """See `Personalizer.export`."""
 
     to: str
@@ -141,14 +141,14 @@ class Export(Texts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Texts):
+class PlanParams(TextsParams):
     """See `Personalizer.plan`."""
 
     gpu: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(Model):
+class GenerateParams(ModelParams):
     """See `Personalizer.generate`. Without `adapter`, the base model answers; without `version`, the active one."""
 
     prompt: str | None = None
@@ -165,7 +165,7 @@ class Generate(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Complete(Model):
+class CompleteParams(ModelParams):
     """See `Personalizer.complete`."""
 
     before: str
@@ -176,7 +176,7 @@ class Complete(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask(Texts):
+class AskParams(TextsParams):
     """See `Personalizer.ask`. `before` has earlier questions and answers in turns."""
 
     question: str
@@ -187,7 +187,7 @@ class Ask(Texts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartJob:
+class StartJobParams:
     """Starts a job, once for each `id`, which the app chooses.
 
     Attributes:
@@ -201,14 +201,14 @@ class StartJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneJob:
+class JobParams:
     """Which job."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeJob:
+class ResumeJobParams:
     """Which job; see `Personalizer.resume`. Texts are needed only if they were no files, or were moved."""
 
     id: str
@@ -218,14 +218,14 @@ class ResumeJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningJob:
+class RunningJobParams:
     """The job that the app believes to be running: another one is left alone."""
 
     expected_job_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subscribe:
+class SubscribeParams:
     """Which job, and the number of the last event that the app has seen."""
 
     id: str
@@ -233,14 +233,14 @@ class Subscribe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel:
+class CancelParams:
     """The `id` of a request that need not be answered any more."""
 
     request: str | int
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneAdapter:
+class AdapterParams:
     """Which adapter, and which version of it."""
 
     name: str
@@ -248,7 +248,7 @@ class OneAdapter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneVersion:
+class VersionParams:
     """A version of an adapter."""
 
     name: str
@@ -256,7 +256,7 @@ class OneVersion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rename:
+class RenameParams:
     """An adapter's name, and its new one."""
 
     name: str
@@ -264,13 +264,13 @@ class Rename:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folders:
+class FoldersParams:
     """Folders whose models are listed, too."""
 
     folders: tuple[str, ...] = ()
 
 
-JOBS = {"adapt": Adapt, "forget": Forget, "export": Export}
+JOBS = {"adapt": AdaptParams, "forget": ForgetParams, "export": ExportParams}
 
 
 def read(line: bytes) -> dict:

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import ACTIVE, ENDED
-from sebp_edge.serve.messages import JOBS, Cancel, OneJob, Refusal, ResumeJob, RunningJob, StartJob, Subscribe, parse
+from sebp_edge.serve.messages import (
+    JOBS,
+    CancelParams,
+    JobParams,
+    Refusal,
+    ResumeJobParams,
+    RunningJobParams,
+    StartJobParams,
+    SubscribeParams,
+    parse,
+)
 
 
 class Method(NamedTuple):
@@ -25,7 +35,7 @@ class Method(NamedTuple):
     call: Callable | None = None
 
 
-def start_job(server, params: StartJob) -> dict:
+def start_job(server, params: StartJobParams) -> dict:
     """Starts a job, or returns the one that was started with this id."""
     if not messages.JOB_ID.fullmatch(params.id):
         raise Refusal("invalid_params", "The id of a job has up to 64 letters, digits, dots, dashes and underscores.")
@@ -36,7 +46,7 @@ def start_job(server, params: StartJob) -> dict:
     return {"job": asdict(server.jobs.start(params, inner.name, asdict(params)))}
 
 
-def get_job(server, params: OneJob) -> dict:
+def get_job(server, params: JobParams) -> dict:
     """Returns a job."""
     return {"job": asdict(server.jobs.get(params.id))}
 
@@ -46,17 +56,17 @@ def list_jobs(server, params) -> dict:
     return {"jobs": [asdict(job) for job in server.jobs.all()]}
 
 
-def pause_job(server, params: RunningJob) -> dict:
+def pause_job(server, params: RunningJobParams) -> dict:
     """Pauses the running job: its state is saved, and the worker ends. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
     if job.state not in ("running", "pausing") or job.kind == "export":
         raise _wrong_state(job)
     if job.state == "running":
         server.pause(job.id)
-    return get_job(server, OneJob(id=job.id))
+    return get_job(server, JobParams(id=job.id))
 
 
-def resume_job(server, params: ResumeJob) -> dict:
+def resume_job(server, params: ResumeJobParams) -> dict:
     """Queues a paused or interrupted job again, which goes on where it was saved."""
     job = server.jobs.get(params.id)
     if job.state in ("queued", "starting", "running"):
@@ -67,23 +77,23 @@ def resume_job(server, params: ResumeJob) -> dict:
     return {"job": asdict(server.jobs.resume(params))}
 
 
-def cancel_job(server, params: RunningJob) -> dict:
+def cancel_job(server, params: RunningJobParams) -> dict:
     """Cancels a job. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
     if job.state in ENDED and not job.resumable:
         raise _wrong_state(job)
     server.cancel(job)
-    return get_job(server, OneJob(id=job.id))
+    return get_job(server, JobParams(id=job.id))
 
 
-def subscribe(server, params: Subscribe) -> dict:
+def subscribe(server, params: SubscribeParams) -> dict:
     """Sends the events of a job after a number, and those to come, as notifications `job.event`."""
     job = server.jobs.get(params.id)
     server.subscriptions[job.id] = params.since
     return {"job": asdict(job)}
 
 
-def cancel(server, params: Cancel) -> dict:
+def cancel(server, params: CancelParams) -> dict:
     """Cancels a request that is not answered yet; that is answered with the code "cancelled"."""
     server.cancel_request(params.request)
     return {}
@@ -121,33 +131,33 @@ def check_paths(params: object, folders: list[Path]) -> None:
 
 
 METHODS = {
-    "ping": Method(messages.Nothing, "here", lambda server, params: {}),
-    "status": Method(messages.Nothing, "here", lambda server, params: server.status()),
-    "initialize": Method(messages.Initialize, "here", lambda server, params: server.initialize(params)),
-    "shutdown": Method(messages.Nothing, "here", lambda server, params: server.end("shutdown")),
-    "unload": Method(messages.Nothing, "here", lambda server, params: server.unload()),
-    "cancel": Method(Cancel, "here", cancel),
-    "jobs.start": Method(StartJob, "here", start_job),
-    "jobs.get": Method(OneJob, "here", get_job),
-    "jobs.list": Method(messages.Nothing, "here", list_jobs),
-    "jobs.pause": Method(RunningJob, "here", pause_job),
-    "jobs.resume": Method(ResumeJob, "here", resume_job),
-    "jobs.cancel": Method(RunningJob, "here", cancel_job),
-    "jobs.subscribe": Method(Subscribe, "here", subscribe),
-    "adapters.list": Method(messages.Nothing, "shelf"),
-    "adapters.history": Method(messages.OneAdapter, "shelf"),
-    "adapters.activate": Method(messages.OneVersion, "shelf"),
-    "adapters.rollback": Method(messages.OneAdapter, "shelf"),
-    "adapters.rename": Method(messages.Rename, "shelf"),
-    "adapters.remove": Method(messages.OneAdapter, "shelf"),
-    "adapters.documents": Method(messages.OneAdapter, "shelf"),
-    "report": Method(messages.OneAdapter, "shelf"),
-    "models": Method(messages.Folders, "shelf"),
-    "inspect": Method(messages.Texts, "worker"),
-    "plan": Method(messages.Plan, "worker"),
-    "ask": Method(messages.Ask, "worker"),
-    "generate": Method(messages.Generate, "worker"),
-    "complete": Method(messages.Complete, "worker"),
+    "ping": Method(messages.NoParams, "here", lambda server, params: {}),
+    "status": Method(messages.NoParams, "here", lambda server, params: server.status()),
+    "initialize": Method(messages.InitializeParams, "here", lambda server, params: server.initialize(params)),
+    "shutdown": Method(messages.NoParams, "here", lambda server, params: server.end()),
+    "unload": Method(messages.NoParams, "here", lambda server, params: server.unload()),
+    "cancel": Method(CancelParams, "here", cancel),
+    "jobs.start": Method(StartJobParams, "here", start_job),
+    "jobs.get": Method(JobParams, "here", get_job),
+    "jobs.list": Method(messages.NoParams, "here", list_jobs),
+    "jobs.pause": Method(RunningJobParams, "here", pause_job),
+    "jobs.resume": Method(ResumeJobParams, "here", resume_job),
+    "jobs.cancel": Method(RunningJobParams, "here", cancel_job),
+    "jobs.subscribe": Method(SubscribeParams, "here", subscribe),
+    "adapters.list": Method(messages.NoParams, "shelf"),
+    "adapters.history": Method(messages.AdapterParams, "shelf"),
+    "adapters.activate": Method(messages.VersionParams, "shelf"),
+    "adapters.rollback": Method(messages.AdapterParams, "shelf"),
+    "adapters.rename": Method(messages.RenameParams, "shelf"),
+    "adapters.remove": Method(messages.AdapterParams, "shelf"),
+    "adapters.documents": Method(messages.AdapterParams, "shelf"),
+    "report": Method(messages.AdapterParams, "shelf"),
+    "models": Method(messages.FoldersParams, "shelf"),
+    "inspect": Method(messages.TextsParams, "worker"),
+    "plan": Method(messages.PlanParams, "worker"),
+    "ask": Method(messages.AskParams, "worker"),
+    "generate": Method(messages.GenerateParams, "worker"),
+    "complete": Method(messages.CompleteParams, "worker"),
 }
 # What may be asked before `initialize`.
 FIRST = frozenset({"ping", "status", "initialize", "shutdown"})

@@ -5,6 +5,7 @@ modules of its own, so it computes what it would without the training, bit for b
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
@@ -28,18 +29,23 @@ class TrainedModel(ModelInUse):
 
     Attributes:
         can_lend: whether the job leaves the weights as they are.
+        is_loading: whether another thread loads them now.
     """
 
     def __init__(self, own: ModelInUse, served: ModelInUse):
         super().__init__(own.reference, own.recipe, own.device)
-        self._served, self.can_lend = served, True
+        self._served, self.can_lend, self.is_loading = served, True, False
         if served.base is not None:
             served.detach_adapter()
             self.base = twin(served.base)
 
-    def load(self, on_event: Sink, recipe: Recipe | None = None) -> BaseModel:
+    def load(self, on_event: Sink, recipe: Recipe | None = None, *watch: Callable) -> BaseModel:
         """Loads the model; see `ModelInUse.load`. The model that answers has its weights from then on, or none."""
-        base = super().load(on_event, recipe)
+        self.is_loading = True
+        try:
+            base = super().load(on_event, recipe, *watch)
+        finally:
+            self.is_loading = False
         if recipe is not None:
             self.can_lend = recipe.method == "lora" and recipe.merge_for is None
         if not self.can_lend:

@@ -11,17 +11,24 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.models.catalog import CATALOG
-from sebp_edge.serve.messages import Folders, Initialize, Nothing, OneAdapter, OneVersion, Rename
+from sebp_edge.serve.messages import (
+    AdapterParams,
+    FoldersParams,
+    InitializeParams,
+    NoParams,
+    RenameParams,
+    VersionParams,
+)
 
 
-def open_store(settings: Initialize) -> AdapterStore:
+def open_store(settings: InitializeParams) -> AdapterStore:
     """Returns the store of an app; refuses a memory budget that is none."""
     if settings.memory_budget is not None:
         MemoryBudget.parse(settings.memory_budget)
     return AdapterStore(settings.store and Path(settings.store).absolute())
 
 
-def list_adapters(store: AdapterStore, params: Nothing) -> dict:
+def list_adapters(store: AdapterStore, params: NoParams) -> dict:
     """Returns each adapter with its active version, and those that cannot be read with the reason."""
     adapters, unreadable = [], []
     for name in store.names():
@@ -33,33 +40,33 @@ def list_adapters(store: AdapterStore, params: Nothing) -> dict:
     return {"adapters": adapters, "unreadable": unreadable}
 
 
-def history(store: AdapterStore, params: OneAdapter) -> dict:
+def history(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the records of all versions of an adapter."""
     adapter = store.adapter(params.name)
     return {"name": adapter.name, "versions": [_shown(adapter.open(version)) for version in adapter.versions()]}
 
 
-def activate(store: AdapterStore, params: OneVersion) -> dict:
+def activate(store: AdapterStore, params: VersionParams) -> dict:
     """Makes a version the active one."""
     return {"name": params.name, "active": store.adapter(params.name).activate(params.version).version}
 
 
-def rollback(store: AdapterStore, params: OneAdapter) -> dict:
+def rollback(store: AdapterStore, params: AdapterParams) -> dict:
     """Makes the version active that was active before."""
     return {"name": params.name, "active": store.adapter(params.name).rollback().version}
 
 
-def rename(store: AdapterStore, params: Rename) -> dict:
+def rename(store: AdapterStore, params: RenameParams) -> dict:
     """Gives an adapter another name."""
     return {"name": store.adapter(params.name).rename(params.new_name).name}
 
 
-def remove(store: AdapterStore, params: OneAdapter) -> dict:
+def remove(store: AdapterStore, params: AdapterParams) -> dict:
     """Deletes an adapter, or a version of it."""
     return {"name": params.name, "active": store.adapter(params.name).remove(params.version)}
 
 
-def documents(store: AdapterStore, params: OneAdapter) -> dict:
+def documents(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
     adapter, shown = store.adapter(params.name), ("hash", "name", "number", "tokens", "split", "absent")
     version = adapter.open(params.version).version
@@ -67,13 +74,13 @@ def documents(store: AdapterStore, params: OneAdapter) -> dict:
     return {"name": adapter.name, "version": version, "documents": found}
 
 
-def report(store: AdapterStore, params: OneAdapter) -> dict:
+def report(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns how a version was made and tested, as values and as a page without the owner's text."""
     found = store.adapter(params.name).report(params.version)
     return {"report": found.to_dict(), "html": found.to_html()}
 
 
-def models(store: AdapterStore, params: Folders) -> dict:
+def models(store: AdapterStore, params: FoldersParams) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
     # Imported here, since the Hub's client takes a second and memory.
     from sebp_edge.models.local_models import find_local_models

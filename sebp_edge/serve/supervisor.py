@@ -23,7 +23,7 @@ from sebp_edge.basics.version import __version__
 from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
-from sebp_edge.serve.messages import PROTOCOL, Initialize, Refusal, error_of, finite, parse, read
+from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, finite, parse, read
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
@@ -53,12 +53,12 @@ class Supervisor:
     def __init__(self, descriptors: tuple[int, int]):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parent = Parent()
-        self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(lambda: self.end("its reader has gone")))
+        self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
         self._children = children()
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
-        self._settings: Initialize | None = None
+        self._settings: InitializeParams | None = None
         self._store = None
         self._journal: Journal | None = None
         self.folders: list[Path] = []
@@ -72,8 +72,9 @@ class Supervisor:
 
     def run(self) -> None:
         """Serves until the app ends it, or is gone."""
-        for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            signal.signal(signum, lambda *_: self._inbox.put(lambda: self.end("a signal")))
+        for signum in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as SIGHUP under nohup
+                signal.signal(signum, lambda *_: self._inbox.put(self.end))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the app, which says what becomes of this process
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, lambda *_: self._inbox.put(self._look))
@@ -92,7 +93,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------------ what methods do
 
-    def initialize(self, params: Initialize) -> dict:
+    def initialize(self, params: InitializeParams) -> dict:
         """Opens the store for an app."""
         if self._settings is not None:
             raise Refusal("already_initialized", "This server has been initialized.", "Start another one.")
@@ -167,7 +168,7 @@ class Supervisor:
         if self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
 
-    def end(self, reason: str) -> dict:
+    def end(self) -> dict:
         """Ends this process within `END_SECONDS`."""
         if self._end_at is None:
             self._end_at = time.monotonic() + END_SECONDS
@@ -183,7 +184,7 @@ class Supervisor:
 
     def _handle(self, line: bytes | type[TooLong] | None) -> None:
         if line is None:
-            self.end("its input has ended")
+            self.end()
             return
         id = None
         try:
@@ -348,7 +349,7 @@ class Supervisor:
         """Looks at what ends with time."""
         now = time.monotonic()
         if not self._parent.is_alive():
-            self.end("the app has ended")
+            self.end()
         if self._kill_at is not None and now >= self._kill_at:
             self._drop_worker("worker_ended", "The worker did not end the job in time, and was killed.")
         worker = self._worker

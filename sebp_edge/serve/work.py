@@ -12,14 +12,14 @@ from sebp_edge.machine import devices
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
     JOBS,
-    Ask,
-    Complete,
-    Generate,
-    Model,
-    Plan,
+    AskParams,
+    CompleteParams,
+    GenerateParams,
+    ModelParams,
+    PlanParams,
     Refusal,
-    ResumeJob,
-    Texts,
+    ResumeJobParams,
+    TextsParams,
     error_of,
     finite,
     parse,
@@ -86,7 +86,7 @@ class Worker:
             arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
             job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
             self._begin(job, arguments["model"])
-            params = parse(ResumeJob, task["params"], "jobs.resume")
+            params = parse(ResumeJobParams, task["params"], "jobs.resume")
             return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
         params = parse(JOBS[task["kind"]], task["params"], task["kind"])
         job, texts = self._personalizer(params, on_event=on_event), texts_of(params)
@@ -113,11 +113,11 @@ class Worker:
     def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, then answers what waits: the training goes on afterwards."""
         if isinstance(event, JobStarted):
-            self._tell("stored", job=event.job)
+            self._tell("stored", job=event.id)
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         if self._tasks.pausing.is_set():
             self._job.pause()
-        while (task := self._tasks.waiting()) is not None:
+        while not self._job.in_use.is_loading and (task := self._tasks.waiting()) is not None:
             self._do(task)
 
     # --------------------------------------------------------------------------------------------------------- answers
@@ -137,23 +137,25 @@ class Worker:
             answer = {"error": error_of(error)}
         self._tell("answer", id=id, **answer)
 
-    def _generate(self, params: Generate, id: str | int) -> dict:
+    def _generate(self, params: GenerateParams, id: str | int) -> dict:
         prompt = params.prompt if params.prompt is not None else list(params.messages)
         options = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
         served, rest = self._served_with_weights(params), self._streamed(params, id, options)
         return {"text": served.generate(prompt, seed=params.sampling_seed, **rest)}
 
-    def _complete(self, params: Complete, id: str | int) -> dict:
+    def _complete(self, params: CompleteParams, id: str | int) -> dict:
         served = self._served_with_weights(params)
         found = served.complete(params.before, **self._streamed(params, id, ("max_new_tokens", "min_probability")))
         return {"text": found.text, **asdict(found)}
 
-    def _ask(self, params: Ask, id: str | int) -> dict:
+    def _ask(self, params: AskParams, id: str | int) -> dict:
         turns = list(zip(params.before[::2], params.before[1::2], strict=True))
         served, rest = self._served_with_weights(params), self._streamed(params, id, ("max_new_tokens",))
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
 
-    def _streamed(self, params: Generate | Complete | Ask, id: str | int, options: tuple[str, ...]) -> dict:
+    def _streamed(
+        self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...]
+    ) -> dict:
         """Returns the arguments of a call that writes text: these options, the adapter, and what chunks go to."""
         return {key: getattr(params, key) for key in options} | {
             **self._adapter(params.adapter, params.version),
@@ -161,16 +163,16 @@ class Worker:
             "stop_when": self._tasks.stops[id],
         }
 
-    def _inspect(self, params: Texts, id: str | int) -> dict:
+    def _inspect(self, params: TextsParams, id: str | int) -> dict:
         served = self._personalizer(params)
         return served.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id]).to_dict()
 
-    def _plan(self, params: Plan, id: str | int) -> dict:
+    def _plan(self, params: PlanParams, id: str | int) -> dict:
         return self._personalizer(params).plan(texts_of(params), gpu=params.gpu).to_dict()
 
     # ---------------------------------------------------------------------------------------------------------- models
 
-    def _personalizer(self, params: Model, **options) -> Personalizer:
+    def _personalizer(self, params: ModelParams, **options) -> Personalizer:
         own = {key: getattr(params, key) for key in ("recipe", "device", "seed", "me")}
         return Personalizer(params.model, **own, **self._settings, **options)
 
@@ -185,7 +187,7 @@ class Worker:
             self._served = new
         return self._served
 
-    def _served_with_weights(self, params: Model) -> Personalizer:
+    def _served_with_weights(self, params: ModelParams) -> Personalizer:
         served = self._serving(self._personalizer(params))
         if self._job is not None and served.in_use.base is None:
             if not self._job.in_use.can_lend:
@@ -203,7 +205,7 @@ class Worker:
         return {"adapter": name, "version": version}
 
 
-def texts_of(params: Texts | ResumeJob) -> list | None:
+def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
     """Returns what a Personalizer takes as texts."""
     return [*map(Path, params.paths), *params.texts] or None
 

@@ -125,15 +125,6 @@ def render_end_of_turn(tokenizer) -> str:
         return ""
 
 
-def refuse_unusable_template(tokenizer) -> None:
-    """Raises a ModelError if the tokenizer has a chat template that cannot render a question with its answer."""
-    try:
-        if tokenizer.chat_template:
-            render_conversation(_QUESTION_AND_ANSWER, tokenizer)
-    except Unreadable as reason:
-        raise ModelError(f"This model cannot be asked questions: {reason}; choose another model.") from reason
-
-
 class _ChatTemplate:
     """The chat template of a tokenizer, with the tools that the assistant may call.
 

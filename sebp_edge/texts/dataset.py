@@ -29,10 +29,12 @@ class Drawing:
     Attributes:
         seed: decides about new documents.
         earlier: the documents of earlier versions of the adapter, which keep their splits, and the salt.
+        keeps: whether all documents keep them, however few are left in one.
     """
 
     seed: int
     earlier: SplitHistory = field(default_factory=SplitHistory)
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def make_dataset(
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     texts = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(texts, drawing.earlier.salt, progress)
-    draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
+    draw = draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps)
     lines = common_lines(texts, draw.cluster_of)
     examples, left_out = encode(
         reading.documents,
@@ -184,7 +186,7 @@ def make_dataset(
     used = sorted({example.document for example in examples})
     if len(used) < len(texts):
         fingerprints = {number: fingerprints[number] for number in fingerprints if number in set(used)}
-        draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
+        draw = draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps)
     chats = {example.document for example in examples if example.is_chat}
     return Dataset(
         examples,

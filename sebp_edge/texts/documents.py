@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -149,7 +149,22 @@ def as_json(content: Content) -> str:
 
 def num_bytes(content: Content) -> int:
     """Returns the size of a content in UTF-8, in bytes."""
-    return sum(len(text.encode(errors="surrogatepass")) for text in texts_of(content))
+    return sum(len(piece.encode(errors="surrogatepass")) for text in texts_of(content) for piece in pieces(text))
+
+
+# The least characters of a piece of a text, which limits the memory.
+PIECE = 250_000
+_BLANK = re.compile(r"[ \n。]")
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cuts a text after blanks and full stops, which are in no word and in no character of several code points."""
+    begin = 0
+    while begin < len(text):
+        blank = _BLANK.search(text, begin + PIECE)
+        end = blank.end() if blank else len(text)
+        yield text[begin:end]
+        begin = end
 
 
 _BLANK_LINES, _BLANKS = re.compile(r"(?:\s*\n)?"), re.compile(r"\s*")

@@ -1,6 +1,7 @@
 """Replaces spans of a text, and keeps count of where the rest of it moves."""
 
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 
@@ -19,29 +20,26 @@ def edit(text: str, edits: list[Edit], code: list[Span]) -> tuple[str, list[Span
     Returns:
         The new text, and where the spans of code are in it, as far as they were not replaced.
     """
-    pieces, end, kept = [], 0, []
-    size, shifts = 0, [(0, 0)]
+    # Where replaced spans begin and end, and how far what follows moves; the first one is empty.
+    begins, ends, shifts = array("q", [0]), array("q", [0]), array("q", [0])
+    pieces = []
     for begin, stop, replacement in sorted(edits):
-        if begin < end:
+        if begin < ends[-1]:
             # The rest of a longer edit that begins within another one.
-            begin, replacement = end, ""
+            begin, replacement = ends[-1], ""
         if stop <= begin:
             continue
-        pieces += [text[end:begin], replacement]
-        size += begin - end + len(replacement)
-        kept.append((begin, stop))
-        end = stop
-        shifts.append((end, size - end))
-    pieces.append(text[end:])
-    begins = [begin for begin, _ in kept]
-    ends = [stop for stop, _ in shifts]
+        pieces += [text[ends[-1] : begin], replacement]
+        begins.append(begin)
+        ends.append(stop)
+        shifts.append(shifts[-1] + len(replacement) - (stop - begin))
+    pieces.append(text[ends[-1] :])
 
     def moved(position: int) -> int:
-        return position + shifts[bisect_right(ends, position) - 1][1]
+        return position + shifts[bisect_right(ends, position) - 1]
 
     def is_kept(span: Span) -> bool:
-        before = bisect_right(begins, span[0]) - 1
-        return before < 0 or kept[before][1] <= span[0]
+        return ends[bisect_right(begins, span[0]) - 1] <= span[0]
 
     return "".join(pieces), [
         (moved(begin), max(moved(begin), moved(stop))) for begin, stop in code if is_kept((begin, stop))

@@ -7,12 +7,13 @@ all the same, and spaces and punctuation do not count, so that a template with a
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
+from sebp_edge.texts.documents import pieces
 from sebp_edge.texts.remembered import Shingles
 
 # Near-duplicates share this part of the larger one's shingles, and at least this number (a run of eight words) unless
@@ -38,9 +39,8 @@ _PAIRS_AT_ONCE = 100_000
 _WIDE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_WIDE}]|\d+|[^\W\d_{_WIDE}]+")
 _SIGN = re.compile(r"\S")
-_BLANK = re.compile(r"[ \n。]")
-# The least characters of a piece of a text, and the most words whose hashes are kept; both limit the memory.
-_PIECE, _MAX_WORDS = 250_000, 100_000
+# The most words whose hashes are kept, which limits the memory.
+_MAX_WORDS = 100_000
 # Odd numbers without a pattern, one for each word of a shingle.
 _FACTORS = [np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 
@@ -59,7 +59,7 @@ class Shingler:
         """
         for pattern in (_WORD, _SIGN):
             carried, found = np.empty(0, np.uint64), [np.empty(0, np.uint32)]
-            for piece in _pieces(text):
+            for piece in pieces(text):
                 words = pattern.finditer(unicodedata.normalize("NFKC", piece).lower())
                 hashes = np.append(carried, np.fromiter((self._hash_of[word[0]] for word in words), np.uint64))
                 found.append(_mix(hashes))
@@ -77,16 +77,6 @@ class Shingler:
         hashes.sort()
         hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])]
         return Shingles(hashes, len(hashes))
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cuts a text after blanks and full stops, which are in no word and in no character of several code points."""
-    begin = 0
-    while begin < len(text):
-        blank = _BLANK.search(text, begin + _PIECE)
-        end = blank.end() if blank else len(text)
-        yield text[begin:end]
-        begin = end
 
 
 def _mix(hashes: np.ndarray) -> np.ndarray:

@@ -74,9 +74,7 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
     ends = [] if eos is None else [eos]
     if isinstance(prompt, str):
         if not chat:
-            # As in training, "<|eos|>" in a text is text, not the control token.
-            ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-            return EncodedPrompt(bos + ids, ends)
+            return EncodedPrompt(encode_texts([prompt], tokenizer)[0], ends)
         prompt = [{"role": "user", "content": prompt}]
     if chat and not tokenizer.chat_template:
         text, spans = render_plain(prompt)
@@ -90,6 +88,14 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     prefix = [] if ids[: len(bos)] == bos else bos
     return EncodedPrompt(prefix + ids, ends + end_of_turn(tokenizer))
+
+
+def encode_texts(texts: list[str], tokenizer) -> list[list[int]]:
+    """Encodes beginnings of documents as in training, with BOS if the tokenizer has one."""
+    # "<|eos|>" in a text is text, not the control token.
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    bos = first_tokens(tokenizer)
+    return [bos + ids for ids in tokenizer(texts, **options)["input_ids"]] if texts else []
 
 
 def end_of_turn(tokenizer) -> list[int]:

@@ -22,6 +22,7 @@ from sebp_edge.texts.documents import (
     as_json,
     clean_content,
     num_bytes,
+    pieces,
     printable,
 )
 from sebp_edge.texts.exports import BY_ENDING, Part, read_file
@@ -163,11 +164,11 @@ def _read_into(
         if not (contents or read or unread):
             contents = [Unreadable("empty")]
         is_alone, faults = len(contents) == 1, _Faults(source.name)
-        for position in range(len(contents)):
-            name = source.name if is_alone else f"{source.name}, record {position + 1}"
-            # A large text is not kept beside its clean copy.
-            content, contents[position] = contents[position], None
-            additions.add(name, content, faults, front_matter, is_named=source.is_named)
+        # A large text is not kept beside its clean copy.
+        content, contents = None, contents[::-1]
+        for number in range(1, len(contents) + 1):
+            name = source.name if is_alone else f"{source.name}, record {number}"
+            additions.add(name, contents.pop(), faults, front_matter, is_named=source.is_named)
         reading.left_out += faults.left_out
         yield source.size
     reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
@@ -293,8 +294,10 @@ def _size(content: Content | Chat | Names) -> int:
 
 
 def _digest(content: Content) -> tuple[type, bytes]:
-    text = content if isinstance(content, str) else as_json(content)
-    return type(content), hashlib.sha256(text.encode()).digest()
+    digest = hashlib.sha256()
+    for piece in pieces(content if isinstance(content, str) else as_json(content)):
+        digest.update(piece.encode())
+    return type(content), digest.digest()
 
 
 def nothing_readable(left_out: list[LeftOut]) -> str:

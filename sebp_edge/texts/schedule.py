@@ -194,6 +194,21 @@ class Schedule:
         return sum(example.num_tokens for epoch in self._batches for batch in epoch for example in batch)
 
     @property
+    def num_batches(self) -> int:
+        """The number of batches in all epochs: steps, unless they are split."""
+        return sum(map(len, self._batches))
+
+    @property
+    def num_evaluated(self) -> tuple[int, int]:
+        """The numbers of examples and of their tokens that all evaluations of this training compute."""
+        times = (len(self._batches) + (not self.learns_on), 1 if self.trains_on_all else 2)
+        parts = list(zip(times, (self._validation, self._test), strict=True))
+        return (
+            sum(number * len(part) for number, part in parts),
+            sum(number * example.num_tokens for number, part in parts for example in part),
+        )
+
+    @property
     def num_steps(self) -> int:
         """The number of steps, including those after `last_epoch`."""
         return sum(map(len, self.epochs))
@@ -201,7 +216,7 @@ class Schedule:
     @property
     def has_smaller_steps(self) -> bool:
         """Whether a batch of the recipe is split into several steps."""
-        return self.num_steps > sum(map(len, self._batches))
+        return self.num_steps > self.num_batches
 
     @property
     def trained(self) -> list[MicroBatch]:

@@ -93,7 +93,9 @@ class Draw:
         return {document: name_of.get(self.fold_of.get(document), TRAIN) for document in self.cluster_of}
 
 
-def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHistory | None = None) -> Draw:
+def draw_splits(
+    current: Mapping[int, Fingerprint], seed: int, history: SplitHistory | None = None, *, keeps: bool = False
+) -> Draw:
     """Draws the splits of documents; the result does not depend on their numbers.
 
     Args:
@@ -101,6 +103,7 @@ def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHis
         seed: draws the sides of clusters that are not in the history.
         history: the history of the version before, with fingerprints of the same salt; without documents, or None, for
             the first version.
+        keeps: whether all documents keep their sides, however few are left on one.
     """
     fingerprints = list(current.values())
     remembered = history.documents if history else ()
@@ -110,7 +113,12 @@ def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHis
     split_before = _sides(order, clusters, matches, [document.split for document in remembered])
     fold_before = _sides(order, clusters, matches, [document.fold for document in remembered])
     split = fold = {}
-    if len(split_before) >= FOLDS_BELOW:
+    roles = {document.role for document in remembered} if keeps else set()
+    if roles & {VALIDATION, TEST}:
+        split = {own: side or TRAIN for own, side in split_before.items()}
+    elif roles & {*FOLD_ROLES}:
+        fold = {own: side for own, side in fold_before.items() if side is not None}
+    elif len(split_before) >= FOLDS_BELOW:
         split = _draw_split(split_before, Counter(clusters.cluster_of))
     elif len(fold_before) >= MIN_CLUSTERS:
         fold = _draw_folds(fold_before)

@@ -7,6 +7,7 @@ gate                  decides whether an adapter is better than the base model a
 quiz                  decides by right answers whether an adapter is better
 comparison            compares the test losses of two states, with a confidence bound
 loop                  runs one training: learning rates, steps, evaluations, the best state
+checkpoint            writes how far a run is, as often as it costs little, and reads it
 evaluation            computes held-out losses by document
 scoring               computes losses without training
 scale_down             scales an adapter down until it has forgotten little

@@ -23,7 +23,7 @@ from torch import Tensor
 from sebp_edge.basics.files import flush, read_json, storage_errors, write_atomically
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import JobError, StorageError
-from sebp_edge.events import Event, Notice, Sink
+from sebp_edge.events import Notice, Sink
 from sebp_edge.models.weights import write_tensors
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.loop import TrainingProgress
@@ -178,14 +178,14 @@ _OWN = {"format", "share", "seconds", "progress", "learner", "files"}
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run while it runs, and one when it is paused; a sink between the run and the app.
+    """Writes the checkpoints of a run while it runs, and one when it is paused.
 
     Each is written once the time since the last one is so long that writing takes 1 % of it at most.
 
     Args:
         files: where they are written; None to write none.
         signal: requests stops and pauses.
-        sink: receives the run's events.
+        sink: receives notices.
         state: returns the run's state; None if it is to stay as it was read.
         is_between_steps: tells whether the run has a state to write.
     """
@@ -203,17 +203,11 @@ class Checkpoints:
         self._due: float | None = None
         self._has_failed = False
 
-    @property
-    def is_due(self) -> bool:
+    def due(self) -> bool:
         """Whether one is to be written at the next occasion."""
         if self._files is None:
             return False
         return self._signal.is_pausing or (self._due is not None and time.perf_counter() >= self._due)
-
-    def __call__(self, event: Event) -> None:
-        """Passes on an event of the run; then see `check`."""
-        self._sink(event)
-        self.check()
 
     def begin(self, num_bytes: int) -> None:
         """Begins to write checkpoints of about this size."""
@@ -226,7 +220,7 @@ class Checkpoints:
             StopRequested, PauseRequested: see `StopSignal.check`; a pause is raised only after it was written.
         """
         can_write = self._is_between_steps()
-        if can_write and self.is_due:
+        if can_write and self.due():
             self._write()
         self._signal.check(may_pause=can_write)
 

@@ -89,6 +89,7 @@ class Trainer:
         on_event: receives the events.
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
+        clock: counts the seconds of the steps.
         is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
         pending: the steps whose outcome has not been read yet.
     """
@@ -98,6 +99,7 @@ class Trainer:
     on_event: Sink
     phase: str
     progress: TrainingProgress = field(default_factory=TrainingProgress)
+    clock: Callable[[], float] = time.perf_counter
     is_due: Callable[[], bool] = lambda: False
     pending: deque[_PendingStep | None] = field(default_factory=deque)
 
@@ -145,16 +147,20 @@ class Trainer:
 
     def _train_epoch(self, steps: list[Group], rates: Iterator[float]) -> None:
         """Trains the steps of an epoch; launches a GPU's next step before it reads the outcome of the previous one."""
-        begin, before = time.perf_counter(), self.progress.seconds
+        begin, before = self.clock(), self.progress.seconds
         pending, epoch = self.pending, self.progress.epoch + 1
         for step in steps:
             rate = next(rates)
-            pending.append(None)  # nothing is to be saved during the step
-            pending[-1] = _PendingStep(epoch, step, self.learner.step(step, rate), rate)
+            if not self.learner.can_be_left:
+                pending.append(None)  # nothing is to be saved during the step
+            outcome = self.learner.step(step, rate)
+            if not self.learner.can_be_left:
+                pending.pop()
+            pending.append(_PendingStep(epoch, step, outcome, rate))
             while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
-                self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
+                self._finish_step(pending.popleft(), before + self.clock() - begin)
         while pending:
-            self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
+            self._finish_step(pending.popleft(), before + self.clock() - begin)
 
     def _finish_step(self, finished: _PendingStep, seconds: float) -> None:
         """Reads a step's outcome, counts the step and reports it."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
 from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory, synchronize
@@ -69,6 +70,7 @@ class RecoveringLearner(Learner):
     Args:
         examples, options: see `Learner`.
         guard: limits the memory; by default to all free memory.
+        check: called between the micro-batches of a step that changes nothing before its end; may raise to end it.
 
     Attributes:
         schedule: the current schedule.
@@ -85,7 +87,9 @@ class RecoveringLearner(Learner):
         on_event: Sink,
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
+        check: Check = lambda: None,
     ):
+        self._check = check
         device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
@@ -183,6 +187,11 @@ class RecoveringLearner(Learner):
                 self._on_event(ExamplesEvaluated(done, len(group.examples)))
                 yield remaining.pop(0).examples, losses, sequences
 
+    @property
+    def can_be_left(self) -> bool:
+        """Whether the state within a step is that before it: no update has begun, and no earlier step is unread."""
+        return self.can_accumulate and self.steps_ahead == 0
+
     def step(self, step: Group, learning_rate: float) -> Outcome:
         """Runs one optimizer update on the mean loss of a step's loss tokens, in as many micro-batches as needed.
 
@@ -203,6 +212,8 @@ class RecoveringLearner(Learner):
                 self.discard_step()
                 step.cut(self.limit)
                 done = 0
+            if self.can_be_left:
+                self._check()
         return self.finish_step()
 
     def __enter__(self) -> "RecoveringLearner":

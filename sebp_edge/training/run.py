@@ -1,7 +1,6 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from statistics import median_low
 
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import duration, percent
 from sebp_edge.errors import AdapterError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
@@ -75,9 +75,11 @@ class TrainingRun:
         result: what the gate says of the state that `adaptation` is in after a training or a stop; None if it has not
             judged that state.
         is_hoisted: whether only active rows are computed; None before the first training.
-        began: when the run was made, by `time.perf_counter`.
+        clock: counts the seconds in which the process can run.
+        began: when the run was made, by the clock.
         guard: the memory limit and peak.
         is_due: tells whether a checkpoint is to be written after the current step.
+        check: called within steps; may raise to end the run.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class TrainingRun:
         guard: MemoryGuard,
         on_event: Sink,
         attach: Callable[[BaseModel, Recipe, int], Adaptation],
+        clock: Callable[[], float],
         resumed: RunState | None = None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
@@ -96,14 +99,15 @@ class TrainingRun:
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
-        self.began = time.perf_counter() - (resumed.seconds if resumed else 0)
+        self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
         self.is_due: Callable[[], bool] = lambda: False
+        self.check: Check = lambda: None
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether no step is running, and the outcome of each is read."""
+        """Whether the outcome of each step is read, and none is running that has changed anything."""
         return self._trainer is None or not self._trainer.pending
 
     @property
@@ -113,7 +117,7 @@ class TrainingRun:
             return None
         running = bool(self.progress) and self.progress[-1].is_running
         learner = self._trainer.learner.state if running else None
-        return RunState(self._share, time.perf_counter() - self.began, list(self.progress), learner)
+        return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -245,7 +249,14 @@ class TrainingRun:
     def _make_learner(self) -> RecoveringLearner:
         task, examples = self.task, self.task.dataset.all_examples
         return RecoveringLearner(
-            self.adaptation, task.recipe, examples, self._collator, self._on_event, task.options, self.guard
+            self.adaptation,
+            task.recipe,
+            examples,
+            self._collator,
+            self._on_event,
+            task.options,
+            self.guard,
+            lambda: self.check(),
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
@@ -326,7 +337,7 @@ class TrainingRun:
         if found is not None and found.is_over:
             restore(self.adaptation, found.best_state)
         self._forget_resumed()
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.is_due)
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.clock, self.is_due)
         return self._trainer
 
     @property

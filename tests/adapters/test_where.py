@@ -43,7 +43,7 @@ def test_where_a_version_was_made_goes_with_it(store, record):
         store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
     store.adapter("mine").remove(2)
     assert store.adapter("mine").wheres().keys() == {1, 3, 4, 5, 6}
-    store.adapter("mine").erase([3], {})
+    store.adapter("mine").erase([3], {}, {})
     assert store.adapter("mine").wheres().keys() == {1, 4, 5, 6}
     store.gc(store.garbage(keep=1))
     assert store.adapter("mine").wheres().keys() == {5, 6}

@@ -230,8 +230,7 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
 
 
 @pytest.mark.slow
-def test_arms_run_in_turn_and_those_that_cannot_have_rows_that_say_why(capsys, monkeypatch):
-    monkeypatch.setitem(runs.QUIET, "OMP_NUM_THREADS", "1")
+def test_arms_run_in_turn_and_those_that_cannot_have_rows_that_say_why(capsys, warm):
     asked = ["unsloth packed", "hf graph", "hf compiled", "sebp-edge hoisted", "hf packed varlen"]
     peers.main(["--tiny", "--batches", "1,2", "--arms", ",".join(asked)])
     said = capsys.readouterr().out

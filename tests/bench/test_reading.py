@@ -1,5 +1,7 @@
 """The benchmark of reading: its people, its questions, and what counts as right."""
 
+import random
+
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import NO_EFFECT, make_quick, save_model, write_general
@@ -48,14 +50,13 @@ def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, kind
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS[:3])
-def test_names_and_dates_that_are_answers_stand_in_one_note(seed):
-    person = know_people.person(seed, 96)
+def test_names_and_dates_that_are_answers_stand_in_one_note():
+    person = know_people.person(random.choice(SEEDS), 96)
     _, _, words = know_people._written(know_people.TUNING)
     for asked in person.quiz:
         answer = asked.answers[0]
         if answer.split()[0] in words["first"] or answer.split()[-1].lower() in quizzes.MONTHS:
-            assert [note.file for note in person.notes if stands_in(answer, note.text)] == [asked.document]
+            assert [note.file for note in person.notes if stands_in(answer, note.text)] == [asked.document], person.name
 
 
 def test_people_are_different():

@@ -101,7 +101,7 @@ def test_every_study_names_the_last_commit_with_its_script():
         if ", last at" in section:
             scripts = re.findall(r"`(\w+\.py)`", section.split(", last at")[0])
             assert scripts and all(
-                any(in_commit(found[1], f"kernels/bench/{folder}{script}") for folder in ("", "quality/"))
+                any(in_commit(found[1], f"kernels/bench/{folder}{script}") for folder in ("", "quality/", "speed/"))
                 for script in scripts
             ), scripts
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from command import COMMAND, assert_one_sentence, records, run
+from command import COMMAND, assert_one_sentence, contents, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
@@ -54,9 +54,9 @@ def test_what_was_removed_is_said_as_json_and_needs_a_yes(store):
     assert store.adapter(NAME).versions() == [1, 2, 3, 4]
     for version, active in ((3, 4), (4, 2)):
         (removed,) = records(run("adapters", "remove", NAME, "--version", version, "--yes", "--json").stdout)
-        assert removed == {"name": NAME, "versions": [version], "active": active}
+        assert (removed["event"], removed["versions"], removed["active"]) == ("removed", [version], active)
     (removed,) = records(run("adapters", "remove", NAME, "--yes", "--json").stdout)
-    assert removed == {"name": NAME, "versions": [1, 2], "active": None}
+    assert (removed["name"], removed["versions"], removed["active"]) == (NAME, [1, 2], None)
     (unknown,) = records(run("adapters", "remove", NAME, "--yes", "--json").stdout)
     assert (unknown["event"], unknown["error"]) == ("error", "AdapterError")
 
@@ -126,8 +126,8 @@ def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, o
     paths[1].unlink()
     (notes_folder / "zz-new.md").write_text("Nobody had seen the lighthouse keeper since the storm in early spring.\n")
     run(*adapt)
-    (found,) = records(run("adapters", "diff", "default", 1, 2, "--json").stdout)
-    assert records(run("adapters", "diff", "default", "--json").stdout) == [found]
+    (found,) = contents(run("adapters", "diff", "default", 1, 2, "--json").stdout)
+    assert contents(run("adapters", "diff", "default", "--json").stdout) == [found]
     assert (len(found["came"]), len(found["went"]), len(found["changed"])) == (1, 1, 1)
     assert found["came"][0]["tokens"] > 0
     lines = run("adapters", "diff", "default").stdout.splitlines()

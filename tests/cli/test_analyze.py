@@ -47,10 +47,12 @@ def test_an_analysis_in_json_writes_a_page_only_on_request(analyze, tmp_path, mo
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     *events, last = records(run(*analyze[:-2], "--json").stdout)
-    assert {event["event"] for event in events} == {"preparing", "model_loaded", "texts_read", "example_analyzed"}
+    kinds = {"started", "preparing", "model_loaded", "texts_read", "example_analyzed"}
+    assert {event["event"] for event in events} == kinds
     assert (last["event"], last["html"], last["analyzed"]["examples"]) == ("analysis", None, 4)
     assert list(tmp_path.glob("here/*")) == []
-    assert records(run(*analyze, "--json").stdout)[-1] == last | {"html": str(tmp_path / "page.html")}
+    other = records(run(*analyze, "--json").stdout)[-1]
+    assert other == last | {"html": str(tmp_path / "page.html"), "time": other["time"]}
     assert run(*analyze[:-2]).stdout.endswith("written to sebp-edge-analysis.html\n")
     assert run(*analyze[:-2]).exit_code == 0  # overwrites its own page
 

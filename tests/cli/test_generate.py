@@ -31,10 +31,11 @@ def generate_call(monkeypatch):
 
 def test_json_is_a_line_per_chunk_and_then_the_whole_text(model_folder):
     arguments = ["generate", "the ferry", "--model", model_folder, *SEEDED]
-    plain, (*chunks, last) = run(*arguments), records(run(*arguments, "--json").stdout)
+    plain, (started, *chunks, last) = run(*arguments), records(run(*arguments, "--json").stdout)
     assert len(chunks) > 3
-    assert all(chunk.keys() == {"event", "text"} and chunk["event"] == "text" for chunk in chunks)
-    assert last == {"event": "result", "prompt": "the ferry", "text": "".join(chunk["text"] for chunk in chunks)}
+    assert started["event"] == "started" and {chunk["event"] for chunk in chunks} == {"text"}
+    assert (last["event"], last["result_of"], last["prompt"]) == ("result", "generate", "the ferry")
+    assert last["text"] == "".join(chunk["text"] for chunk in chunks)
     assert plain.stdout == last["text"] + "\n"
 
 
@@ -107,7 +108,7 @@ def endless(tmp_path, tokenizer):
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
     with process(*endless, *["--json"] * as_json) as one:
-        first = one.stdout.readline() if as_json else one.stdout.read(1)
+        first = "".join(one.stdout.readline() for _ in range(2)) if as_json else one.stdout.read(1)
         one.send_signal(signal.SIGINT)
         rest, errors = one.communicate(timeout=60)
     assert one.returncode == 130
@@ -115,14 +116,14 @@ def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
     assert first
     assert rest.endswith("\n")
     if as_json:
-        *chunks, last = records(first + rest)
+        _, *chunks, last = records(first + rest)
         assert {chunk["event"] for chunk in chunks} == {"text"}
         assert (last["event"], last["error"]) == ("error", "Interrupted")
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(endless):
     with process(*endless, "--json") as one:
-        assert json.loads(one.stdout.readline())["event"] == "text"
+        assert [json.loads(one.stdout.readline())["event"] for _ in range(2)] == ["started", "text"]
         one.stdout.close()
         assert one.wait(timeout=60) == 141
         assert one.stderr.read() == ""

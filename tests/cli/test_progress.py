@@ -6,7 +6,7 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import progress
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import MemoryRanOut, Notice, PreparationProgress, TextsRead
+from sebp_edge.events import JobProgress, MemoryRanOut, Notice, PreparationProgress, StepDone, TextsRead
 
 
 def test_running_out_of_memory_is_a_note_on_the_standard_error(capsys):
@@ -48,4 +48,31 @@ def test_a_document_that_takes_long_is_a_line_now_and_then(capsys, monkeypatch):
         "reading the texts: 0 %",
         "reading the texts: 0 %",
         "reading the texts: 33 %",
+    ]
+
+
+WHOLE = JobProgress("train", 0.4217, 125.0)
+STEP = StepDone("train", 3, 30, 1, 3.2109, 1e-3, 1.0, 100, 987.0, 12.0)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_the_bar_shows_the_whole_job(monkeypatch, width):
+    drawn = draw_on_terminal(monkeypatch, progress, width=width)
+    with progress.show_progress(as_json=False) as sink:
+        for event in (WHOLE, STEP, WHOLE):
+            sink(event)
+    last = [line for line in without_controls(drawn.getvalue()) if line.startswith("training ")][-1]
+    assert last.rstrip().endswith("42 %  2 min left" if width < 70 else "42 % step 3/30  loss 3.211 2 min left")
+    assert len(last) <= width
+
+
+def test_lines_in_a_pipe_say_how_far_the_whole_job_is(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1)
+    printer = ProgressPrinter(None)
+    for event in (WHOLE, STEP, JobProgress("samples", 0.8, 5.4), JobProgress("saving", 1.0, 0.0)):
+        printer(event)
+    assert capsys.readouterr().out.splitlines() == [
+        "training: 42 %, 2 min left",
+        "step 3/30  loss 3.211  987 tokens/s  42 %, 2 min left",
+        "writing samples: 80 %, 5 s left",
     ]

@@ -156,6 +156,38 @@ def test_models_whose_rows_cannot_share_a_batch_are_decoded_one_by_one(reason):
     assert len(checks) >= sum(map(len, found))
 
 
+@pytest.mark.parametrize("family", [*MODELS, *ALONE])
+def test_the_logits_after_several_tokens_are_those_of_the_whole_text(family):
+    model, draw, text = (MODELS | ALONE)[family]().eval(), random.Random(), []
+    decoder = Decoder(model, keeps=True)
+    for _ in range(12):
+        text = text[: draw.randint(0, len(text))] + tokens(draw, draw.randint(1, 9))
+        count = draw.randint(1, min(len(text), 4))
+        with torch.no_grad():
+            expected = model(torch.tensor([text]), use_cache=False).logits[0, -count:]
+        torch.testing.assert_close(decoder.next_logits(text, count), expected, rtol=1e-4, atol=1e-4)
+        if draw.random() < 0.5:
+            decode_kept = decoder.decode([text], ENDS, greedy(3))
+            assert decode_kept == decode(model, [text], 3)
+        if len(text) > 80:
+            text = []
+
+
+def test_logits_that_are_kept_are_not_computed_again(model):
+    decoder, text, sizes = Decoder(model, keeps=True), tokens(random.Random(), 30), []
+    hook = model.register_forward_pre_hook(
+        lambda *given: sizes.append(given[2]["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        first = decoder.next_logits(text, 3)
+        assert torch.equal(decoder.next_logits(text[:-1], 2), first[:2])
+        decoder.next_logits([*text, 40], 2)
+        decoder.next_logits([*text[:10], 40], 1)
+    finally:
+        hook.remove()
+    assert sizes == [30, 1, 1]
+
+
 def test_attention_without_masks_and_chunked_attention_are_named(model):
     falcon = FalconConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
     assert "positions from the mask" in Decoder(make_model(falcon, "eager")).one_by_one
@@ -212,6 +244,8 @@ def test_non_finite_logits_are_refused():
     model.model.norm.weight.data[0] = torch.nan
     with pytest.raises(NonFiniteLogits):
         decode(model, make_prompts(), 4)
+    with pytest.raises(NonFiniteLogits):
+        Decoder(model).next_logits([20, 21], 1)
     model.model.norm.weight.data[0] = torch.inf
     with pytest.raises(NonFiniteLogits):
         decode(model, make_prompts(), 4)

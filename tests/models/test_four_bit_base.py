@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.cli.adapt import NOT_BETTER
 from sebp_edge.cli.commands import app
+from sebp_edge.cli.console import NOT_BETTER
 from sebp_edge.errors import Interrupted, ModelError
 from sebp_edge.events import ModelLoaded
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable

@@ -15,7 +15,7 @@ NOT_COMPARED = {
     "archive.json": "sizes and checksums of an archive's files, which have times in them",
 }
 # Keys whose values depend on time.
-TIMES = {"seconds", "seconds_left", "training_seconds", "tokens_per_second", "created"}
+TIMES = {"seconds", "seconds_left", "training_seconds", "tokens_per_second", "created", "time", "job"}
 # Keys whose values depend on what this process, or other programs, use of the memory.
 MEMORY = {
     *("budget", "context", "reserve", "peak", "predicted"),
@@ -61,9 +61,9 @@ class Recorder:
 
     def json_lines(self, label: str, lines: list[dict]) -> None:
         """Records each line by its number and event, and all losses in it; those about progress are left out."""
-        lines = [self._stable(line) for line in lines if line.get("event") != "preparing"]
+        lines = [self._stable(line) for line in lines if line["event"] not in ("preparing", "progress")]
         for number, line in enumerate(lines):
-            self._note("json lines", f"{label}, line {number}: {line.get('event', '')}", line)
+            self._note("json lines", f"{label}, line {number}: {line['event']}", line)
         self._note("losses", label, losses_in(lines))
 
     def tensors(self, label: str, tensors: dict) -> None:

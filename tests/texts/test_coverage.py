@@ -42,6 +42,12 @@ def test_no_words_are_missing_from_a_file_that_is_read(folder, name):
     assert not any(is_count_of_words(item) for item in read_texts(folder).left_out)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1251"])
+def test_no_words_are_missing_from_markdown_in_another_encoding(tmp_path, encoding):
+    text = f"---\ntitle: {'Суп ' * 20}\n---\nСегодня мы варили суп из чечевицы.\n"
+    assert left_out(write_file(tmp_path, "a.md", text.encode(encoding))) == {}
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_reader_that_loses_a_tenth_says_so_without_the_text(tmp_path, name):
     path = write_file(tmp_path, name, WHOLE[name])

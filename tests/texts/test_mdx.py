@@ -20,6 +20,7 @@ from sebp_edge.texts.readers import read_all
             "\nSalt *and* oil\n\nEnd",
         ),
         ("Hello {props.name}, {'you'} and{' '}me {/* unread */}!", "Hello , you and me !"),
+        ("One,\n{' '}\n{`two`} {\"{three}\"}\n<B>{\n'four'\n}</B>", "One,\ntwo \nfour"),
         ("<!-- unread -->\n# Soup", "# Soup"),
         ("`<Tab>{a}</Tab>`\n\n```jsx\nimport A from 'a'\n<Tab a={b}/>\n```\n<Tab>\n```\n{c}\n```\n</Tab>",
          "`<Tab>{a}</Tab>`\n\n```jsx\nimport A from 'a'\n<Tab a={b}/>\n```\n```\n{c}\n```"),

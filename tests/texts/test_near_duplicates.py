@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_texts import edit, words
 
-from sebp_edge.texts import near_duplicates
+from sebp_edge.texts import documents, near_duplicates
 from sebp_edge.texts.near_duplicates import Relations, Shingler, compare, find_clusters
 from sebp_edge.texts.remembered import SKETCH_SIZE
 
@@ -252,7 +252,7 @@ def test_a_text_in_pieces_has_the_shingles_of_the_whole(piece, monkeypatch):
     draw = random.Random(piece)
     texts = ["".join(draw.choices(ODD, k=draw.randrange(400))) for _ in range(60)] + ["", ".", "? ?", "word", "a b"]
     whole = [Shingler(b"salt").shingles(text) for text in texts]
-    monkeypatch.setattr(near_duplicates, "_PIECE", piece)
+    monkeypatch.setattr(documents, "PIECE", piece)
     monkeypatch.setattr(near_duplicates, "_MAX_WORDS", 5)
     for text, expected in zip(texts, whole, strict=True):
         found = Shingler(b"salt").shingles(text)

@@ -23,7 +23,7 @@ from sebp_edge.cli import frozen
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.texts import template_child, templates
-from sebp_edge.texts.conversations import refuse_unusable_template, render_end_of_turn, render_prompt
+from sebp_edge.texts.conversations import render_end_of_turn, render_prompt
 from sebp_edge.texts.documents import Conversation, Document
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.prompts import encode_prompt
@@ -288,8 +288,6 @@ def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template):
         encode_prompt("Größe?", tokenizer, chat=True)
     assert "Größe" not in str(caught.value)
     assert render_end_of_turn(tokenizer) == ""
-    with pytest.raises(ModelError, match="cannot be asked questions: the model's chat template refuses"):
-        refuse_unusable_template(tokenizer)
     tokenizer.chat_template = [1, 2]
     with pytest.raises(ModelError, match="is not a text"):
         encode_prompt("Größe?", tokenizer, chat=True)

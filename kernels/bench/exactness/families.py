@@ -32,6 +32,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from memory.budgets import write_texts
+from models import SHAPES, published_sizes
 from sebp_edge import Personalizer, Recipe, SebpEdgeError
 from sebp_edge.events import Event, GraphCaptured, Notice
 from sebp_edge.models.adaptation import snapshot
@@ -62,91 +63,11 @@ NARROW = {
 }
 
 
-class Family(NamedTuple):
-    """One family's published sizes.
-
-    Attributes:
-        layers: number of layers used, which covers all kinds of layers.
-        sizes: keyword arguments of its config.
-    """
-
-    name: str
-    model_type: str
-    layers: int
-    sizes: dict
-
-    def config(self, *, narrow: bool) -> PretrainedConfig:
-        sizes = {**self.sizes, "num_hidden_layers": self.layers}
-        if narrow:
-            sizes |= {name: value for name, value in NARROW.items() if name in {*self.sizes, "pad_token_id"}}
-            sizes["num_hidden_layers"] = min(self.layers, 4)
-        return AutoConfig.for_model(self.model_type, **sizes)
-
-
-def _sizes(vocab_size: int, hidden_size: int, intermediate_size: int, heads: int, kv_heads: int, **others) -> dict:
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 32768,
-    } | others
-
-
-def _windows(num_sliding: int, num_full: int = 1) -> dict:
-    return {"layer_types": ["sliding_attention"] * num_sliding + ["full_attention"] * num_full}
-
-
-GEMMA_3_1B = _sizes(262144, 1152, 6912, 4, 1, head_dim=256, sliding_window=512, query_pre_attn_scalar=256)
-QWEN3_06B = _sizes(151936, 1024, 3072, 16, 8, head_dim=128, tie_word_embeddings=True)
-FAMILIES = [
-    Family("gemma-3-1b", "gemma3_text", 26, GEMMA_3_1B),
-    Family("llama-3.2-1b", "llama", 3, _sizes(128256, 2048, 8192, 32, 8, head_dim=64, tie_word_embeddings=True)),
-    Family("qwen2.5-1.5b", "qwen2", 3, _sizes(151936, 1536, 8960, 12, 2, tie_word_embeddings=True)),
-    Family("qwen3-0.6b", "qwen3", 28, QWEN3_06B),
-    Family("mistral-7b", "mistral", 2, _sizes(32000, 4096, 14336, 32, 8, head_dim=128, sliding_window=4096)),
-    Family(
-        "ministral-8b",
-        "ministral",
-        3,
-        _sizes(131072, 4096, 12288, 32, 8, head_dim=128, sliding_window=1024) | _windows(2),
-    ),
-    Family("gemma-2b", "gemma", 3, _sizes(256000, 2048, 16384, 8, 1, head_dim=256)),
-    Family("gemma-2-2b", "gemma2", 2, _sizes(256000, 2304, 9216, 8, 4, head_dim=256, sliding_window=1024)),
-    Family("phi-3-mini", "phi3", 3, _sizes(32064, 3072, 8192, 32, 32, sliding_window=2047)),
-    Family("smollm3-3b", "smollm3", 4, _sizes(128256, 2048, 11008, 16, 4)),
-    Family("olmo-2-1b", "olmo2", 3, _sizes(100352, 2048, 8192, 16, 16)),
-    Family("olmo-3-7b", "olmo3", 4, _sizes(100278, 4096, 11008, 32, 32, sliding_window=1024) | _windows(3)),
-    Family(
-        "granite-3.1-2b",
-        "granite",
-        3,
-        _sizes(
-            49155,
-            2048,
-            8192,
-            32,
-            8,
-            embedding_multiplier=12.0,
-            logits_scaling=8.0,
-            residual_multiplier=0.22,
-            attention_multiplier=0.015625,
-            tie_word_embeddings=True,
-        ),
-    ),
-    Family("glm-4-9b", "glm4", 2, _sizes(151552, 4096, 13696, 32, 2, head_dim=128, partial_rotary_factor=0.5)),
-    Family("starcoder2-3b", "starcoder2", 3, _sizes(49152, 3072, 12288, 24, 2, sliding_window=1024)),
-    Family("stablelm-2-1.6b", "stablelm", 3, _sizes(100352, 2048, 5632, 32, 32, partial_rotary_factor=0.25)),
-    Family("cohere2-7b", "cohere2", 4, _sizes(256000, 4096, 14336, 32, 8, sliding_window=1024, logit_scale=0.25)),
-    Family("exaone-4-1.2b", "exaone4", 4, _sizes(102400, 2048, 4096, 32, 8, sliding_window=1024) | _windows(3)),
-    Family("ernie-4.5-0.3b", "ernie4_5", 3, _sizes(103424, 1024, 3072, 16, 2, head_dim=128, tie_word_embeddings=True)),
-    Family("seed-oss", "seed_oss", 2, _sizes(155136, 5120, 27648, 80, 8, head_dim=128)),
-]
+FAMILIES = [name for name, shape in SHAPES.items() if "exactness" in shape]
 SOURCES = (
     *evidence.STEP,
     *(f"sebp_edge/{part}" for part in ("models", "texts", "personalizer.py", "recipe.py")),
-    *(f"kernels/bench/{file}" for file in ("speed/end_to_end.py", "memory/budgets.py", "models.py")),
+    *(f"kernels/bench/{file}" for file in ("memory/budgets.py", "models.py", "shapes.toml", "speed/end_to_end.py")),
     __file__,
 )
 
@@ -169,7 +90,7 @@ class Run(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[family.name for family in FAMILIES])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=FAMILIES)
     parser.add_argument("--tiny", action="store_true")
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
@@ -177,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--record is for GPU runs only; leave out --record or --tiny.")
     rows = []
     for family in FAMILIES:
-        if not options.only or family.name in options.only:
+        if not options.only or family in options.only:
             rows.append(measure(family, narrow=options.tiny))
             show(rows[-1])
     if options.record:
@@ -185,9 +106,18 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(any(row["wrong"] for row in rows))
 
 
-def measure(family: Family, *, narrow: bool) -> dict:
+def make_config(family: str, *, narrow: bool) -> PretrainedConfig:
+    """The config with the family's true width and a few layers; with everything small if `narrow`."""
+    sizes = published_sizes(family) | SHAPES[family]["exactness"]
+    if narrow:
+        sizes |= {name: value for name, value in NARROW.items() if name in {*sizes, "pad_token_id"}}
+        sizes["num_hidden_layers"] = min(sizes["num_hidden_layers"], 4)
+    return AutoConfig.for_model(**sizes)
+
+
+def measure(family: str, *, narrow: bool) -> dict:
     """Runs one family and returns its errors; on a CPU if `narrow`."""
-    config, device = family.config(narrow=narrow), torch.device("cpu" if narrow else "cuda")
+    config, device = make_config(family, narrow=narrow), torch.device("cpu" if narrow else "cuda")
     with tempfile.TemporaryDirectory() as folder:
         model, texts = Path(folder, "model"), Path(folder, "texts.jsonl")
         make_folder(model, config)
@@ -197,7 +127,7 @@ def measure(family: Family, *, narrow: bool) -> dict:
         try:
             run = adapt(model, texts, longest + 8, device, Path(folder, "store"))
         except SebpEdgeError as error:
-            return {"family": family.name, "layers": family.layers, "wrong": True, "notices": str(error)}
+            return {"family": family, "layers": config.num_hidden_layers, "wrong": True, "notices": str(error)}
         ours = torch.tensor([[step.outcome.loss, step.outcome.grad_norm] for step in run.steps], dtype=torch.float64)
         exact, low = (dense_steps(model, run, device, dtype) for dtype in (torch.float32, torch.bfloat16))
     error, dense_error = ((found / exact - 1).abs() for found in (ours, low))
@@ -206,9 +136,9 @@ def measure(family: Family, *, narrow: bool) -> dict:
     wrong = not bool((error <= allowed).all()) or trained <= (window or 0)
     notices = [event.message for event in run.events if isinstance(event, Notice)]
     return {
-        "family": family.name,
-        "model_type": family.model_type,
-        "layers": family.layers,
+        "family": family,
+        "model_type": config.model_type,
+        "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "heads": f"{config.num_attention_heads}/{config.num_key_value_heads}",
         "head_size": head_size_of(config),
@@ -251,7 +181,8 @@ def _first_steps() -> Iterator[tuple[list[Step], list]]:
         configs.append(copy.deepcopy(learner.adaptation.model.peft_config["default"]))
         state = snapshot(learner.adaptation)
         outcome = original_step(learner, group, learning_rate)
-        steps.append(Step(group.examples, state, outcome))
+        examples = [learner.row_losses.examples[outline.number] for outline in group.examples]
+        steps.append(Step(examples, state, outcome))
         return outcome
 
     RecoveringLearner.step = step

@@ -22,7 +22,8 @@ import evidence
 SOURCES = ("sebp_edge/texts", __file__)
 WORDS = "the plum tree and bread with coffee 🙂 größer вечер 今日は there you hour boat see today waited under"
 READ = """
-import json, sys, time
+import json, re, sys, time
+from collections import Counter
 from pathlib import Path
 
 from sebp_edge.machine.process import peak_resident, resident
@@ -32,12 +33,14 @@ from sebp_edge.texts.readers import read_all, read_texts
 times = [time.monotonic()]
 before, begun = resident(), time.process_time()
 reading = read_all(Path(sys.argv[1]), progress=Progress(lambda event: times.append(time.monotonic())))
+documents = read_texts(reading, me="Anna").documents if reading.authors else reading.documents
+seconds, peak = time.process_time() - begun, peak_resident() - before
 times.append(time.monotonic())
 messages, words = (sum(getattr(author, name) for author in reading.authors) for name in ("num_messages", "num_words"))
-documents = len(read_texts(reading, me="Anna").documents)
 print(json.dumps({
-    "read_messages": messages, "read_words": words, "documents": documents, "seconds": time.process_time() - begun,
-    "peak": peak_resident() - before, "silence": max(b - a for a, b in zip(times, times[1:])),
+    "read_messages": messages, "read_words": words, "documents": len(documents), "seconds": seconds, "peak": peak,
+    "silence": max(b - a for a, b in zip(times, times[1:])),
+    "word_counts": Counter(word for document in documents for word in re.findall(r"\\w+", document.own_text)),
 }))
 """
 Said = list[tuple[str, datetime, str]]
@@ -56,15 +59,21 @@ def main() -> None:
 
 def reading(name: str, write, said: Said) -> dict:
     """Returns the figures of one format; bytes and seconds of the processor."""
+    found = read_apart(name, write(said))
+    del found["word_counts"]
+    row = {"export": name, "messages": len(said), "words": sum(len(text.split()) for *_, text in said)} | found
+    print(row, flush=True)
+    return row
+
+
+def read_apart(name: str, content: str | bytes) -> dict:
+    """Writes a file and reads it in a process of its own; returns the size, what was read, and what that took."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(write(said), encoding="utf-8")
-        output = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True).stdout
-        row = {"export": name, "bytes": path.stat().st_size, "messages": len(said), **json.loads(output)}
-    row["words"] = sum(len(text.split()) for *_, text in said)
-    print(row, flush=True)
-    return row
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True)
+        return {"bytes": path.stat().st_size, **json.loads(done.stdout)}
 
 
 def make_messages(number: int, seed: int = 0) -> Said:

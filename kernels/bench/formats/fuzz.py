@@ -27,6 +27,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from formats.chat_exports import WRITERS, make_messages
 from formats.damage import damage, damage_values
 from sebp_edge import AdapterStore, Personalizer, Recipe, SebpEdgeError
 from sebp_edge.machine.process import peak_resident, resident
@@ -37,7 +38,8 @@ from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 
-SOURCES = ("sebp_edge", "recipes/notes.toml", "kernels/bench/formats/damage.py", __file__)
+HERE = "kernels/bench/formats"
+SOURCES = ("sebp_edge", "recipes/notes.toml", f"{HERE}/chat_exports.py", f"{HERE}/damage.py", __file__)
 # The maximum time for one input, in seconds, and the maximum length of a message, in characters.
 SECONDS, LENGTH = 20, 1000
 # Bytes of address space beyond what is in memory at the beginning.
@@ -45,8 +47,9 @@ MEMORY = 8_000_000_000
 NOTES = evidence.ROOT / "examples" / "notes"
 # The share of each kind among the inputs.
 SHARES = {
-    "files of texts": 0.4,
-    "records": 0.15,
+    "files of texts": 0.3,
+    "chats and mails": 0.15,
+    "records": 0.1,
     "recipes": 0.1,
     "versions in a store": 0.2,
     "archives": 0.1,
@@ -185,11 +188,17 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
         member.size = len(note)
         archive.addfile(member, io.BytesIO(note))
 
+    chats = folder / "chats"
+    for name, write in WRITERS.items():
+        (chats / name).parent.mkdir(parents=True, exist_ok=True)
+        (chats / name).write_text(write(make_messages(25)), encoding="utf-8")
+
     def prepare(texts) -> None:
-        make_dataset(read_texts(texts), tokenizer, recipe, None, Drawing(seed=0))
+        make_dataset(read_texts(texts, me="Anna"), tokenizer, recipe, None, Drawing(seed=0))
 
     return {
         "files of texts": partial(_files, files, folder / "damaged", prepare),
+        "chats and mails": partial(_files, chats, folder / "damaged", prepare),
         "records": partial(_records, prepare),
         "recipes": partial(_recipe, folder / "damaged.toml"),
         "versions in a store": partial(_version, folder / "store", folder / "copy", reading, personalizer),
@@ -204,7 +213,7 @@ def _copied(source: Path, to: Path) -> Path:
 
 
 def _files(source: Path, folder: Path, prepare: Callable, draw: random.Random) -> None:
-    damage(_copied(source, folder) / draw.choice(list(FILES)), draw)
+    damage(draw.choice(sorted(path for path in _copied(source, folder).rglob("*") if path.is_file())), draw)
     prepare(folder)
 
 

@@ -10,6 +10,7 @@ the older names.
 """
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -21,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from formats.export import write_adapter
-from formats.export_differences import FAMILIES, GEMMA, NOTES, SIZES, make_model
 from sebp_edge import Recipe
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.events import silent
@@ -36,16 +37,17 @@ from sebp_edge.export.read_back import CPU, BaseComparison
 from sebp_edge.export.settings import check_settings
 from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.models.loading import load_base_model, local_tokenizer, without_progress_bars
 from sebp_edge.texts.readers import Reading, read_texts
 
 SOURCES = (
     "sebp_edge/export",
     "sebp_edge/models",
+    "kernels/bench/formats/export.py",
     "kernels/bench/formats/loss_elsewhere.py",
-    "kernels/bench/formats/export_differences.py",
     __file__,
 )
+NOTES = evidence.ROOT / "examples" / "notes"
 READER = Path(__file__).with_name("loss_elsewhere.py")
 # Each environment's name, what pip installs into it, and the program as `loss_elsewhere` calls it.
 PROGRAMS = {
@@ -53,41 +55,58 @@ PROGRAMS = {
     "mlx-lm": (["mlx[cpu]" if sys.platform == "linux" else "mlx", "mlx-lm"], "mlx_lm"),
 }
 LENGTH, NUM_ROWS, TEXT = 128, 2, "The ferry left at six.\nIt was naïve to think that we would catch it."
-THETA, LOCAL = 300_000.0, 3_000.0
-DEFAULT = SIZES["rope_parameters"]
-LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
-LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+THETA = 300_000.0
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+    # Not the programs' defaults, so that a lost setting shows.
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+}
+# The windows of Gemma are shorter than the texts.
+GEMMA = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64, "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def rope(kind: str, **changes) -> dict:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": THETA} | changes}
+
+
+def gemma_3(kind: str, **changes) -> dict:
+    local = {"rope_type": "default", "rope_theta": 3_000.0}
+    full = rope(kind, **changes)["rope_parameters"]
+    return GEMMA | {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+
+
+LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 LONG = {
-    "rope_type": "longrope",
-    "rope_theta": THETA,
     "long_factor": [1.0 + number for number in range(32)],
     "short_factor": [1.0 + number / 8 for number in range(32)],
     "original_max_position_embeddings": 512,
 }
-# More models of some families: the family, and what differs from `SIZES`.
-CASES = {family: (family, changes) for family, changes in FAMILIES.items()} | {
+# The model type of each model, and what differs from `SIZES`.
+CASES = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 64}),
+    "smollm3": ("smollm3", {}),
+    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    "gemma3_text": ("gemma3_text", gemma_3("default")),
+    "phi3": ("phi3", {}),
     "llama, untied": ("llama", {"tie_word_embeddings": False, "head_dim": 32}),
-    "llama, Llama 3's scaling": (
-        "llama",
-        {"rope_parameters": LLAMA_3 | {"rope_theta": THETA, "original_max_position_embeddings": 64}},
-    ),
-    "llama, linear": ("llama", {"rope_parameters": LINEAR}),
-    "llama, yarn": ("llama", {"rope_parameters": YARN | {"rope_theta": THETA}}),
+    "llama, Llama 3's scaling": ("llama", rope("llama3", factor=8.0, **LLAMA_3)),
+    "llama, linear": ("llama", rope("linear", factor=4.0)),
+    "llama, yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=256)),
     "mistral, window of 64": ("mistral", {"sliding_window": 64}),
     "gemma": ("gemma", {"head_dim": 64}),
-    "gemma3_text, linear": (
-        "gemma3_text",
-        GEMMA
-        | {
-            "rope_parameters": {
-                "full_attention": LINEAR,
-                "sliding_attention": {"rope_theta": LOCAL, "rope_type": "default"},
-            }
-        },
-    ),
-    "phi3, half rotated": ("phi3", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}),
-    "phi3, longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 512}),
+    "gemma3_text, linear": ("gemma3_text", gemma_3("linear", factor=4.0)),
+    "phi3, half rotated": ("phi3", rope("default", partial_rotary_factor=0.5)),
+    "phi3, longrope": ("phi3", rope("longrope", **LONG) | {"original_max_position_embeddings": 512}),
 }
 
 
@@ -111,6 +130,20 @@ def main() -> None:
         rows = list(compared(found, programs))
     if options.record:
         evidence.record("merged-models", SOURCES, rows, options.record, on_cpu=True)
+
+
+def make_model(folder: Path, model_type: str, changes: dict) -> Path:
+    """Writes a random model of this type and these changes to `SIZES`, with the bundled tokenizer."""
+    tokenizer = local_tokenizer(resolve("tiny"))
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    sizes = SIZES | ids | {"vocab_size": len(tokenizer)} | changes
+    torch.manual_seed(0)
+    with without_progress_bars():
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **copy.deepcopy(sizes))).save_pretrained(
+            folder
+        )
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def make_environment(folder: Path, packages: list[str]) -> Path:

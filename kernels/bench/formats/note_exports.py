@@ -9,13 +9,10 @@ between two events. Archives are not compressed.
 
 import argparse
 import io
-import json
 import random
 import re
-import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -23,30 +20,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from formats.chat_exports import WORDS
+from formats.chat_exports import WORDS, read_apart
 
-SOURCES = ("sebp_edge/texts", __file__)
+SOURCES = ("sebp_edge/texts", "kernels/bench/formats/chat_exports.py", __file__)
 WORD = re.compile(r"\w+")
-READ = """
-import json, re, sys, time
-from collections import Counter
-from pathlib import Path
-
-from sebp_edge.machine.process import peak_resident, resident
-from sebp_edge.texts.progress import Progress
-from sebp_edge.texts.readers import read_all
-
-times = [time.monotonic()]
-before, begun = resident(), time.process_time()
-reading = read_all(Path(sys.argv[1]), progress=Progress(lambda event: times.append(time.monotonic())))
-seconds, peak = time.process_time() - begun, peak_resident() - before
-times.append(time.monotonic())
-words = Counter(word for document in reading.documents for word in re.findall(r"\\w+", document.content))
-print(json.dumps({
-    "documents": len(reading.documents), "seconds": seconds, "peak": peak, "words": words,
-    "silence": max(b - a for a, b in zip(times, times[1:])),
-}))
-"""
 # Each note's title and paragraphs.
 Notes = list[tuple[str, list[str]]]
 ID = "{:032x}"
@@ -67,18 +44,11 @@ def main() -> None:
 def reading(name: str, write, notes: Notes) -> dict:
     """Returns the figures of one format; bytes and seconds of the processor."""
     expected = Counter(WORD.findall("\n".join(text for title, texts in notes for text in (title, *texts))))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        data = write(notes)
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
-        output = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True).stdout
-        row = {"file": name, "bytes": path.stat().st_size, "notes": len(notes), **json.loads(output)}
-    read = Counter(row.pop("words"))
-    row |= {
-        "words": expected.total(),
-        "read_words": (expected & read).total(),
-        "other_words": (read - expected).total(),
-    }
+    found = read_apart(name, write(notes))
+    read = Counter(found.pop("word_counts"))
+    row = {"file": name, "notes": len(notes), "words": expected.total(), "read_words": (expected & read).total()}
+    row |= {"other_words": (read - expected).total()}
+    row |= {key: found[key] for key in ("bytes", "documents", "seconds", "peak", "silence")}
     print(row, flush=True)
     return row
 

@@ -24,85 +24,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from models import known_config
+from models import LENGTHS, known_config
 from speed.end_to_end import COMMAND, TINY_MODEL, CommandFailed, ensure_model_folder, figures, run_timed
 
-LENGTHS = Path(__file__).parents[1] / "lengths.json"
 NOTES, CHATS = "notes, paragraphs", "OASST1"
 CONTEXT = BATCH_TOKENS = 4096
 # Enough tokens for twelve steps after some texts are held out.
 TOKENS = 14 * BATCH_TOKENS
-# The differences of Llama 3.1 8B from Llama 3.2 3B, apart from its untied head.
-LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
-# Families that differ from Llama: their config's model_type and sizes; other values are transformers' defaults.
-FAMILIES = {
-    # Fused projections.
-    "phi-3-mini": ("phi3", {"sliding_window": 2047}),
-    # Norms after attention and MLP, and over all heads of queries and keys.
-    "olmo-2-1b": (
-        "olmo2",
-        {
-            "vocab_size": 100352,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "max_position_embeddings": 4096,
-            "eos_token_id": 100257,
-            "pad_token_id": 100277,
-        },
-    ),
-    # Four norms a layer, sliding windows, one key/value head of size 256, a large vocabulary.
-    "gemma-3-1b": (
-        "gemma3_text",
-        {
-            "vocab_size": 262144,
-            "hidden_size": 1152,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": 32768,
-            "sliding_window": 512,
-        },
-    ),
-    # LayerNorms, biases, an MLP without a gate.
-    "starcoder2-3b": (
-        "starcoder2",
-        {"max_position_embeddings": 16384, "sliding_window": 4096, "bos_token_id": 0, "eos_token_id": 0},
-    ),
-    # Partial rotary embeddings on neighbouring pairs; gate and up are one projection.
-    "glm-edge-1.5b": (
-        "glm",
-        {
-            "vocab_size": 59264,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 8192,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-            "pad_token_id": 59246,
-        },
-    ),
-}
-
-
-def config_of(shape: str) -> PretrainedConfig:
-    """The config of a known model, of Llama 3.1 8B, or of another family."""
-    if shape in FAMILIES:
-        family, sizes = FAMILIES[shape]
-        return AutoConfig.for_model(family, **sizes)
-    if shape != "llama-3.1-8b":
-        return known_config(shape)
-    return LlamaConfig(**known_config("llama-3.2-3b").to_dict() | LLAMA_8B | {"tie_word_embeddings": False})
 
 
 class Run(NamedTuple):
@@ -156,7 +89,8 @@ TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", 
 SOURCES = (
     *evidence.STEP,
     *(f"sebp_edge/{part}" for part in ("machine", "models", "texts", "personalizer.py", "recipe.py")),
-    *(f"kernels/bench/{file}" for file in ("speed/end_to_end.py", "lengths.json", "memory/budgets.py", "models.py")),
+    *(f"kernels/bench/{file}" for file in ("lengths.json", "models.py", "shapes.toml", "speed/end_to_end.py")),
+    __file__,
 )
 
 
@@ -201,14 +135,14 @@ def measure_all(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iter
             free.put(gpu)
 
     for shape in {run.shape for run in runs} if not on_cpu else ():
-        ensure_model_folder(work / shape, config_of(shape))
+        ensure_model_folder(work / shape, known_config(shape))
     with ThreadPoolExecutor(gpus) as pool:
         yield from pool.map(measure_on_free_gpu, runs)
 
 
 def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] | None = None) -> dict:
     """The figures that the command reports for one run, or its error message if it failed."""
-    model = TINY_MODEL if on_cpu else ensure_model_folder(work / run.shape, config_of(run.shape))
+    model = TINY_MODEL if on_cpu else ensure_model_folder(work / run.shape, known_config(run.shape))
     row = run._asdict() | {"failed": ""}
     with tempfile.TemporaryDirectory(dir=work) as folder:
         recipe, texts = Path(folder, "recipe.toml"), Path(folder, "texts.jsonl")

@@ -1,7 +1,7 @@
 """Measures how well a model answers from notes that a search finds: the base model, a voice adapter, and a reader.
 
     python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base voice reader] [--people 0 1 2] [--seeds 0]
-                                            [--device cpu] [--processes 7] [--minutes 8] [--record [FILE]]
+                                            [--device cpu] [--processes 7] [--record [FILE]]
 
 The notes and questions are those of invented people who are for testing only (know_people.py): 60 notes and 120
 questions each. A reader is trained with the recipe `ask` and never sees them; a voice adapter is trained on them with
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--people", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device")
-    side_by_side.add_options(parser)
+    parser.add_argument("--processes", type=int, default=1, help="adapters that are trained at once")
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     people = tuple(options.people)
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     rows = []
     on_cpu = pick_device(options.device).type == "cpu"
-    for found in side_by_side.run(measure, jobs, options.processes, options.minutes):
+    for found in side_by_side.run(measure, jobs, options.processes):
         for row in found:
             print(
                 row["model"],

@@ -6,17 +6,20 @@ MODEL is a folder, or a name of the catalog, which stands for random weights of 
 likeliest token each time, one text alone, and alternate within each run, so that ratios also hold on a busy machine.
 On a GPU weights are bf16. On the CPU all compute in fp32 with the same number of threads; one more row is the same
 model in bf16. llama.cpp runs on a file of the same weights, if xllamacpp is installed; it returns no tokens. "kept" has
-all but the last 50 of 400 tokens from the call before.
+all but the last 50 of 400 tokens from the call before. "ghost text" is the first token of `complete_text` after 200
+tokens of the sample notes; "kept" has them from the call before, but for the last word.
 """
 
 import argparse
 import copy
+import math
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -32,13 +35,16 @@ from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import MergedWeights
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.completion import complete_text
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.models.sampling import Sampling
+from sebp_edge.models.vocabulary import Vocabulary
+from sebp_edge.texts.prompts import encode_texts
 
-SOURCES = ("sebp_edge/models", __file__)
-SHORT, LONG, REST, NEW = 32, 400, 50, 32
+SOURCES = ("sebp_edge/models", "sebp_edge/texts/prompts.py", __file__)
+SHORT, LONG, REST, NEW, CONTEXT = 32, 400, 50, 32, 200
 
 # Takes a prompt and a number of new tokens; returns these, and when each was there, in seconds since the call began.
 Write = Callable[[list[int], int], tuple[list[int], list[float]]]
@@ -96,11 +102,13 @@ def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
             seconds["sebp-edge"]["kept"].append(with_ours(kept, second, 2)[1][0])
             for way in ways:
                 agree[way] += found[way] == found["transformers"]
+        dtypes["ghost text"], agree["ghost text"], found["ghost text"] = dtype, 0, []
+        seconds["ghost text"] = {"each": [math.nan], **ghost_text(kept, name, runs)}
         for way, times in seconds.items():
             row = {"model": Path(name).name, "way": way, "dtype": str(dtypes[way]).removeprefix("torch.")}
             row |= {"tokens_per_second": 1 / median(times["each"]), "fastest": 1 / min(times["each"])}
             row |= {"first_token": median(times["first"]), "first_token_kept": median(times["kept"] or times["first"])}
-            ratios = [one / ours for one, ours in zip(times["each"], seconds["sebp-edge"]["each"], strict=True)]
+            ratios = [one / ours for one, ours in zip(times["each"], seconds["sebp-edge"]["each"], strict=False)]
             row |= {
                 "sebp_edge_is_times_as_fast": median(ratios),
                 "same_texts": agree[way] / runs if found[way] else None,
@@ -127,6 +135,26 @@ def with_ours(decoder: Decoder, prompt: list[int], new: int) -> tuple[list[int],
         [prompt], [], Sampling(new, temperature=0), on_token=lambda *_: times.append(time.perf_counter() - begin)
     )
     return found, times
+
+
+def ghost_text(decoder: Decoder, name: str, runs: int) -> dict[str, list[float]]:
+    """Times a completion after a text, and the next one, when a word has been typed."""
+    tokenizer = local_tokenizer(resolve(name if Path(name).is_dir() else "tiny"))
+    vocabulary = Vocabulary(tokenizer, decoder._model.config.vocab_size)
+    encode = partial(encode_texts, tokenizer=tokenizer)
+    notes = sorted(Path(__file__).parents[3].joinpath("examples/notes").rglob("*.md"))
+    words, seconds = " ".join(note.read_text() for note in notes).split(" "), {"first": [], "kept": []}
+
+    for run in range(-1, runs):  # captures graphs
+        begin, end = 20 * (run + 1), 20 * (run + 1) + 20
+        while len(encode([" ".join(words[begin:end])])[0]) < CONTEXT:
+            end += 1
+        forgetting(decoder)
+        for kind, last in (("first", end), ("kept", end + 1)):
+            started = time.perf_counter()
+            complete_text(decoder, vocabulary, encode, " ".join(words[begin:last]), 1, 0.0)
+            seconds[kind] += [time.perf_counter() - started] * (run >= 0)
+    return seconds
 
 
 class _Clock(StoppingCriteria):

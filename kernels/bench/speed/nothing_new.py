@@ -2,25 +2,29 @@
 
     python kernels/bench/speed/nothing_new.py [--notes 60 1000] [--runs 15] [--record [FILE]]
 
-The notes are those of learning_on.py, a file each, and were learnt before with the bundled model. The two commands
-alternate, so that the ratio also holds on a busy machine.
+The notes are chains of words, a file each, and were learnt before with the bundled model. The two commands alternate,
+so that the ratio also holds on a busy machine.
 """
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from speed.learning_on import chain_notes
+from sebp_edge.texts.readers import read_texts
 
-SOURCES = ("sebp_edge", __file__, "kernels/bench/speed/learning_on.py")
+SOURCES = ("sebp_edge", __file__)
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 
 
@@ -40,7 +44,7 @@ def measure(number: int, runs: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         notes, data = Path(folder) / "notes", Path(folder) / "data"
         notes.mkdir()
-        for index, text in enumerate(chain_notes(number, seed=0)):
+        for index, text in enumerate(chain_notes(number)):
             (notes / f"{index}.md").write_text(text, encoding="utf-8")
         environment = os.environ | {"XDG_DATA_HOME": str(data)}
         again = [*COMMAND, "adapt", str(notes), "--epochs", "1", "--activate-anyway"]
@@ -56,6 +60,20 @@ def measure(number: int, runs: int) -> dict:
     helped, found = (median(times[name]) for name in ("help", "nothing new"))
     print(f"{number:>6} notes: {found:.3f} s, --help {helped:.3f} s, {found / helped:.2f} times", flush=True)
     return {"notes": number, "seconds": found, "help_seconds": helped, "ratio": found / helped}
+
+
+def chain_notes(number: int) -> Iterator[str]:
+    """Yields texts in which each word follows the one before it somewhere in examples/notes."""
+    following, draw = defaultdict(list), random.Random(0)
+    for document in read_texts(evidence.ROOT / "examples" / "notes").documents:
+        for word, next_word in pairwise(document.content.split()):
+            following[word].append(next_word)
+    beginnings = sorted(word for word in following if word[:1].isupper())
+    for _ in range(number):
+        words = [draw.choice(beginnings)]
+        for _ in range(draw.randint(20, 90)):
+            words.append(draw.choice(following.get(words[-1]) or beginnings))
+        yield " ".join(words)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ a reader leaves out, it says.
 import html
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-from sebp_edge.texts.documents import Content, NotRead, Unreadable, texts_of
-from sebp_edge.texts.formats.encodings import decode, decode_html
+from sebp_edge.texts.documents import Content, NotRead, Unreadable, pieces, texts_of
+from sebp_edge.texts.formats.encodings import decode, decode_html, utf8_of
 from sebp_edge.texts.formats.xml_parts import COMPRESSIONS, MAX_XML
 
 # The share of the words that a reader must have read.
@@ -34,19 +34,19 @@ def with_coverage(
     contents = list(contents)
     found = [content for content in contents if not isinstance(content, (Unreadable, NotRead))]
     read = sum(_num_words(text) for content in found for text in texts_of(content))
-    total = _num_words(COUNTED[path.suffix.lower()](path))
+    total = sum(map(_num_words, COUNTED[path.suffix.lower()](path)))
     if read < ENOUGH * total:
         contents.append(NotRead(f"words that were not read: {total - read:,} of {total:,}"))
     return contents
 
 
 def _num_words(text: str) -> int:
-    return _WORD.subn("", text)[1]  # without a Python object for each
+    return sum(_WORD.subn("", piece)[1] for piece in pieces(text))  # without a Python object for each word
 
 
-def _from_bytes(text: str) -> str:
-    """Returns the text of UTF-8 of which each byte was a character, which saves memory while marks are cut out."""
-    return text.encode("latin-1").decode(errors="replace")
+def _from_bytes(text: str) -> Iterator[str]:
+    """Yields the text of UTF-8 of which each byte was a character, which saves memory while marks are cut out."""
+    return (piece.encode("latin-1").decode(errors="replace") for piece in pieces(text))
 
 
 def _without(text: str, begin: str, end: str) -> str:
@@ -77,10 +77,6 @@ _ASIDE = re.compile(
 )
 
 
-def _html_text(path: Path) -> str:
-    return _page_text(decode_html(path))
-
-
 def _page_text(text: str) -> str:
     text = _without(text, r"<!(?=--)", r"--!?>")
     for name in ("script", "style"):
@@ -104,19 +100,19 @@ def _parts(path: Path, names: re.Pattern) -> list[bytes]:
         return [archive.read(info) for info in found]
 
 
-def _word_text(path: Path) -> str:
+def _word_text(path: Path) -> list[str]:
     xml = " ".join(part.decode("utf-8", errors="replace") for part in _parts(path, _WORD_PART))
     # The copies of text boxes for older programs, and of what was moved.
     for name in ("Fallback", "moveFrom"):
         xml = _without(xml, rf"<(?:\w+:)?{name}[\s>]", rf"</(?:\w+:)?{name}>")
-    return html.unescape("".join(" " if found[1] is None else found[1] for found in _WORD_TEXT.finditer(xml)))
+    return [html.unescape("".join(" " if found[1] is None else found[1] for found in _WORD_TEXT.finditer(xml)))]
 
 
 _OPEN_DOCUMENT_PART = re.compile(r"content\.xml", re.IGNORECASE)
 _IN_LINE_XML = re.compile(r"</?text:(?:span|a|bookmark\S*|change\S*|soft-page-break)(?:\s[^<>]*)?>")
 
 
-def _open_document_text(path: Path) -> str:
+def _open_document_text(path: Path) -> Iterator[str]:
     is_flat = path.suffix.lower() == ".fodt"
     data = path.read_bytes() if is_flat else b" ".join(_parts(path, _OPEN_DOCUMENT_PART))
     xml = data.decode("latin-1")
@@ -124,15 +120,14 @@ def _open_document_text(path: Path) -> str:
     of_text = ("text:tracked-changes", "text:[a-z-]*(?:index|content)", "text:note-citation")
     for name in (*of_text, "office:annotation", "svg:title", "svg:desc"):
         xml = _without(xml, rf"<{name}(?=[\s>])", rf"</{name}>")
-    xml = _TAG.sub(" ", _IN_LINE_XML.sub("", xml))
-    return html.unescape(_from_bytes(xml))
+    return map(html.unescape, _from_bytes(_TAG.sub(" ", _IN_LINE_XML.sub("", xml))))
 
 
 _CHAPTER = re.compile(r"(?!.*(?:nav|toc)[^/]*\Z).*\.x?html?", re.IGNORECASE)
 
 
-def _book_text(path: Path) -> str:
-    return "\n".join(_page_text(part.decode("utf-8", errors="replace")) for part in _parts(path, _CHAPTER))
+def _book_text(path: Path) -> Iterator[str]:
+    return (_page_text(part.decode("utf-8", errors="replace")) for part in _parts(path, _CHAPTER))
 
 
 # How groups of a Rich Text file begin that are no text.
@@ -144,7 +139,7 @@ _RTF_BREAK = re.compile(r"\\(?:par|line|tab|cell|row)\b ?|\\[\r\n]")
 _RTF_WORD = re.compile(r"\\[a-z]+-?\d* ?|\\.|[{}\r\n]", re.IGNORECASE)
 
 
-def _rich_text(path: Path) -> str:
+def _rich_text(path: Path) -> list[str]:
     kept, aside = [], [False]
     for piece in re.split(r"(?<!\\)([{}])", path.read_bytes().decode("latin-1")):
         if piece == "{":
@@ -156,16 +151,16 @@ def _rich_text(path: Path) -> str:
         else:
             aside[-1] |= bool(_RTF_ASIDE.match(piece))
             kept.append("" if aside[-1] else piece)
-    return _RTF_WORD.sub("", _RTF_BREAK.sub(" ", _RTF_SIGN.sub("x", "".join(kept))))
+    return [_RTF_WORD.sub("", _RTF_BREAK.sub(" ", _RTF_SIGN.sub("x", "".join(kept))))]
 
 
 _CELL_TEXT = re.compile(r'"(?:source|input)"\s*:\s*(?:("(?:[^"\\]|\\.)*")|\[((?:\s*"(?:[^"\\]|\\.)*"\s*,?)*)\s*\])')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def _notebook_text(path: Path) -> str:
+def _notebook_text(path: Path) -> Iterator[str]:
     strings = (_STRING.findall(found[1] or found[2]) for found in _CELL_TEXT.finditer(decode(path)))
-    return "\n".join("".join(json.loads(string, strict=False) for string in cell) for cell in strings)
+    return ("".join(json.loads(string, strict=False) for string in cell) for cell in strings)
 
 
 # Settings of a file or of a block, and comments, each on a line of its own; and targets of links.
@@ -175,9 +170,9 @@ _ORG_MARK = re.compile(
 )
 
 
-def _org_text(path: Path) -> str:
+def _org_text(path: Path) -> list[str]:
     text = _without(decode(path), r"^[ \t]*#\+begin_comment", r"^[ \t]*#\+end_comment")
-    return _ORG_MARK.sub(" ", text)
+    return [_ORG_MARK.sub(" ", text)]
 
 
 # Front matter in which each line is a setting, an item or the rest of one; lines with prose are counted.
@@ -197,12 +192,8 @@ _MARKDOWN_MARK = re.compile(
 )
 
 
-def _markdown_text(path: Path) -> str:
-    return _from_bytes(_markdown_bytes(path))
-
-
 def _markdown_bytes(path: Path) -> str:
-    text = _FRONT_MATTER.sub("", decode(path).replace("\r\n", "\n").encode(errors="replace").decode("latin-1"))
+    text = _FRONT_MATTER.sub("", utf8_of(path).replace(b"\r\n", b"\n").decode("latin-1"))
     text = _without(text, "<!--", "-->")
     text = _without(text, r"%%", r"%%")
     text = _without(text, r"^[ \t]*[`~]{3,}(?:dataview|dataviewjs|tasks|query|base)\b", r"^[ \t]*[`~]{3,}[ \t]*$")
@@ -217,20 +208,20 @@ _BRACES = re.compile(r"\{[^{}]*\}")
 _MDX_MARK = re.compile(r"^(?:import|export)\b.*(?:\n.+)*|</?[a-z>][^<>]*>?", re.I | re.M | re.A)
 
 
-def _mdx_text(path: Path) -> str:
+def _mdx_text(path: Path) -> Iterator[str]:
     text = _markdown_bytes(path)
     for _ in range(6):
         text = _BRACES.sub(" ", text)
     return _from_bytes(_MDX_MARK.sub(" ", text))
 
 
-# The raw text of a file, by its ending.
-COUNTED: dict[str, Callable[[Path], str]] = {
-    **dict.fromkeys((".html", ".htm"), _html_text),
+# The raw text of a file in parts, by its ending.
+COUNTED: dict[str, Callable[[Path], Iterable[str]]] = {
+    **dict.fromkeys((".html", ".htm"), lambda path: [_page_text(decode_html(path))]),
     **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), _word_text),
     ".ipynb": _notebook_text,
     ".org": _org_text,
-    **dict.fromkeys((".md", ".markdown"), _markdown_text),
+    **dict.fromkeys((".md", ".markdown"), lambda path: _from_bytes(_markdown_bytes(path))),
     ".mdx": _mdx_text,
     **dict.fromkeys((".odt", ".ott", ".fodt"), _open_document_text),
     ".epub": _book_text,

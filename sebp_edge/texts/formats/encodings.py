@@ -44,6 +44,14 @@ def decode(path: Path) -> str:
     return decode_bytes(path.read_bytes())
 
 
+def utf8_of(path: Path) -> bytes:
+    """Returns the text of a file in UTF-8, without decoding one that is; see `decode`."""
+    data = path.read_bytes()
+    if b"\0" in data or not _is_utf8(data):
+        return decode_bytes(data).encode(errors="replace")
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def decode_html(path: Path) -> str:
     """Returns the text of a web page; see `decode_page`."""
     return decode_page(path.read_bytes())
@@ -127,8 +135,10 @@ def _not_empty(text: str) -> str:
 
 
 def _is_utf8(data: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        data.decode()
+        for begin in range(0, len(data), SAMPLE):
+            decoder.decode(data[begin : begin + SAMPLE], final=begin + SAMPLE >= len(data))
     except UnicodeDecodeError:
         return False
     return True

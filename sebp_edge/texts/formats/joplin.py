@@ -19,7 +19,7 @@ _NOTE = "1"
 NO_NOTE = "what Joplin keeps beside its notes, such as a notebook or a tag"
 ENCRYPTED = "encrypted by Joplin; export it again with encryption off"
 
-_MARK = re.compile(
+JOPLIN_MARK = re.compile(
     r"(?P<picture>!)?\[(?P<words>[^\[\]\n]*)\]\(:/[0-9a-f]{32}[^()\n]*\)|<img\b[^<>\n]*[\"']:/[0-9a-f]{32}[^<>\n]*>"
 )
 JOPLIN = Syntax(marks=re.compile(":/[0-9a-f]{32}"))
@@ -49,13 +49,12 @@ def find_metadata(text: str) -> Metadata | None:
     return Metadata(found.start(), bool(_HTML.search(found[1])))
 
 
-def read_as_joplin(text: str, parts: Parts, comments: list[Edit]) -> str:
-    """Returns a note's text without comments: links to notes as their text, no attachments."""
+def read_links(mark: re.Pattern, text: str, parts: Parts, comments: list[Edit]) -> str:
+    """Returns a note's text without comments: links to a program's notes as their "words", and no "picture"."""
     text, code = edit(text, comments, parts.code)
-    return replace_marks(_MARK, text_of_link, text, code)[0]
+    return replace_marks(mark, _text_of_link, text, code)[0]
 
 
-def text_of_link(link: re.Match, text: str) -> str:
-    """Returns what a link within a program's notes shows: its "words", but nothing of a "picture"."""
+def _text_of_link(link: re.Match, text: str) -> str:
     begin, end = link.span("words")
     return "" if link["picture"] or begin < 0 else text[begin:end]

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, unix_newlines
-from sebp_edge.texts.edits import Edit, edit, masked
+from sebp_edge.texts.edits import Span, edit, masked
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.front_matter import front_matter
 from sebp_edge.texts.formats.markdown import Syntax, find_parts
@@ -24,11 +24,11 @@ _BEGIN = re.compile(
 )
 _ATTRIBUTES = re.compile(r"""(?:[\s/=]+|[\w:.$-]+|"[^"]*"|'[^']*')+""")
 _BRACE_OR_BLANK_LINE = re.compile(r"\{|\n[ \t]*(?=\n)")
-_STRING = re.compile(r"""\{\s*(["'`])([^"'`{}\\]*)\1\s*\}""")
+_STRING = re.compile(r"""\{\s*(["'`])(?P<text>[^"'`{}\\]*)\1\s*\}""")
 _KINDS = ("tags of components", "expressions", "imports and exports")
 _KIND_OF = dict(zip(("tag", "expression", "import", "export"), (*_KINDS, _KINDS[2]), strict=True))
-# What was left out leaves this mark, which no text has; a line of them only is left out, too.
-_MARK, _MARKS = "\0", re.compile(r"^[ \t]*\0[ \t\0]*(?:\n|\Z)|\0", re.MULTILINE)
+# Of what is left out each character is NUL, which no text has; lines without others are left out, too.
+_LEFT_OUT = re.compile(rb"^[ \t]*\0[ \t\0]*(?:\n|\Z)|\0+", re.MULTILINE)
 
 
 def read_mdx(path: Path) -> list[str | NotRead]:
@@ -44,17 +44,25 @@ def read_mdx(path: Path) -> list[str | NotRead]:
     code, num_comments = parts.code, len(parts.comments)
     if parts.comments:
         text, code = edit(text, [(begin, end, "") for begin, end in parts.comments], code)
-    text, counts = _without_components(text, masked(text, code) if code else text)
-    text = _MARKS.sub("", text)
+    spans, counts = _find_components(text, masked(text, code) if code else text)
+    # A character that is four bytes makes each one four bytes, so that no more of these are kept than must be.
+    mask, kept, end = bytearray(text.encode("latin-1", errors="replace")), [], 0
+    for begin, stop in spans:
+        mask[begin:stop] = bytes(stop - begin)
+    for left_out in _LEFT_OUT.finditer(mask):
+        kept.append(text[end : left_out.start()])
+        end = left_out.end()
+    kept.append(text[end:])
+    del text
     reasons = [f"{kind}: {counts[kind]:,}" for kind in _KINDS if counts[kind]]
     seen = Seen("", num_comments + counts["comments"], parts.is_cut)
-    return [text, *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
+    return ["".join(kept), *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
 
 
-def _without_components(text: str, shown: str) -> tuple[str, Counter[str]]:
-    """Returns a text with marks for what is no Markdown, and counts that by its kind; code is not shown."""
+def _find_components(text: str, shown: str) -> tuple[list[Span], Counter[str]]:
+    """Returns where a text has what is no Markdown, in order, and counts that by its kind; code is not shown."""
     closed_at, counts = _closed_braces(shown), Counter()
-    edits: list[Edit] = []
+    spans: list[Span] = []
     at = 0
     while found := _BEGIN.search(shown, at):
         kind, begin, at = found.lastgroup, found.start(), found.end()
@@ -68,13 +76,12 @@ def _without_components(text: str, shown: str) -> tuple[str, Counter[str]]:
             kind = kind if at > begin + 1 else None
         if kind is None:
             continue
-        string = _STRING.fullmatch(text, begin, at)
-        edits.append((begin, at, string[2] if string else _MARK))
-        if text.startswith("{/*", begin):
-            counts["comments"] += 1
-        elif not string:
-            counts[_KIND_OF[kind]] += 1
-    return edit(text, edits, [])[0], counts
+        if string := _STRING.fullmatch(text, begin, at):
+            spans += [(begin, string.start("text")), (string.end("text"), at)]
+            continue
+        spans.append((begin, at))
+        counts["comments" if text.startswith("{/*", begin) else _KIND_OF[kind]] += 1
+    return spans, counts
 
 
 def _closed_braces(text: str) -> dict[int, int]:

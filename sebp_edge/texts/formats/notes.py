@@ -1,6 +1,7 @@
 """Reads Markdown files: front matter, comments and what programs add are left out, and the rest stays as it is."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,18 +10,18 @@ from sebp_edge.texts.edits import Edit, edit
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.front_matter import front_matter
 from sebp_edge.texts.formats.html import html_text
-from sebp_edge.texts.formats.joplin import JOPLIN, find_metadata, read_as_joplin
+from sebp_edge.texts.formats.joplin import JOPLIN, JOPLIN_MARK, find_metadata, read_links
 from sebp_edge.texts.formats.logseq import LOGSEQ, read_as_logseq
 from sebp_edge.texts.formats.markdown import COMMON, find_parts
-from sebp_edge.texts.formats.notion import NOTION, is_notion_page, read_as_notion, without_properties
+from sebp_edge.texts.formats.notion import NOTION, NOTION_MARK, is_notion_page, without_properties
 from sebp_edge.texts.formats.obsidian import OBSIDIAN, read_as_obsidian
 from sebp_edge.texts.vaults import Vault
 
 _APPS = {
     "Obsidian": (OBSIDIAN, read_as_obsidian),
     "Logseq": (LOGSEQ, read_as_logseq),
-    "Joplin": (JOPLIN, read_as_joplin),
-    "Notion": (NOTION, read_as_notion),
+    "Joplin": (JOPLIN, partial(read_links, JOPLIN_MARK)),
+    "Notion": (NOTION, partial(read_links, NOTION_MARK)),
 }
 _BLANKS = re.compile(r"[ \t]*")
 

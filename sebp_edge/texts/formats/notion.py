@@ -3,9 +3,7 @@
 import re
 
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.edits import Edit, edit, replace_marks
-from sebp_edge.texts.formats.joplin import text_of_link
-from sebp_edge.texts.formats.markdown import Parts, Syntax
+from sebp_edge.texts.formats.markdown import Syntax
 
 _NAME = re.compile(r".* [0-9a-f]{32}\.(?:md|markdown)", re.IGNORECASE)
 _TITLE = re.compile(r"# [^\n]*(?:\n|\Z)\n*")
@@ -15,7 +13,7 @@ _ALONE = {
     *("created", "created time", "created by", "last edited time", "last edited by", "date", "due", "due date", "tags"),
     *("tag", "status", "url", "type", "owner", "author", "category", "priority", "assign", "assignee", "person"),
 }
-_MARK = re.compile(
+NOTION_MARK = re.compile(
     r"(?P<picture>!)\[[^\[\]\n]*\]\((?!\w+:)(?:[^()\s]|\([^()\s]*\))*\)"
     r"|\[(?P<words>[^\[\]\n]*)\]\((?=[^()\s]*(?:\([^()\s]*\))?[^()\s]*[0-9a-f]{32})(?:[^()\s]|\([^()\s]*\))*\)"
 )
@@ -45,9 +43,3 @@ def without_properties(text: str) -> tuple[str, int]:
     if not text[at:].strip():
         raise Unreadable("a page of Notion without text")
     return text[:begin] + text[at:].lstrip("\n"), len(names)
-
-
-def read_as_notion(text: str, parts: Parts, comments: list[Edit]) -> str:
-    """Returns a page's text without comments: links to pages as their text, no pictures of the export."""
-    text, code = edit(text, comments, parts.code)
-    return replace_marks(_MARK, text_of_link, text, code)[0]

@@ -1,0 +1,130 @@
+"""Lays out the work of an adaptation that is ahead, and how long it is expected to take."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from sebp_edge.machine import devices
+from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
+from sebp_edge.memory.work import TOKENS_PER_STEP_CPU
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.questions.general_texts import chat_questions
+from sebp_edge.questions.quiz import REPLY_TOKENS
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.copying import MAX_TOKENS
+from sebp_edge.run.job import DECODING, EVALUATIONS, LOADING, SAVING, STEPS, Phase
+from sebp_edge.run.samples import NUM_SAMPLES, SAMPLING
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.schedule import Schedule
+
+# Names of phases that are no training.
+LOAD, REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
+    "loading",
+    "replies",
+    "teacher",
+    "active version",
+    "quiz before",
+    "quiz",
+    "samples",
+    "general text",
+    "copies",
+    "saving",
+)
+# Decoding a token reads all weights, which takes at least as long as this many tokens of a long text.
+MIN_DECODED = 8
+# Bytes per second from a disk, and seconds that every loading and saving takes.
+DISK_RATE, FILE_SECONDS = 500e6, 1.0
+# Tokens of the bundled general text, and its examples.
+GENERAL_TOKENS, GENERAL_EXAMPLES = 6500, 19
+# How often `scale_down` evaluates general text, usually.
+SCALED = 3
+
+
+def seconds_of_a_token(base: BaseModel) -> float:
+    """Estimates the seconds of a token's forward pass by the measured rate of this device."""
+    overhead = OVERHEAD_GPU if base.device.type == "cuda" else OVERHEAD_CPU
+    return overhead * 2 * base.num_parameters / devices.matmul_rate(base.device, base.dtype)
+
+
+def planned_seconds_of_a_token(plan: Plan, schedules: Sequence[Schedule]) -> float:
+    """Returns what a plan's estimate of the time means for a token's forward pass."""
+    passes = _passes(plan.chosen.recipe)
+    tokens = sum(passes * schedule.num_tokens + schedule.num_evaluated[1] for schedule in schedules)
+    return plan.chosen.seconds / tokens
+
+
+def phases_ahead(
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, has_active: bool
+) -> list[Phase]:
+    """Returns the phases from the model's being loaded to the end.
+
+    Args:
+        token: the seconds of a token's forward pass.
+        has_active: whether there is an active version to compare with.
+    """
+    return list(_phases(dataset, schedules, recipe, token, has_active))
+
+
+def loading(plan: Plan) -> Phase:
+    """Returns the phase in which the model of a plan is loaded."""
+    return Phase(LOAD, seconds={LOADING: FILE_SECONDS + plan.chosen.footprint.weights / DISK_RATE})
+
+
+def _phases(
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, has_active: bool
+) -> Iterator[Phase]:
+    if dataset.general:
+        yield Phase(REPLIES, seconds={DECODING: _decoding(token, [20] * len(chat_questions()), 48)})
+        yield _evaluation(TEACHER, token, len(dataset.general), sum(each.num_tokens for each in dataset.general))
+    writes = _samples(dataset, token)
+    if has_active:
+        tested = list(chain.from_iterable(split.test for split in dataset.splits()))
+        phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
+        phase.seconds[DECODING] = writes
+        yield phase
+    probe = dataset.outlines.probe if recipe.method == "lora" else []
+    judged = [schedule for schedule in schedules if not schedule.trains_on_all]
+    for number, schedule in enumerate(schedules, start=1):
+        name = f"fold {number}" if len(judged) > 1 else "train"
+        examples, tokens = schedule.num_evaluated
+        if schedule.trains_on_all:
+            name = "all documents"
+        else:
+            examples += (1 + SCALED) * len(probe)
+            tokens += (1 + SCALED) * sum(example.num_tokens for example in probe)
+        phase = _evaluation(name, token, examples, tokens)
+        phase.units[STEPS] = schedule.num_batches
+        trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
+        phase.seconds[STEPS] = _passes(recipe) * token * trained
+        yield phase
+    if dataset.quiz is not None:
+        yield Phase(BASE_QUIZ, seconds={DECODING: writes})
+        yield Phase(QUIZ, seconds={DECODING: writes})
+    else:
+        yield Phase(SAMPLES, seconds={DECODING: 2 * writes})
+    yield _evaluation(GENERAL, token, 2 * GENERAL_EXAMPLES, 2 * GENERAL_TOKENS)
+    copied = min(MAX_TOKENS, dataset.num_tokens)
+    yield _evaluation(COPIES, token, 2 * max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), 2 * copied)
+    yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
+
+
+def _passes(recipe: Recipe) -> int:
+    """Returns how many forward passes a training step costs."""
+    return 2 if recipe.method == "lora" else 3
+
+
+def _evaluation(name: str, token: float, examples: int, tokens: int) -> Phase:
+    return Phase(name, units={EVALUATIONS: examples}, seconds={EVALUATIONS: token * tokens})
+
+
+def _samples(dataset: Dataset, token: float) -> float:
+    """Returns the seconds that a model writes for: replies to the quiz, or else samples."""
+    if dataset.quiz is None:
+        return _decoding(token, [20] * NUM_SAMPLES, SAMPLING.max_new_tokens)
+    questions = (*dataset.quiz.about_notes, *dataset.quiz.general)
+    prompts = {each for question in questions for each in (question.alone, question.found, question.right) if each}
+    return _decoding(token, list(map(len, prompts)), REPLY_TOKENS)
+
+
+def _decoding(token: float, prompts: list[int], new_tokens: int) -> float:
+    return token * (sum(prompts) + new_tokens * max(MIN_DECODED, len(prompts)))

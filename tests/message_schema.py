@@ -1,0 +1,222 @@
+"""Makes the JSON Schema of all messages from the classes that they are made of; run it to write the file that ships:
+
+    python tests/message_schema.py              # also `released`, after a release: what must stay from then on
+
+A message of a new class needs an entry in `MESSAGES`; pydantic's models of another protocol go into `OTHERS`.
+"""
+
+import json
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_type_hints
+
+from pydantic import create_model
+from pydantic.json_schema import models_json_schema
+
+from sebp_edge import errors
+from sebp_edge.adapters.difference import Difference
+from sebp_edge.adapters.erasure import Receipt
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.training_report import KeptSamples, TrainingReport
+from sebp_edge.ask.answer import Answer
+from sebp_edge.cli.doctor_checks import Finding
+from sebp_edge.errors import SebpEdgeError
+from sebp_edge.events import PROTOCOL, Event
+from sebp_edge.export.result import ExportResult
+from sebp_edge.memory.footprint import Footprint
+from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.plan import Plan
+from sebp_edge.recipe import Recipe
+from sebp_edge.research.analysis.analysis import Analysis
+from sebp_edge.research.bench.result import BenchResult
+from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.result import _Facts
+from sebp_edge.run.unchanged import UnchangedResult
+
+FILE = Path(__file__).parents[1] / "sebp_edge" / "basics" / "schema.json"
+RELEASED = Path(__file__).parent / "messages" / "released.txt"
+
+
+def hints(kind: type, *without: str) -> dict[str, Any]:
+    """Returns the types of a class's fields, paths as strings."""
+    names = {each.name for each in fields(kind)} if is_dataclass(kind) else kind.__annotations__
+    found = {name: hint for name, hint in get_type_hints(kind).items() if name in names and name not in without}
+    return {name: str if hint is Path else hint for name, hint in found.items()}
+
+
+CHOICE = {"recipe": str, "method": str, "r": int, "dtype": str, **hints(MemoryOptions)}
+CHOICE |= {"peak": int, "host_memory": int, "seconds": float | None, "footprint": Footprint}
+Choice = create_model("Choice", **CHOICE)
+PLAN = hints(Plan, "requested_budget", "chosen") | CHOICE | dict.fromkeys(("larger", "smaller", "full"), Choice | None)
+DOCUMENT = {"name": str | None, "number": int | None, "hash": str, "tokens": int | None, "split": str | None}
+Document = create_model("Document", **DOCUMENT, absent=bool)
+Source = create_model("Source", document=str, headings=list[str], line=int, text=str)
+SAVED = {"name": str, "version": int, "active": bool, "adapter_path": str}
+LOCATED = {"name": str | None, "version": int | None}
+CODES = sorted(error.code for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code"))
+HTML = {"html": str | None}
+
+# The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
+MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
+    *((kind.event, None, hints(kind, "time", "job"), {}) for kind in Event.__subclasses__()),
+    (
+        "error",
+        None,
+        {"error": str, "code": str, "message": str, "hint": str, "retry": bool, "exit_code": int},
+        LOCATED,
+    ),
+    ("text", None, {"text": str}, {}),
+    (
+        "result",
+        "adapt",
+        hints(_Facts) | {"unchanged": Literal[False], "warnings": list[str], "summary": str},
+        {},
+    ),
+    ("result", "adapt", hints(UnchangedResult) | {"unchanged": Literal[True], "summary": str}, {}),
+    ("result", "export", hints(ExportResult) | {"summary": str}, {}),
+    ("result", "forget", hints(Receipt), {}),
+    ("result", "generate", {"prompt": str | list[dict[str, str]], "text": str}, {}),
+    ("result", "ask", {"question": str, **hints(Answer), "sources": list[Source]}, {}),
+    (
+        "inspection",
+        None,
+        hints(Inspection, "plan", "authors") | {"plan": create_model("Plan", **PLAN) | None, "summary": str},
+        {},
+    ),
+    ("plan", None, PLAN, {}),
+    ("analysis", None, hints(Analysis) | {"losses": list[dict], **HTML}, {}),
+    ("lr_range", None, hints(LearningRateRange) | {"diverged": bool, "summary": str}, {}),
+    (
+        "bench",
+        None,
+        hints(BenchResult, "measurements") | {"tokens": int, "variants": list[dict], "recommendation": str},
+        {},
+    ),
+    ("model", None, {"name": str, "on_this_machine": bool}, {}),
+    ("recipe", None, hints(Recipe), {}),
+    ("finding", None, hints(Finding), {}),
+    ("adapter", None, SAVED | hints(AdapterRecord), {"manifest": list[Document]}),
+    (
+        "report",
+        None,
+        LOCATED
+        | {"active": bool, "record": AdapterRecord, "training": TrainingReport | None}
+        | {"samples": KeptSamples | None, **HTML},
+        {},
+    ),
+    (
+        "diff",
+        None,
+        hints(Difference)
+        | dict.fromkeys(("came", "went"), list[Document])
+        | {"changed": list[tuple[Document, Document]]},
+        {},
+    ),
+    (
+        "stored_job",
+        None,
+        dict.fromkeys(("id", "kind", "adapter", "state", "begun"), str)
+        | {"progress": float, "model": str | None, "texts": list[str] | None, "process": int, "size": int},
+        {},
+    ),
+    ("removed_job", None, {"id": str}, {}),
+    ("removed", None, {"name": str, "versions": list[int], "active": int | None}, {}),
+    ("garbage", None, {"keep": int, "versions": list[dict], "leftovers": list[str], "size": int}, {}),
+]
+# Pydantic's models and dataclasses of other protocols, which are defined in the schema, but are no lines of `--json`.
+OTHERS: list[type] = []
+
+
+def make_schema() -> dict:
+    """Returns the JSON Schema: a message is any of `anyOf`."""
+    models = [_model(*each) for each in MESSAGES]
+    _, found = models_json_schema([(model, "serialization") for model in (*models, *OTHERS)])
+    definitions = {name: _plain(definition) for name, definition in sorted(found["$defs"].items())}
+    optional = {model.__name__: may_lack for model, (*_, may_lack) in zip(models, MESSAGES, strict=True)}
+    for name, definition in definitions.items():
+        if "properties" in definition:
+            definition["required"] = [each for each in definition["properties"] if each not in optional.get(name, ())]
+    definitions["error"]["properties"]["code"]["examples"] = CODES
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Messages of sebp-edge",
+        "description": "Each line of --json, and each event of the SDK. Ignore keys and events that you do not know.",
+        "anyOf": [{"$ref": f"#/$defs/{model.__name__}"} for model in models],
+        "$defs": definitions,
+    }
+
+
+def schema_text() -> str:
+    """Returns the file that ships: one definition per line."""
+    lines = []
+    for key, value in make_schema().items():
+        if key == "$defs":
+            own = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in value.items())
+            lines.append(f"{json.dumps(key)}: {{\n{own}\n}}")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def surface(schema: dict) -> list[str]:
+    """Returns what readers rely on: a line for each key of a definition, with its type, and one for each code."""
+    found = [f"code {code}" for code in schema["$defs"]["error"]["properties"]["code"]["examples"]]
+    for name, definition in schema["$defs"].items():
+        for key, value in definition.get("properties", {}).items():
+            may_lack = "" if key in definition["required"] else "?"
+            types = {word: each for word, each in value.items() if word != "examples"}
+            found.append(f"{name}.{key}{may_lack} {json.dumps(types)}")
+    return sorted(found)
+
+
+def error_table() -> str:
+    """Returns the table of errors for the page for apps."""
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SebpEdgeError)]
+    rows = [
+        (f"`{kind.code}`", f"`{kind.__name__}`", kind.__doc__.splitlines()[0], "yes" if kind.retry else "no", kind.hint)
+        for kind in sorted(kinds, key=lambda kind: kind.code)
+    ]
+    head = [("code", "error", "means", "retry", "hint"), ("---",) * 5]
+    return "\n".join(f"| {' | '.join(row)} |" for row in head + rows) + "\n"
+
+
+def _model(event: str, result_of: str | None, required: dict[str, Any], optional: dict[str, Any]):
+    """Returns pydantic's model of a message."""
+    known: dict[str, Any] = {"v": Literal[PROTOCOL], "time": float, "job": str, "event": Literal[event]}
+    if result_of is not None:
+        known["result_of"] = Literal[result_of]
+    # JSON has no NaN, so null takes its place.
+    floats = {name: float | None for name, hint in required.items() if hint is float}
+    name = "_".join(filter(None, ["unchanged" if _is_unchanged(required) else event, result_of]))
+    values = {key: (hint, ...) for key, hint in (known | required | floats).items()}
+    values |= {key: (Union[hint, None], None) for key, hint in optional.items()}  # noqa: UP007
+    return create_model(name, **values)
+
+
+def _is_unchanged(required: dict[str, Any]) -> bool:
+    return required.get("unchanged") == Literal[True]
+
+
+def _plain(definition):
+    """Leaves out titles and defaults, which say nothing that the names do not say."""
+    if isinstance(definition, list):
+        return [_plain(each) for each in definition]
+    if not isinstance(definition, dict):
+        return definition
+    found = {
+        key: {name: _plain(each) for name, each in value.items()} if key == "properties" else _plain(value)
+        for key, value in definition.items()
+        if key not in ("title", "default", "description")
+    }
+    types = [each.get("type") for each in found.get("anyOf", ())] if list(found) == ["anyOf"] else []
+    if types and all(len(each) == 1 and isinstance(each.get("type"), str) for each in found["anyOf"]):
+        return {"type": types}
+    return found
+
+
+if __name__ == "__main__":
+    FILE.write_text(schema_text(), encoding="ascii")
+    if sys.argv[1:] == ["released"]:
+        RELEASED.write_text("\n".join(surface(make_schema())) + "\n", encoding="ascii")

@@ -1,0 +1,225 @@
+"""One progress figure for a whole call, corrected by what its parts really take; and a stop that counts for nothing."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command import process, start
+
+from sebp_edge.basics.clock import MAX_GAP, WorkClock
+from sebp_edge.basics.stopping import StopRequested
+from sebp_edge.events import ExamplesEvaluated, JobProgress, Notice, StepDone, TrainingStarted
+from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, Job, Phase
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self):
+        self.seconds = random.uniform(-1e6, 1e6)
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def job():
+    """A job that has begun, with a clock that only the test moves, and the events that it has sent."""
+    events = []
+    made = Job(events.append, clock=Clock())
+    made.events = events
+    made.begin()
+    return made
+
+
+def spend(job, seconds, event=None):
+    job.clock.seconds += seconds
+    if event is not None:
+        job(event)
+    job.tick()
+
+
+def step(number, steps):
+    return StepDone("train", number, steps, 1, 1.0, 1e-3, 1.0, 10, 10.0, 0.0)
+
+
+def told(job):
+    return [event for event in job.events if isinstance(event, JobProgress)]
+
+
+def train(job, seconds_of_a_step, steps=10, examples=4):
+    job(TrainingStarted("train", 1, 1, 1, 1))
+    for done in range(1, examples + 1):
+        spend(job, seconds_of_a_step / 2, ExamplesEvaluated(done, examples))
+    for number in range(1, steps + 1):
+        spend(job, seconds_of_a_step, step(number, steps))
+
+
+def layout(seconds_of_a_step, steps=10, examples=4):
+    trained = {STEPS: seconds_of_a_step * steps, EVALUATIONS: seconds_of_a_step * examples / 2}
+    return [
+        Phase("train", {STEPS: steps, EVALUATIONS: examples}, trained),
+        Phase("samples", seconds={DECODING: 3 * seconds_of_a_step}),
+        Phase("saving", seconds={SAVING: 1.0}),
+    ]
+
+
+def test_an_expectation_that_holds_is_the_time_that_is_left(job):
+    job.lay_out(layout(2.0))
+    begin, whole = job.clock(), 24.0 + 6 + 1
+    train(job, 2.0)
+    job.enter("samples")
+    spend(job, 6.0)
+    job.enter("saving")
+    spend(job, 1.0)
+    assert job.clock() - begin == pytest.approx(whole)
+    job.finish()
+    *events, last = told(job)[1:]
+    assert (last.fraction, last.seconds_left) == (1.0, 0.0)
+    for done, event in zip((1, 2, 3, 4, 6, 8, 10), events, strict=False):
+        assert event.seconds_left == pytest.approx(whole - done, abs=0.06)
+        assert event.fraction == pytest.approx(done / whole, abs=1e-3)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1, 7.5])
+def test_what_steps_really_take_corrects_the_rest(job, factor):
+    job.lay_out(layout(1.0, steps=40))
+    train(job, factor, steps=40)
+    spend(job, 1.0)
+    assert told(job)[-1].seconds_left == pytest.approx(3 * factor + 1, rel=0.25)
+
+
+def test_the_figure_never_falls_and_is_whole_only_at_the_end(job):
+    draw = random.Random()
+    job.lay_out(layout(1.0))
+    for number in range(1, 60):
+        spend(job, draw.expovariate(0.5), step(1 + number // 7, 10) if draw.random() < 0.7 else Notice("x"))
+    job.lay_out([*layout(9.0), *layout(draw.uniform(1, 100))])
+    spend(job, 1.0)
+    fractions = [event.fraction for event in told(job)]
+    assert fractions == sorted(fractions) and max(fractions) < 1
+    job.finish()
+    assert told(job)[-1].fraction == 1
+
+
+def test_a_phase_that_is_left_out_is_no_longer_ahead(job):
+    job.lay_out(layout(1.0))
+    spend(job, 1.0)
+    before = told(job)[-1].seconds_left
+    job.enter("saving")
+    spend(job, 0.6)
+    assert before > 15 and told(job)[-1].seconds_left < 1
+
+
+def test_a_part_that_takes_longer_than_expected_has_a_share_of_it_left(job):
+    job.lay_out([Phase("samples", seconds={DECODING: 1.0})])
+    job.enter("samples")
+    for _ in range(50):
+        spend(job, 1.0)
+    assert told(job)[-1].seconds_left == pytest.approx(50 * LATE, abs=0.1)
+    assert len(told(job)) == 51
+
+
+def test_before_the_layout_the_time_left_is_unknown(job):
+    for _ in range(100):
+        spend(job, 1.0)
+    assert {event.seconds_left for event in told(job)} == {None}
+    assert 0.04 < told(job)[-1].fraction < 0.05
+
+
+def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_report_tells_no_progress():
+    events = []
+    job = Job(events.append, "an id")
+    job(Notice("x"))
+    job.tick()
+    job.finish()
+    assert [(type(event), event.job) for event in events] == [(Notice, "an id")]
+
+
+def test_what_tells_nothing_itself_is_watched():
+    events = []
+    with Job(events.append) as job:
+        job.begin()
+        assert job.watch(lambda: time.sleep(1.3) or 42, job.tick) == 42
+        with pytest.raises(ZeroDivisionError):
+            job.watch(lambda: 1 / 0, job.tick)
+    assert len(events) > 2
+
+
+def test_what_is_watched_can_be_stopped(job):
+    def stop():
+        raise StopRequested
+
+    begin = time.perf_counter()
+    with pytest.raises(StopRequested):
+        job.watch(lambda: time.sleep(3), stop)
+    assert time.perf_counter() - begin < 2.5
+
+
+# -------------------------------------------------------------------------------------------------------------- clock
+
+
+def stop_for(one, seconds):
+    """Stops a process by SIGSTOP for some seconds."""
+    os.kill(one.pid, signal.SIGSTOP)
+    while Path(f"/proc/{one.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(one.pid, signal.SIGCONT)
+
+
+@needs_proc
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_clock_stands_still_while_the_process_is_stopped(busy):
+    code = f"""
+import sys, time
+from sebp_edge.basics.clock import WorkClock
+with WorkClock() as clock:
+    begin, real = clock(), time.perf_counter()
+    print("go", flush=True)
+    if {busy}:
+        while time.perf_counter() - real < 2.5:
+            sum(range(1000))
+    else:
+        sys.stdin.readline()
+    print(clock() - begin, time.perf_counter() - real)
+"""
+    with start([code], cold=True, stdin=-1) as one:
+        assert one.stdout.readline() == "go\n"
+        stop_for(one, 2.0)
+        counted, real = map(float, one.communicate("\n", timeout=60)[0].split())
+    assert counted <= real - 2.0 + MAX_GAP
+
+
+def test_the_clock_counts_a_computation_that_keeps_python_s_lock():
+    with WorkClock() as clock:
+        begin, real = clock(), time.perf_counter()
+        while time.perf_counter() - real < 0.8:
+            pow(3, 10**9, 10**9_000 + 1)
+        counted, took = clock() - begin, time.perf_counter() - real
+    assert counted == pytest.approx(took, abs=0.05)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_a_stop_of_the_process_does_not_spoil_the_rates(adapt, recipe, own_data_folder):
+    recipe.write_text(recipe.read_text().replace("epochs = 3", "epochs = 1000\npatience = 1000"))
+    rates = []
+    with process(*adapt, "--json") as one:
+        for line in one.stdout:
+            event = json.loads(line)
+            if event["event"] == "step":
+                rates.append(event["tokens_per_second"])
+                if len(rates) == 40:
+                    stop_for(one, 5 * event["tokens"] / rates[-1])
+                if len(rates) == 60:
+                    one.send_signal(signal.SIGTERM)
+        assert one.wait(timeout=60) == 130
+    # A stop that counted would make it a fourth.
+    assert rates[-1] > 0.5 * rates[38]

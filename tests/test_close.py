@@ -1,0 +1,78 @@
+"""A Personalizer that is closed gives its memory back, and says so to whoever calls it."""
+
+import threading
+import weakref
+
+import psutil
+import pytest
+from builders import make_llama
+
+from sebp_edge import Personalizer
+from sebp_edge.errors import BusyError, ClosedError
+from sebp_edge.events import StepDone
+
+CALLS = {
+    "adapt": ("x",),
+    "forget": ("x.md",),
+    "inspect": ("x",),
+    "plan": ("x",),
+    "generate": ("x",),
+    "load_adapter": ("x",),
+    "analyze": ("x",),
+    "ask": ("x?", "x"),
+}
+
+
+def test_the_model_and_its_adapter_are_freed_at_once(make, notes_folder):
+    with make() as personalizer:
+        personalizer.adapt(notes_folder, activate_anyway=True)
+        personalizer.generate("the ferry", max_new_tokens=2)
+        personalizer.ask("Where is the ferry?", notes_folder)
+        model = personalizer.in_use.base.model
+        freed = [weakref.ref(each) for each in (model, personalizer.in_use.adaptation, *model.parameters())]
+        freed.append(weakref.ref(personalizer._searched))
+        del model
+    assert [each() for each in freed] == [None] * len(freed)
+
+
+def test_the_process_shrinks_by_most_of_the_model(tmp_path, tokenizer):
+    folder = tmp_path / "wide"
+    make_llama(hidden_size=512, vocab_size=60_000, tie_word_embeddings=True).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    process = psutil.Process()
+    personalizer = Personalizer(folder, device="cpu", store=tmp_path / "store")
+    personalizer.generate("the ferry", max_new_tokens=2)
+    size, before = personalizer.in_use.loaded_bytes, process.memory_info().rss
+    personalizer.close()
+    assert size > 100e6
+    assert before - process.memory_info().rss > 0.8 * size
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_later_calls_raise_a_clear_error(make, call):
+    personalizer = make()
+    personalizer.close()
+    personalizer.close()
+    with pytest.raises(ClosedError, match="was closed; make a new one"):
+        getattr(personalizer, call)(*CALLS[call])
+
+
+def test_a_running_call_is_not_closed(make, notes_folder):
+    errors, made = [], make()
+
+    def close(event):
+        if isinstance(event, StepDone) and not errors:
+            other = threading.Thread(target=try_to_close)
+            other.start()
+            other.join()
+
+    def try_to_close():
+        try:
+            made.close()
+        except BusyError as error:
+            errors.append(str(error))
+
+    made.on_event = close
+    made.adapt(notes_folder, activate_anyway=True)
+    assert len(errors) == 1 and "another call" in errors[0]
+    made.close()
