@@ -24,7 +24,7 @@ class Write(Page):
         self.editor = GhostEdit()
         self.editor.setAccessibleName("Text")
         self.editor.setPlaceholderText("Begin to write, and pause for a moment.")
-        self.editor.setMinimumHeight(320)
+        self.editor.setMinimumHeight(180)
         self.hint = text("", "small")
         self.column.addWidget(self.editor, 1)
         self.column.addWidget(self.hint)
