@@ -2,6 +2,7 @@
 
 from sebp_edge.serve.client import ServerError
 
+# By the beginning of a phase's name.
 _PHASES = {
     "reading": "Reading your notes",
     "comparing": "Looking for notes that are alike",
@@ -11,7 +12,11 @@ _PHASES = {
     "train": "Learning",
     "fold": "Learning and testing in turns",
     "all documents": "Learning all notes",
-    "testing": "Testing on notes it has not seen",
+    "active": "Testing the version in use",
+    "quiz": "Testing with questions",
+    "samples": "Writing samples",
+    "general": "Testing on other texts",
+    "copies": "Looking for copied passages",
     "saving": "Saving",
 }
 # Errors whose own words are for developers, or need an advice that fits this window.
