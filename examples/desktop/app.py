@@ -24,7 +24,7 @@ from desktop.pages.versions import Versions
 from desktop.pages.write import Write
 from desktop.theme import use_theme
 from desktop.widgets import Trouble, button, text
-from desktop.words import sentence
+from desktop.words import percent, sentence
 
 
 class Window(QMainWindow):
@@ -122,7 +122,7 @@ class Window(QMainWindow):
         job, is_learning = self.backend.job, self.backend.is_learning
         self._bar.setVisible(is_learning)
         self._bar.setValue(round(1000 * job["progress"]) if is_learning else 0)
-        self._status.setText(f"Learning {job['progress']:.0%}" if is_learning else "Stays on this computer")
+        self._status.setText(f"Learning {percent(job['progress'])}" if is_learning else "Stays on this computer")
 
 
 def main() -> int:

@@ -57,6 +57,11 @@ def duration(seconds: float) -> str:
     return f"about {count(round(minutes / 60), 'hour')}"
 
 
+def percent(share: float) -> str:
+    """Returns a share, rounded down: only what is done is 100%."""
+    return f"{int(100 * share)}%"
+
+
 def size(number: float) -> str:
     """Returns a number of bytes in gigabytes."""
     return f"{number / 1e9:.1f} GB"

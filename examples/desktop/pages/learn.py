@@ -4,7 +4,7 @@ from PySide6.QtWidgets import QProgressBar, QVBoxLayout, QWidget
 
 from desktop.backend import NAME, Backend
 from desktop.widgets import Card, Choice, Page, button, clear, quotation, row, text
-from desktop.words import duration, phase, sentence, size
+from desktop.words import duration, percent, phase, sentence, size
 
 _BUDGETS = {"What is free": None, "2 GB": "2GB", "4 GB": "4GB", "8 GB": "8GB", "16 GB": "16GB", "24 GB": "24GB"}
 
@@ -179,7 +179,7 @@ class _Progress(Card):
 
     def show_job(self, job: dict) -> None:
         """Shows the state of a job."""
-        share = f"{job['progress']:.0%}"
+        share = percent(job["progress"])
         is_waiting = job["resumable"] and job["state"] in ("paused", "interrupted")
         self.bar.setRange(0, 0 if job["progress"] == 0 and not is_waiting else 1000)
         self.bar.setValue(round(1000 * job["progress"]))
