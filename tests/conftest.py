@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import itertools
+import logging
 import os
 import shutil
 import subprocess
@@ -43,6 +45,7 @@ import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
 from fake_machine import FakeMachine
+from logged import Logged
 from quick import SHORT_ASSESSMENT, skip_assessment
 
 import evidence
@@ -57,6 +60,14 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 torch.set_num_threads(1)
+
+# `torch.manual_seed` takes milliseconds to note that accelerators which are not there shall be seeded, too.
+seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+
+# Without any handler, a library's first message would give the root logger one that writes to that test's stderr.
+logging.root.addHandler(logging.NullHandler())
+
+HOMES = itertools.count()
 
 # Of a parametrised test, so many run in the quick half.
 QUICK_CASES = 2
@@ -105,17 +116,31 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(autouse=True)
-def own_data_folder(tmp_path, monkeypatch):
-    """Puts a test's adapters and caches into its temporary folder."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "data" / "sebp-edge" / "adapters"
+def own_home(tmp_path_factory, monkeypatch):
+    """A folder for a test's adapters and caches, which is made once something is put there."""
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES))
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    return home
+
+
+@pytest.fixture
+def own_data_folder(own_home):
+    """The test's own folder of adapters."""
+    return own_home / "data" / "sebp-edge" / "adapters"
 
 
 @pytest.fixture(autouse=True)
 def own_random_numbers(request):
     """Gives a test the same random numbers whatever ran before it."""
-    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+    seed_all(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def caplog():
+    """What is logged during the test, as in pytest's own fixture."""
+    with Logged() as logged:
+        yield logged
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -192,6 +217,18 @@ def set_windows(monkeypatch):
         monkeypatch.setattr("sebp_edge.texts.tokens.OVERLAP", overlap)
 
     return windows
+
+
+@pytest.fixture
+def small_evaluations(monkeypatch):
+    """Evaluates few rows at once on the CPU, so that there are several micro-batches."""
+    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+
+
+@pytest.fixture
+def limit_gradients(monkeypatch):
+    """A function that sets how many bytes of gradients exist at once."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE")
 
 
 @pytest.fixture
@@ -359,6 +396,23 @@ def folder(tmp_path):
     folder.mkdir()
     (folder / "kept.md").write_text("This one is kept.", encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def limit_files():
+    """A context manager within which no file of this process can be written beyond a number of bytes."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
+
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture

@@ -86,14 +86,15 @@ def equal(one, other):
 
 
 class PlainGraphs:
-    """Replaces `GraphPool` on machines without a GPU; a replay calls the function itself."""
+    """Replaces `GraphPool` on machines without a GPU; a replay calls the function itself. Records calls in `order`."""
 
     is_warming_up = False
 
     def __init__(self, device, on_event):
-        pass
+        self.order = []
 
     def warm_up(self, function):
+        self.order.append("warm_up")
         self.is_warming_up = True
         try:
             function()
@@ -101,4 +102,5 @@ class PlainGraphs:
             self.is_warming_up = False
 
     def capture(self, part, function):
+        self.order.append(part)
         return function

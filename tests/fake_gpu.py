@@ -9,7 +9,7 @@ import torch
 from sebp_edge.machine import process, stacks
 
 GB = 10**9
-H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
+H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048, uuid="aa-1")
 
 
 class Driver:
@@ -50,9 +50,8 @@ class Gpu:
         self.fraction = 1.0
         self.driver = driver or Driver(1024)
         simulate_h100(monkeypatch, self.driver)
-        monkeypatch.setattr(process, "_used_before_start", {})
+        process._used_before_start.clear()
         monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
-        monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")
         for name in ("memory_reserved", "max_memory_reserved"):
             monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
         for name in ("memory_allocated", "max_memory_allocated"):

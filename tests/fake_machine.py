@@ -1,5 +1,8 @@
 """Simulates what a machine has: memory, GPUs, number formats."""
 
+import sys
+from types import SimpleNamespace
+
 import torch
 
 from sebp_edge.machine import devices
@@ -32,7 +35,8 @@ class FakeMachine:
     def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
         """Sets which optional libraries plans find."""
         self._monkeypatch.setattr(target, "has_triton", lambda: triton)
-        self._monkeypatch.setattr(target, "has_bitsandbytes", lambda: bitsandbytes)
+        found = SimpleNamespace(__spec__="installed") if bitsandbytes else None
+        self._monkeypatch.setitem(sys.modules, "bitsandbytes", found)
 
     def multiplies(self, rate: float) -> None:
         """Sets how many floating-point operations a second a product of matrices makes."""

@@ -8,9 +8,21 @@ from sebp_edge import Recipe
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
+from sebp_edge.training.learner import Learner
 from sebp_edge.training.recovery import RecoveringLearner
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
+
+
+def make_learners_eager(monkeypatch):
+    """Lets new learners run without graphs, although there is a GPU."""
+    initialize = Learner.__init__
+
+    def initialize_eager(learner, *args, **options):
+        initialize(learner, *args, **options)
+        learner.graphs = None
+
+    monkeypatch.setattr(Learner, "__init__", initialize_eager)
 
 
 class LoraAdaptation:

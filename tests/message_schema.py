@@ -7,7 +7,7 @@ A message of a new class needs an entry in `MESSAGES`; pydantic's models of anot
 
 import json
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_type_hints
 
@@ -34,6 +34,8 @@ from sebp_edge.research.lr_range import LearningRateRange
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import _Facts
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.serve import messages
+from sebp_edge.serve.jobs import Job
 
 FILE = Path(__file__).parents[1] / "sebp_edge" / "basics" / "schema.json"
 RELEASED = Path(__file__).parent / "messages" / "released.txt"
@@ -68,6 +70,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
         LOCATED,
     ),
     ("text", None, {"text": str}, {}),
+    ("state", None, {"state": str, "resumable": bool, "error": dict | None}, {"result": dict}),
     (
         "result",
         "adapt",
@@ -125,18 +128,33 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ("removed", None, {"name": str, "versions": list[int], "active": int | None}, {}),
     ("garbage", None, {"keep": int, "versions": list[dict], "leftovers": list[str], "size": int}, {}),
 ]
-# Pydantic's models and dataclasses of other protocols, which are defined in the schema, but are no lines of `--json`.
-OTHERS: list[type] = []
+
+
+def _params(kind: type):
+    """Returns pydantic's model of a request's parameters; those with a default may be missing."""
+    types = hints(kind)
+    values = {each.name: (types[each.name], ... if each.default is MISSING else each.default) for each in fields(kind)}
+    return create_model(kind.__name__, **values)
+
+
+# Pydantic's models of other protocols, which are defined in the schema, but are no lines of `--json`: those of `serve`.
+OTHERS = [_params(each) for name, each in sorted(vars(messages).items()) if name.endswith("Params")]
+OTHERS.append(create_model("Job", **{name: (hint, ...) for name, hint in hints(Job).items()}))
+OTHERS.append(
+    create_model("JobEvent", job=str, number=int, phase=str, progress=float, seconds_left=float | None, event=dict)
+)
+OTHERS.append(create_model("RefusalData", code=str, hint=str, retry=bool))
 
 
 def make_schema() -> dict:
     """Returns the JSON Schema: a message is any of `anyOf`."""
     models = [_model(*each) for each in MESSAGES]
-    _, found = models_json_schema([(model, "serialization") for model in (*models, *OTHERS)])
+    written = [(model, "serialization") for model in models]
+    _, found = models_json_schema([*written, *((model, "validation") for model in OTHERS)])
     definitions = {name: _plain(definition) for name, definition in sorted(found["$defs"].items())}
     optional = {model.__name__: may_lack for model, (*_, may_lack) in zip(models, MESSAGES, strict=True)}
     for name, definition in definitions.items():
-        if "properties" in definition:
+        if "properties" in definition and not name.endswith("Params"):
             definition["required"] = [each for each in definition["properties"] if each not in optional.get(name, ())]
     definitions["error"]["properties"]["code"]["examples"] = CODES
     return {
@@ -165,7 +183,7 @@ def surface(schema: dict) -> list[str]:
     found = [f"code {code}" for code in schema["$defs"]["error"]["properties"]["code"]["examples"]]
     for name, definition in schema["$defs"].items():
         for key, value in definition.get("properties", {}).items():
-            may_lack = "" if key in definition["required"] else "?"
+            may_lack = "" if key in definition.get("required", ()) else "?"
             types = {word: each for word, each in value.items() if word != "examples"}
             found.append(f"{name}.{key}{may_lack} {json.dumps(types)}")
     return sorted(found)

@@ -79,8 +79,11 @@ def main() -> None:
 
     subprocess.Popen = _Watched
     forbid()
+    from warm import shorten_assessment
+
     from sebp_edge.cli.commands import app
 
+    shorten_assessment()
     for line in sys.stdin:
         arguments = json.loads(line)
         print(json.dumps({"begins": arguments}), flush=True)

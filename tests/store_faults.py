@@ -274,10 +274,11 @@ class Disk:
     def survivors(self) -> dict[str, bytes | None]:
         """Returns the files and folders (None) that a power cut would leave: only what was synced."""
         found = {}
+        folders = self.entries.keys() | {path.stat().st_ino for path in self.folder.rglob("*") if path.is_dir()}
 
         def walk(number: int, path: str) -> None:
             for name, inner in self.entries.get(number, {}).items():
-                if inner in self.entries or inner in self.folders:
+                if inner in folders:
                     found[f"{path}{name}"] = None
                     walk(inner, f"{path}{name}/")
                 else:
@@ -293,10 +294,6 @@ class Disk:
             relative = str(path.relative_to(self.folder))
             found[relative] = None if path.is_dir() else self.files.get(path.stat().st_ino, b"")
         return found
-
-    @property
-    def folders(self) -> set[int]:
-        return {path.stat().st_ino for path in self.folder.rglob("*") if path.is_dir()}
 
     def close(self) -> None:
         for descriptor in self._kept:

@@ -73,6 +73,7 @@ def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
     assert any("base model is used" in getattr(event, "message", "") for event in events)
 
 
+@pytest.mark.slow
 def test_a_stop_forgets_nothing(make, notes_folder):
     personalizer, event = make(), threading.Event()
     personalizer.adapt(notes_folder, activate_anyway=True)
@@ -176,6 +177,7 @@ def test_the_other_texts_are_found_where_they_were_learnt(adapt, notes_folder, m
     assert str(where.path) == str(moved)
 
 
+@pytest.mark.slow
 def test_texts_without_files_have_to_be_given_again(make):
     personalizer, texts = make(), make_sentences(24)
     personalizer.adapt(texts, activate_anyway=True)

@@ -172,6 +172,7 @@ def test_texts_without_any_order_are_not_judged(make):
     assert personalizer.store.adapter("default").open(1).record.heldout_loss_after is None
 
 
+@pytest.mark.slow
 def test_boilerplate_is_shown_apart_and_left_out_of_the_gain(make, model, tokenizer):
     header = "the old map home\nwind from the west\n"
     notes = [header + text for text in make_sentences(24, words=30)]
@@ -196,6 +197,7 @@ def test_boilerplate_is_shown_apart_and_left_out_of_the_gain(make, model, tokeni
 # -------------------------------------------------------------------------------------------- the active version
 
 
+@pytest.mark.slow
 def test_a_weak_second_version_does_not_replace_the_first(make):
     personalizer = make(after=NOTES, recipe=RECIPE.replace(learning_rate=2e-3))
     first = personalizer.store.adapter("default").open().path
@@ -211,6 +213,7 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
     assert_uses(personalizer, first)
 
 
+@pytest.mark.slow
 def test_an_equally_good_second_version_replaces_the_first(make):
     personalizer = make(after=NOTES, seed=1)
     result = personalizer.adapt(NOTES)
@@ -287,6 +290,7 @@ def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compar
 # ------------------------------------------------------------------------------------------------------ the splits
 
 
+@pytest.mark.slow
 def test_the_splits_of_the_first_version_stay(make, compared):
     personalizer = make(after=NOTES, seed=1)
     store = personalizer.store
@@ -304,6 +308,7 @@ def test_the_splits_of_the_first_version_stay(make, compared):
     assert result.compared_with == 1
 
 
+@pytest.mark.slow
 def test_a_document_that_bridges_test_and_train_documents_is_trained_on(make, compared):
     personalizer = make(after=NOTES)
     store = personalizer.store
@@ -407,6 +412,7 @@ def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make, stores
 # ------------------------------------------------------------------------------------------------------- the refit
 
 
+@pytest.mark.slow
 def test_without_a_refit_the_judged_state_is_saved(make, model, tokenizer):
     events = []
     personalizer = make(recipe=RECIPE.replace(refit=False), on_event=events.append)
@@ -437,6 +443,7 @@ def damaging_the_refit(personalizer):
     return sink
 
 
+@pytest.mark.slow
 def test_a_refit_that_is_worse_is_refused(make, model, tokenizer):
     personalizer = make()
     personalizer.on_event = damaging_the_refit(personalizer)
@@ -447,6 +454,7 @@ def test_a_refit_that_is_worse_is_refused(make, model, tokenizer):
     assert_uses(personalizer, result.adapter_path)
 
 
+@pytest.mark.slow
 def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
     personalizer = make()
     personalizer.on_event = damaging_the_refit(personalizer)
@@ -462,7 +470,9 @@ def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
 def test_test_documents_are_learnt_by_the_refit_and_not_before(tmp_path):
     """Each note ends with random words of its own; those of no note show what is learnt of random words as such."""
     paths = sorted(path for path in EXAMPLES.rglob("*.md") if not path.name.startswith("."))[:22]
-    secrets, unused = ([words(5, f"{kind} {number}") for number in range(22)] for kind in ("secret", "unused"))
+    secrets, unused = (
+        [words(5, f"{kind} {number}") for number in range(count)] for kind, count in (("secret", 22), ("unused", 8))
+    )
     notes = [f"{path.read_text()[:40]}\n\n{secret}." for path, secret in zip(paths, secrets, strict=True)]
     recipe = Recipe.load("notes").replace(r=8, learning_rate=4e-3, epochs=3, patience=3, batch_tokens=128)
     personalizer = Personalizer("tiny", recipe=recipe, device="cpu", store=tmp_path)

@@ -84,6 +84,7 @@ def test_a_version_without_an_adapter_is_refused(make, options):
         make().generate(PROMPT, version=2, **options)
 
 
+@pytest.mark.slow
 def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
     personalizer = make()
     assert not personalizer.recipe.chat_template

@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_723
+MAX_LINES = 47_732
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_740,
     "adapters": 3_352,
@@ -63,11 +63,11 @@ MAX_LINES_OF_ROOM = {
     "questions": 342,
     "research": 3_331,
     "run": 4_560,
-    "serve": 2_277,
+    "serve": 2_285,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_396,
+    "texts": 10_397,
     "training": 3_068,
 }
 MAX_ENTRIES_AT_ROOT = 22

@@ -116,6 +116,7 @@ def role_of(saved_path, texts):
 # ------------------------------------------------------------------------------------------------------ nothing is new
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_or_saved_if_nothing_is_new(make):
     personalizer = make(after=True)
     path = personalizer.store.adapter("default").open(1).path
@@ -165,6 +166,7 @@ def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make, changes,
     assert begun.startswith(f"Version 1 of the adapter 'default' was trained with {said}. To keep the two apart, give")
 
 
+@pytest.mark.slow
 def test_all_other_values_of_a_recipe_learn_on(make):
     changes = {
         **{"learning_rate": 1e-2, "warmup_ratio": 0.2, "epochs": 2, "patience": 2, "batch_tokens": 100},
@@ -265,6 +267,7 @@ def adapted(notes_folder, model, recipe):
     return command
 
 
+@pytest.mark.slow
 def test_the_command_says_that_nothing_is_new_without_torch(adapted):
     code = (
         "import sys; from sebp_edge.cli import main\n"
@@ -297,6 +300,7 @@ def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     assert AdapterStore().adapter("default").active() == 4
 
 
+@pytest.mark.slow
 def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monkeypatch):
     (notes_folder / "new.md").write_text(NEW[0])
     calls = []
@@ -378,6 +382,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(make, texts):
         assert all(tensor.equal(found[1][file][name]) for name, tensor in weights.items())
 
 
+@pytest.mark.slow
 def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch):
     """With a learning rate of nothing, both tracks stay where they were."""
     monkeypatch.setattr("sebp_edge.recipe.LEARNING_ON_RATE", 1e-30)

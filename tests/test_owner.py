@@ -42,6 +42,7 @@ def adapt_export(adapt, export):
     return ["adapt", str(export), *adapt[2:]]
 
 
+@pytest.mark.slow
 def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export, capsys):
     personalizer = make(me="Anna")
     result = personalizer.adapt(export, activate_anyway=True)
@@ -69,6 +70,7 @@ def test_without_a_chat_template_chats_are_learnt_shown_and_answered_too(model_f
     )
 
 
+@pytest.mark.slow
 def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
     personalizer = make(me="Anna")
     personalizer.adapt(export, activate_anyway=True)
@@ -88,6 +90,7 @@ def test_an_app_can_ask_and_go_on_with_what_was_read(make, export):
     assert make(me=[reading.authors[1].id]).inspect(reading).documents == 24
 
 
+@pytest.mark.slow
 def test_a_day_of_a_chat_or_the_chat_can_be_forgotten_by_name(make, tmp_path):
     (tmp_path / "_chat.txt").write_text(chat(24))
     (tmp_path / "other.txt").write_text(chat(36).partition("13/01/2022")[2].join(("13/01/2022", "")))
@@ -99,6 +102,7 @@ def test_a_day_of_a_chat_or_the_chat_can_be_forgotten_by_name(make, tmp_path):
     assert len(receipt.documents) == 12
 
 
+@pytest.mark.slow
 def test_a_chat_that_was_moved_and_renamed_is_forgotten_by_its_content_whoever_the_owner_is(make, tmp_path):
     for number, sentence in enumerate(make_sentences(12, words=30)):
         (tmp_path / f"texts/{number}.md").parent.mkdir(exist_ok=True)
@@ -120,6 +124,7 @@ def test_in_a_pipe_an_adaptation_to_chats_is_refused_and_nobody_is_named(adapt_e
         assert "Bob" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_in_a_pipe_a_folder_that_is_not_notes_is_learnt_only_if_that_is_said(adapt, notes_folder):
     for number in range(24):
         (notes_folder / f"{number}.py").write_text("x")

@@ -40,7 +40,7 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
-from sebp_edge.models.generation import generate_text
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.run import samples
 from sebp_edge.run.start import latest_history
 
@@ -87,6 +87,7 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     assert {type(event) for event in events} >= {TextsRead, StepDone, AdapterSaved}
 
 
+@pytest.mark.slow
 def test_the_size_of_the_model_is_said_without_that_of_the_adapter(make, notes_folder, monkeypatch):
     events, sizes = [], []
     monkeypatch.setattr("sebp_edge.run.assessment.expectation", lambda reference, size, **_: sizes.append(size) or "")
@@ -94,6 +95,7 @@ def test_the_size_of_the_model_is_said_without_that_of_the_adapter(make, notes_f
     assert sizes == [event.parameters for event in events if isinstance(event, ModelLoaded)]
 
 
+@pytest.mark.slow
 def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_folder, model_folder):
     personalizer = make()
     path = personalizer.adapt(notes_folder).adapter_path
@@ -101,6 +103,7 @@ def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_fold
     assert torch.equal(logits(personalizer), logits(None, plain.eval()))
 
 
+@pytest.mark.slow
 def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder):
     first, second = make(), make()
     first.adapt(notes_folder, name="mine", activate_anyway=True)
@@ -150,6 +153,7 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
     assert make().store.adapter("default").active() == 1
 
 
+@pytest.mark.slow
 def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
     # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
     machine.multiplies(1e5)
@@ -172,6 +176,7 @@ def test_few_documents_are_tested_with_folds(make, count):
     assert sum(tested) == count
 
 
+@pytest.mark.slow
 def test_one_long_text_is_cut_into_examples_and_not_judged(make):
     result = make().adapt("\n\n".join(make_sentences(40, words=30)))
     assert (result.documents, result.verdict) == (1, "not judged")
@@ -225,6 +230,7 @@ def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes
     stopped.load_adapter("default", 2)
 
 
+@pytest.mark.slow
 def test_a_call_during_a_training_is_refused_and_the_training_continues(make, notes_folder):
     refused = []
 
@@ -370,8 +376,8 @@ def stop_at_the_end(event):
 
 
 def stop_in_copies(event):
-    # The documents are searched twice.
-    if isinstance(event, ExamplesEvaluated) and event.examples // 2 < event.done < event.examples:
+    # The documents are searched twice, in a micro-batch each time.
+    if isinstance(event, ExamplesEvaluated) and 2 * event.done == event.examples:
         raise KeyboardInterrupt
 
 
@@ -401,19 +407,19 @@ def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder
 
 @pytest.mark.slow
 def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, store_of_notes, monkeypatch):
-    stop, written = threading.Event(), []
+    stop, decoders = threading.Event(), []
 
-    def stopping(*arguments, **options):
-        written.append(arguments)
-        if len(written) == 5:
+    def stopping(model):
+        decoders.append(Decoder(model))
+        if len(decoders) == 2:
             stop.set()
-        return generate_text(*arguments, **options)
+        return decoders[-1]
 
-    monkeypatch.setattr(samples, "generate_text", stopping)
+    monkeypatch.setattr(samples, "Decoder", stopping)
     personalizer = make()
     with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
         personalizer.adapt(notes_folder, stop_when=stop)
-    assert len(written) == 5  # the second text of the judged state
+    assert len(decoders) == 2  # the texts of the judged state
     saved = personalizer.store.adapter("default").open().path
     assert bytes_of(saved) == bytes_of(store_of_notes.adapter("default").open().path)
     other = make()
@@ -546,6 +552,7 @@ def test_the_command_in_the_result_finds_the_adapter(make, notes_folder, model_f
     assert shlex.split(in_default_store.command)[3:5] == ["--name", "mine"]
 
 
+@pytest.mark.slow
 def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, tmp_path):
     out = tmp_path / "there" / "adapter"
     personalizer = make()
@@ -607,7 +614,7 @@ def secret_notes(notes_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [24, 9])
 def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list(
-    make, secret_notes, tmp_path, caplog, capfd, count
+    make, secret_notes, own_home, tmp_path, caplog, capfd, count
 ):
     for path in sorted(secret_notes.iterdir())[count:]:
         path.unlink()
@@ -617,7 +624,7 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
     assert len(result.samples) == 3 and all("swordfish" in sample.beginning for sample in result.samples)
     assert json.dumps(result.to_dict()).count("swordfish") >= 3
 
-    folders = (tmp_path / "store", tmp_path / "data", tmp_path / "cache")
+    folders = (tmp_path / "store", own_home / "data", own_home / "cache")
     saved = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert {path.name for path in saved} >= {"documents.json", "sebp_edge.json", ".salt", "adapter_config.json"}
     assert any(path.name.startswith("general-loss-") for path in saved)

@@ -175,6 +175,7 @@ def test_an_event_set_during_the_call_stops_it_and_the_best_state_is_saved(make,
     assert worker.error.version == 1
 
 
+@pytest.mark.slow
 def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
     worker = Worker(make, AdapterSaved, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))

@@ -137,14 +137,14 @@ def test_a_walk_raises_where_a_pattern_would_find_nothing(place):
 # ----------------------------------------------------------------------------------------------------- private folders
 
 
-def test_whatever_is_made_for_adapters_is_private(adapt, tmp_path):
+def test_whatever_is_made_for_adapters_is_private(adapt, own_home):
     """With the usual umask, and from the data and the cache folder on, which are made here."""
     before = os.umask(0o022)
     try:
         assert run(*adapt).exit_code == 0
     finally:
         os.umask(before)
-    found = [path for name in ("data", "cache") for path in (tmp_path / name, *(tmp_path / name).rglob("*"))]
+    found = [path for name in ("data", "cache") for path in (own_home / name, *(own_home / name).rglob("*"))]
     assert {"sebp-edge", "where.json", "adapter_model.safetensors", ".lock"} <= {path.name for path in found}
     assert any(path.name.startswith("general-loss-") for path in found)
     for path in found:

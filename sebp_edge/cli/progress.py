@@ -137,7 +137,7 @@ class ProgressPrinter:
         self._bar, self._lists_left_out = bar, lists_left_out
         self._task = None
         self._whole: JobProgress | None = None
-        self._last_print = 0.0
+        self._last_print = time.monotonic()  # a refusal at once is the only line
         self._stage = ""  # of the preparation
         self._num_documents = self._num_trainings = 0
         self._start_task("loading the model")

@@ -16,7 +16,7 @@ from sebp_edge.export.read_back import CPU, BaseComparison, memory_needed
 from sebp_edge.export.result import ExportResult, GainKept
 from sebp_edge.export.source import Source
 from sebp_edge.export.target import check_space, check_target, new_folder
-from sebp_edge.machine.devices import free_memory
+from sebp_edge.machine import devices
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.texts.readers import Reading
 
@@ -111,7 +111,7 @@ def _load(
     source: Source, reading: Reading | None, warnings: list[str], on_event: Sink, check: Check
 ) -> BaseComparison | None:
     """Loads the base model to compare with; returns None, and adds a warning, if the free memory does not hold it."""
-    needed, free = memory_needed(source), free_memory(CPU)
+    needed, free = memory_needed(source), devices.free_memory(CPU)
     if needed <= free:
         return BaseComparison(source, reading, on_event, check)
     size, left = sizes_apart(needed, free)

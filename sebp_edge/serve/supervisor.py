@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from sebp_edge.basics.parents import wake_when_parent_ends
+from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
 from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
@@ -116,7 +117,8 @@ class Supervisor:
         self.jobs = Jobs(self._journal, self._is_resumable)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
         self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
-        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "methods": sorted(METHODS)}
+        about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
+        return about | {"methods": sorted(METHODS)}
 
     def status(self) -> dict:
         """Returns what runs, without waking a worker."""

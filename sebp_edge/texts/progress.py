@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """The progress of a preparation, in stages.
+    """The progress of a preparation, in stages; work before the first one is not reported.
 
     Args:
         on_event: receives a few events a second, and one at the end of each stage.
@@ -72,7 +72,8 @@ class Progress:
 
     def _report(self) -> None:
         self._reported = time.monotonic()
-        self._on_event(PreparationProgress(self._stage, min(self._done, self._total), self._total))
+        if self._stage:
+            self._on_event(PreparationProgress(self._stage, min(self._done, self._total), self._total))
         self._check()
 
 

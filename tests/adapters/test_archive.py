@@ -106,6 +106,7 @@ def test_files_that_are_not_plain_are_not_exported(store, tmp_path):
 # ------------------------------------------------------------------------------------------------- damaged and hostile
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_is_one_sentence_and_changes_nothing(other, archive):
     content, draw = archive.read_bytes(), random.Random(0)
     imported = 0

@@ -82,6 +82,7 @@ def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
     assert run("generate", "the ferry", "--model", adapt[3], "--name", "default").exit_code == 0
 
 
+@pytest.mark.slow
 def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store):
     """Ctrl-C three times, while the best state of an interrupted training is being saved."""
     arguments = [*adapt, "--epochs", 900]
@@ -174,6 +175,7 @@ def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
 # ------------------------------------------------------------------------------------------------------ failing saves
 
 
+@pytest.mark.slow
 def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
     out = tmp_path / "out"
     personalizer = make(on_event=after_training(out.mkdir))
@@ -246,6 +248,7 @@ def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, 
     assert not any(isinstance(event, TrainingStarted) for event in events)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, monkeypatch):
     personalizer = make(store=AdapterStore(small_disk), on_event=after_training(lambda: fill(small_disk)))
     elsewhere = small_disk.with_name("elsewhere")
@@ -260,6 +263,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, sma
     make().load_adapter(folder)
 
 
+@pytest.mark.slow
 def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
     """A folder is where the file with the active version's number should be."""
     personalizer = make()

@@ -136,12 +136,12 @@ def test_a_salt_of_another_thread_is_not_replaced(store, monkeypatch):
         write(path, "0" * 32)
         write(path, text, **options)
 
-    monkeypatch.setattr(salt_module, "write_atomically", write_after_the_other)
-    assert store.salt() == b"0" * 32
-    # A disk without hard links.
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
-    assert AdapterStore(store.folder.parent / "other").salt() == b"0" * 32
-    monkeypatch.setattr(salt_module, "write_atomically", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(salt_module, "write_atomically", write_after_the_other)
+        assert store.salt() == b"0" * 32
+        # A disk without hard links.
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
+        assert AdapterStore(store.folder.parent / "other").salt() == b"0" * 32
     assert len(AdapterStore(store.folder.parent / "third").salt()) == 32
 
 

@@ -88,6 +88,7 @@ def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
     assert_one_sentence(run("adapters", "gc", "--keep", 0), "keep is 0; it must be 1 or more", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "remaining"), [("n", [1, 2, 3, 4]), ("y", [2, 4])])
 def test_gc_asks_on_a_terminal(store, answer, remaining):
     ours, theirs = pty.openpty()

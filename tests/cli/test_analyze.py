@@ -43,6 +43,7 @@ def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path)
     ]
 
 
+@pytest.mark.slow
 def test_an_analysis_in_json_writes_a_page_only_on_request(analyze, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

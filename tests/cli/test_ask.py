@@ -29,6 +29,7 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_an_answer_stands_in_a_source_that_it_names(folder, tmp_path):
     personalizer = Personalizer(device="cpu", store=tmp_path / "store")
     answer = personalizer.ask("Where is the key of the cabin?", folder)
@@ -53,6 +54,7 @@ def test_a_question_that_is_too_long_gets_a_sentence(folder, tmp_path):
         personalizer.ask("", folder)
 
 
+@pytest.mark.slow
 def test_the_command_answers_names_its_sources_and_refuses(folder):
     *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", "tiny", "--json").stdout)
     assert last["event"] == "result" and last["found"] and last["sources"][0]["document"] == "trip.md"
@@ -133,11 +135,12 @@ def converse():
 def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_own(converse, folder, end):
     conversation = converse(folder, "--model", "tiny")
     assert conversation.until("> ")[-2:] == ["Ask about your texts; an empty line ends.", "> "]
-    conversation.type("Where is the key of the cabin?\n")
-    *_, source, begin = conversation.until("\n> ")
-    assert (source, begin) == ("trip.md, line 1", "> ")
-    conversation.type("cabin " * 600 + "\n")
-    assert "sebp-edge: The question is too long for the model's" in " ".join(conversation.until("\n> "))
+    if end == "\n":  # answers take seconds
+        conversation.type("Where is the key of the cabin?\n")
+        *_, source, begin = conversation.until("\n> ")
+        assert (source, begin) == ("trip.md, line 1", "> ")
+        conversation.type("cabin " * 600 + "\n")
+        assert "sebp-edge: The question is too long for the model's" in " ".join(conversation.until("\n> "))
     conversation.type(end)
     lines = conversation.until("")
     assert len(lines) > 1 and not "".join(lines)

@@ -40,6 +40,7 @@ def refusal(*arguments, exit_code=1):
     return result.stderr
 
 
+@pytest.mark.slow
 def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
     result = bench("--batch", 3)
     assert result.exit_code == 0, result.output
@@ -57,6 +58,7 @@ def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
     assert len(rows) == len(NAMES) + 2
 
 
+@pytest.mark.slow
 def test_json_csv_and_plot_have_the_same_times(bench, notes_folder, tmp_path):
     result = bench(notes_folder, "--json", "--csv", tmp_path / "b.csv", "--plot", tmp_path / "b.svg")
     _, record = map(json.loads, result.stdout.splitlines())
@@ -69,6 +71,7 @@ def test_json_csv_and_plot_have_the_same_times(bench, notes_folder, tmp_path):
     assert (tmp_path / "b.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
     drawn = draw_on_terminal(monkeypatch, console, command, width=40)
     bench()
@@ -77,6 +80,7 @@ def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
     assert all(any(name in line for line in lines) for name in NAMES)
 
 
+@pytest.mark.slow
 def test_all_weights_are_trained_by_a_full_recipe(bench):
     _, record = map(json.loads, bench("--recipe", "full", "--json").stdout.splitlines())
     assert record["method"] == "full"
@@ -92,6 +96,7 @@ def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_pa
     assert (record["weights"], record["model"]) == ("random", "only")
 
 
+@pytest.mark.slow
 def test_padding_is_as_requested(model_folder):
     given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--json"]
     record = json.loads(CliRunner().invoke(app, given).stdout.splitlines()[-1])

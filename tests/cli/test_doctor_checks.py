@@ -10,7 +10,6 @@ from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.cli import doctor_checks as doctor
-from sebp_edge.machine import devices
 
 
 def findings():
@@ -67,9 +66,9 @@ def test_a_driver_that_hangs_is_reported(nvidia_smi, monkeypatch):
     assert doctor._driver().state.endswith("nvidia-smi does not answer")
 
 
-def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
+def test_a_gpu_without_bf16_is_a_problem(machine, monkeypatch):
     t4 = SimpleNamespace(name="Tesla T4", total_memory=int(15.8e9), major=7, minor=5)
-    monkeypatch.setattr(devices, "pick_device", lambda: torch.device("cuda"))
+    machine.has_gpus(1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     found = doctor._device()

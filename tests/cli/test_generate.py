@@ -121,6 +121,7 @@ def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
         assert (last["event"], last["error"]) == ("error", "Interrupted")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(endless):
     with process(*endless, "--json") as one:
         assert [json.loads(one.stdout.readline())["event"] for _ in range(2)] == ["started", "text"]

@@ -68,6 +68,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
     store.adapter("default").open(2)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store):
     recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
     with process(*adapt) as one:

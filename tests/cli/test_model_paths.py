@@ -48,10 +48,11 @@ def test_an_adapters_model_folder_is_found_again_until_it_is_moved_or_changed(ad
 
     (moved / "config.json").unlink()
     assert_one_sentence(generate(), "which is no longer at '.*moved'; give the adapter's name")
-    (tmp_path / "data" / "sebp-edge" / "adapters" / ".models").write_text("[damaged")
+    (adapted.folder / ".models").write_text("[damaged")
     assert_one_sentence(generate(), "a folder 'micro-llama'; give that folder with --model")
 
 
+@pytest.mark.slow
 def test_a_changed_model_folder_is_one_sentence(adapted, model):
     from safetensors.torch import load_file, save_file
 
@@ -60,6 +61,7 @@ def test_a_changed_model_folder_is_one_sentence(adapted, model):
     assert_one_sentence(generate(), "The adapter was made for other weights of micro-llama")
 
 
+@pytest.mark.slow
 def test_an_archive_has_no_path_and_removing_forgets_it(adapted, model, tmp_path):
     adapted.adapter("default").export_archive(tmp_path / "given-away.tar", with_names=True)
     with tarfile.open(tmp_path / "given-away.tar") as archive:
@@ -75,6 +77,7 @@ def test_an_archive_has_no_path_and_removing_forgets_it(adapted, model, tmp_path
     assert files_with(adapted.folder, str(model.parent)) == []
 
 
+@pytest.mark.slow
 def test_an_adapter_saved_to_a_folder_is_used_without_naming_its_model(model, notes_folder, recipe, tmp_path):
     done = run("adapt", notes_folder, "--model", model, "--recipe", recipe, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output

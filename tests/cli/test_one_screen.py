@@ -10,7 +10,7 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import analyze, console, listings, progress
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import Evaluated, LearningOn, StepDone, TextsRead, TrainingStarted
+from sebp_edge.events import Evaluated, JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
 from sebp_edge.models.catalog import CATALOG
 
 LINES, COLUMNS = 24, 80
@@ -98,15 +98,15 @@ def test_a_training_that_learns_on_is_said_to_be_on_few_of_the_documents(capsys)
     assert "last training: 8 of 84 documents; at most 1 epoch\n" in out
 
 
-def test_the_time_left_is_that_of_a_part_and_never_zero_while_more_is_to_come(capsys):
+def test_the_time_left_is_that_of_the_whole_job_and_said_only_if_it_is_known(capsys):
     printer = ProgressPrinter(None)
-    for event in (TrainingStarted("all documents", 1, 93, 0, 0), step(1), step(9, 0.0)):
+    known, unknown = JobProgress("training", 0.5, 8.0), JobProgress("training", 0.9, None)
+    for event in (TrainingStarted("all documents", 1, 93, 0, 0), known, step(1), unknown, step(9, 0.0)):
         printer(event)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "training: 93 documents; at most 1 epoch"
-    assert lines[1].endswith("  8 s left in this part")
-    assert "left" not in lines[2]
-    assert lines[3] == "testing"
+    assert lines[1].endswith(" tokens/s  50 %, 8 s left")
+    assert lines[2].endswith(" tokens/s  90 %")
 
 
 @pytest.mark.parametrize("width", [60, 80])

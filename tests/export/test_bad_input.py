@@ -53,6 +53,7 @@ def test_the_command_exports(stored, model, place):
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_json_ends_with_the_result(stored, model, place):
     result = export(model, "--to", place / "out", "--format", "peft", "--json")
     events = records(result.stdout)
@@ -91,6 +92,7 @@ def test_strange_names_are_refused(stored, model, place, name):
     assert not list(place.iterdir())
 
 
+@pytest.mark.slow
 def test_missing_folders_around_the_target_are_made(stored, model, place):
     result = export(model, "--to", place / "new" / "er" / "out", "--format", "peft")
     assert result.exit_code == 0, result.output
@@ -163,6 +165,7 @@ def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypa
     assert not list(disk.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(stored, model, place):
     arguments = ("export", "mine", "--model", model, "--to", place / "out", "--json")
     with process(*arguments) as one:
@@ -228,6 +231,7 @@ def test_a_stop_leaves_nothing_and_the_next_call_works(stored, model, place, whe
     assert personalizer.generate("the ferry", max_new_tokens=2) is not None
 
 
+@pytest.mark.slow
 def test_the_adapter_in_use_stays_in_use(stored, model, place):
     personalizer = Personalizer(model, device="cpu", store=stored)
     options = {"max_new_tokens": 8, "temperature": 0}

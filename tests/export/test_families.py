@@ -124,6 +124,7 @@ def test_a_weight_too_large_for_f16_is_refused():
         quantised(torch.tensor([[1e6]]), GGMLQuantizationType.F16)
 
 
+@pytest.mark.slow
 def test_rows_that_are_no_multiple_of_a_block_are_f16(source, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "odd", lambda: Qwen2Config(**SIZES | {"intermediate_size": 72}))
     model, adapter = source("odd")
@@ -155,6 +156,7 @@ def test_a_setting_that_llama_cpp_lacks_is_refused(family, changes, words):
         GgufModel(config)
 
 
+@pytest.mark.slow
 def test_a_window_that_llama_cpp_lacks_shortens_the_context(source, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "windowed", lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=240))
     model, adapter = source("windowed")
@@ -164,6 +166,7 @@ def test_a_window_that_llama_cpp_lacks_shortens_the_context(source, tmp_path, mo
     assert field.contents() == 240
 
 
+@pytest.mark.slow
 def test_another_family_is_refused(source, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "cohere", lambda: CohereConfig(**SIZES))
     model, adapter = source("cohere")

@@ -60,6 +60,7 @@ def test_a_merged_folder_is_the_model_with_the_adapter(llama, tmp_path):
     assert not (tmp_path / "out").stat().st_mode & 0o077
 
 
+@pytest.mark.slow
 def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
     model, adapter = llama
     values = json.loads((model / "config.json").read_text())
@@ -79,11 +80,12 @@ def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
 
 
 @pytest.fixture
-def no_memory(monkeypatch):
+def no_memory(machine):
     """Leaves an export no memory to run the model in."""
-    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+    machine.has_memory(1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_memory", [True, False])
 @pytest.mark.parametrize("lost", ["rope_theta", "rope_parameters", "rms_norm_eps"])
 def test_a_merged_config_from_which_a_program_reads_something_else_is_refused(
@@ -104,6 +106,7 @@ def test_a_merged_config_from_which_a_program_reads_something_else_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_merged_model_that_mlx_lm_computes_otherwise_says_so(tmp_path):
     model = make_source(tmp_path / "model", "mistral-window")
     adapter = make_adapter(tmp_path / "adapter", model)
@@ -113,6 +116,7 @@ def test_a_merged_model_that_mlx_lm_computes_otherwise_says_so(tmp_path):
     assert "more than 16 tokens" in warning
 
 
+@pytest.mark.slow
 def test_the_bases_file_is_not_changed(llama, tmp_path):
     model, adapter = llama
     before = (model / "model.safetensors").read_bytes()
@@ -121,6 +125,7 @@ def test_the_bases_file_is_not_changed(llama, tmp_path):
     assert result.gain_kept[0].quant == "q8_0"
 
 
+@pytest.mark.slow
 def test_a_peft_folder_has_the_adapter_and_nothing_of_ours(llama, tmp_path):
     model, adapter = llama
     result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="peft")
@@ -166,6 +171,7 @@ def test_mlx_factors_are_transposed(llama_for_mlx, tmp_path, monkeypatch):
     assert config["lora_parameters"]["keys"][0] == "mlp.down_proj"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["gguf", "ollama", "gguf-lora"])
 def test_without_llama_cpp_we_read_back_ourselves(llama, tmp_path, monkeypatch, format):
     monkeypatch.setitem(sys.modules, "xllamacpp", None)  # not installed
@@ -194,6 +200,7 @@ def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, no_memory, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
 def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(llama, tmp_path, monkeypatch):
     from sebp_edge.models.gguf import families
@@ -201,7 +208,7 @@ def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(lla
     monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
     with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):
         Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16", texts=long_texts())
-    assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "data", "cache", "notes"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "notes"}
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
@@ -252,6 +259,7 @@ def test_a_fully_fine_tuned_model_is_no_adapter(llama, tmp_path, format):
         Personalizer(llama[0], device="cpu").export(tmp_path / "full", tmp_path / "out", format=format)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_4_bit_base_is_merged_into_the_full_weights(llama, tmp_path):
     model, _ = llama
     recipe = {"name": "notes", "method": "lora", "load_in_4bit": True}
@@ -260,6 +268,7 @@ def test_an_adapter_of_a_4_bit_base_is_merged_into_the_full_weights(llama, tmp_p
     assert result.merged_into == "the float32 weights of model, not the 4-bit ones that it was trained on"
 
 
+@pytest.mark.slow
 def test_the_smallest_quantisation_that_keeps_the_gain_is_chosen(llama, tmp_path, monkeypatch):
     from sebp_edge.export.result import GainKept
 
@@ -280,6 +289,7 @@ def test_the_smallest_quantisation_that_keeps_the_gain_is_chosen(llama, tmp_path
     assert [one.quant for one in result.gain_kept] == ["q4_0", "q4_1", "q5_0"]
 
 
+@pytest.mark.slow
 def test_the_gain_is_measured_on_rounded_weights(llama, tmp_path):
     result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="q8_0", texts=long_texts())
     kept = result.gain_kept[0]
@@ -379,6 +389,7 @@ def test_k_quants_need_llama_quantize(llama, tmp_path, monkeypatch):
         Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="q4_k_m")
 
 
+@pytest.mark.slow
 def test_k_quants_are_made_by_llama_quantize(llama, tmp_path, monkeypatch):
     program = tmp_path / "llama-quantize"
     program.write_text('#!/bin/sh\n[ "$3" = Q4_K_M ] && /bin/cp "$1" "$2"\n')

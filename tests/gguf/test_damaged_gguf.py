@@ -207,6 +207,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         load(path)
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_a_damaged_file_without_a_traceback(tmp_path, notes_folder):
     path = tmp_path / "model.gguf"
     path.write_bytes(header(2**60))

@@ -86,6 +86,7 @@ print(first, with_some, *later, memory.measure(), memory.peak)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="when the heap releases memory depends on the system")
 def test_the_peak_between_measurements_is_reported():
     first, with_some, later, transient, peak, anew, peak_anew = map(int, python(PROCESS).split())

@@ -261,6 +261,7 @@ def test_activations_are_recomputed_if_smaller_micro_batches_would_be_slower(sha
     assert all(each.seconds > chosen.seconds for each in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_steps_of_full_fine_tuning_are_cut_last(shape_3b):
     recipe = RECIPE.replace(method="full", batch_tokens=1000)

@@ -8,6 +8,7 @@ import torch
 from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
 from command import start
 from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
+from fake_machine import FakeMachine
 
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.errors import BudgetExceeded, MachineError
@@ -308,9 +309,10 @@ def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(tm
 
 def set_free_memory(monkeypatch, left):
     """Simulates that other programs leave `left` bytes; really taking them would stop other work on this machine."""
-    monkeypatch.setattr(devices, "free_memory", lambda device: left)
+    FakeMachine(monkeypatch).has_memory(left, total=devices.total_memory(CPU))
 
 
+@pytest.mark.slow
 def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, monkeypatch):
     examples = uneven_examples()
     with recovering_learner(base, examples) as learner:
@@ -331,6 +333,7 @@ def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, m
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypatch):
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples, limit=ample()) as learner:
@@ -344,6 +347,7 @@ def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypa
         assert event.max_rows == event.max_rows_before
 
 
+@pytest.mark.slow
 def test_a_budget_is_limited_to_the_memory_that_other_programs_leave(make, notes_folder, monkeypatch):
     peak = make(memory_budget=AMPLE).plan(notes_folder).chosen.peak
     set_free_memory(monkeypatch, peak + 10**8 - process.resident())

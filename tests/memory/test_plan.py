@@ -11,7 +11,7 @@ from transformers import BloomConfig, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
-from sebp_edge.events import MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
+from sebp_edge.events import JobProgress, MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
 from sebp_edge.machine import devices, process
 from sebp_edge.models import hub
 from sebp_edge.sparse.hoist import Hoisted
@@ -52,6 +52,7 @@ def test_a_plan_loads_nothing(make, notes_folder, without_weights):
     assert make().plan(notes_folder).budget > plan.chosen.footprint.context
 
 
+@pytest.mark.slow
 def test_a_plan_for_an_absent_gpu_does_not_depend_on_this_machine(make, notes_folder, monkeypatch):
     def fail(*_):
         raise AssertionError("the plan must not depend on this machine")
@@ -91,7 +92,7 @@ def test_a_model_that_does_not_fit_is_not_loaded(make, notes_folder, without_wei
     events = []
     with pytest.raises(MachineError, match="the memory budget is 1 MB"):
         make(model=without_weights, memory_budget="1MB", on_event=events.append).adapt(notes_folder)
-    assert all(isinstance(event, PreparationProgress) for event in events)
+    assert all(isinstance(event, PreparationProgress | JobProgress) for event in events)
 
 
 def test_texts_that_exceed_the_budget_are_refused_unread(make, tmp_path, no_process_memory):
@@ -109,6 +110,7 @@ def test_too_little_text_is_refused_before_planning(make, text):
             attempt([text])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_process_memory")
 def test_a_model_that_runs_padded_is_planned_with_whole_sequences(make, notes_folder, tokenizer, tmp_path):
     BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
@@ -132,7 +134,7 @@ def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, note
         micro_batches.clear()
         events = []
         make(on_event=events.append, **options).adapt(notes_folder)
-        events = [event for event in events if not isinstance(event, PreparationProgress)]
+        events = [event for event in events if not isinstance(event, PreparationProgress | JobProgress)]
         return events, max(sum(example.num_active_tokens for example in batch) for batch in micro_batches)
 
     events, most = adapt()
@@ -166,6 +168,7 @@ def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, note
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_with_a_budget_texts_are_still_encoded_and_laid_out_once(make, notes_folder, monkeypatch):
     calls = []
     for name in ("examples.tokenise", "schedule.shuffled_batches"):

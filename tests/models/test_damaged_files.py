@@ -217,6 +217,7 @@ def test_settings_other_than_plain_lora_are_refused_and_leave_no_layer(adapter, 
     assert same(state_of(base.model), before)
 
 
+@pytest.mark.slow
 def test_a_rank_of_a_million_allocates_no_memory(saved, model_folder, tmp_path):
     folder = shutil.copytree(saved[1]["lora"], tmp_path / "adapter")
     path = folder / "adapter_config.json"

@@ -133,6 +133,7 @@ def test_the_bundled_model_answers_as_alone(tiny):
     assert texts == [tiny.tokenizer.decode(new, skip_special_tokens=True).strip() for new in found]
 
 
+@pytest.mark.slow
 def test_an_adapter_takes_part_and_is_not_remembered(tiny):
     prompts = [tiny.tokenizer(f"The ferry leaves at {hour}.")["input_ids"] for hour in ("six", "seven", "noon")]
     before = decode(tiny.model, prompts, 12, [])

@@ -223,6 +223,7 @@ def test_an_incomplete_cache_is_not_used(small_hub, tmp_path):
         assert "HF_HUB_OFFLINE is set" in found[name]["message"]
 
 
+@pytest.mark.slow
 def test_an_uncached_model_is_downloaded_once_with_the_token(small_hub, tmp_path):
     small_hub.files |= {"pytorch_model.bin": b"a pickle", "README.md": b"", "consolidated.safetensors": b""}
     options = {"home": tmp_path, "HF_ENDPOINT": small_hub.address, "HF_TOKEN": "hf_secret"}

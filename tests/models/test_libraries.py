@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,9 @@ import os, sys, logging, warnings
 before = dict(os.environ), list(logging.root.handlers), logging.getLogger("transformers").level
 import sebp_edge
 from pathlib import Path
+sys.path.append(sys.argv.pop(1))
+from warm import shorten_assessment
+shorten_assessment()
 from sebp_edge import AdapterStore, Personalizer, Recipe
 filters = list(warnings.filters)
 model, folder = sys.argv[1:]
@@ -59,7 +63,8 @@ def test_an_app_that_adapts_and_generates_prints_nothing(model_folder, tmp_path,
     if has_environment:
         environment = {name: value for name, value in os.environ.items() if name not in {"HF_HUB_OFFLINE", *OWN}}
         environment |= LOUD | {"PYTHONPATH": str(package.parent)}
-    command = [sys.executable, "-W", "error", "-c", SMALL, str(model), str(tmp_path / "store")]
+    arguments = map(str, (Path(__file__).parents[1], model, tmp_path / "store"))
+    command = [sys.executable, "-W", "error", "-c", SMALL, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"changed: {OWN} False\n"

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,8 +173,8 @@ def test_an_unknown_or_damaged_config_is_refused_with_one_sentence(copied, confi
         load(copied)
 
 
-def test_a_models_own_code_is_never_run_and_nobody_is_prompted(copied, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("prompted on the terminal"))
+def test_a_models_own_code_is_never_run_and_nobody_is_prompted(copied):
+    """pytest makes reading from the terminal an error."""
     (copied / "own.py").write_text("raise SystemExit('this was run')")
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", "own.T"]}
     change_config(copied, auto_map=classes)
@@ -239,13 +240,13 @@ def test_weights_are_bf16_if_the_gpu_supports_it(monkeypatch, bf16, expected):
 
 
 def test_4_bits_without_bitsandbytes_are_refused_with_the_package_to_install(model_folder, monkeypatch):
-    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
         load(model_folder, LORA.replace(load_in_4bit=True))
 
 
 def test_4_bits_on_an_unsupported_device_are_refused(model_folder, monkeypatch):
-    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__spec__="installed"))
     with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
         load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
 

@@ -131,12 +131,13 @@ def relative(found, truth):
 
 
 @pytest.fixture
-def nothing_chosen(monkeypatch):
+def nothing_chosen():
     """The state of a process that has timed nothing yet."""
-    monkeypatch.setattr(gemm, "_chosen", {})
+    gemm._chosen.clear()
     gemm._read_once.cache_clear()
     gemm._warn_once.cache_clear()
     yield
+    gemm._chosen.clear()
     gemm._read_once.cache_clear()
 
 
@@ -164,7 +165,7 @@ def plain_matmuls(monkeypatch, nothing_chosen):
         return {choice: 1.0 if choice is None else 0.9 - 0.1 * choice for choice in candidates}
 
     monkeypatch.setattr(gemm, "_matmul", PlainMatmul)
-    monkeypatch.setattr(PlainMatmul, "failing", set())
+    PlainMatmul.failing.clear()
     monkeypatch.setattr(gemm, "_time_candidates", times)
     monkeypatch.setattr(cublaslt, "version", lambda: "1")
     monkeypatch.setattr(choices, "device_index", lambda device: 0)

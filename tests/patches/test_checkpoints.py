@@ -103,18 +103,16 @@ def test_a_base_model_in_4_bits_has_the_gradients_of_kept_activations():
     assert_equal(all_gradients(model, 2), all_gradients(model, 0))
 
 
-def test_recomputing_a_block_neither_copies_adapters_nor_computes_its_last_product(monkeypatch):
-    products, copies = [], []
-    matrices, copy = LoraGroup.matrices, LoraGroup.copies
-    monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
+def test_recomputing_a_block_neither_copies_adapters_nor_computes_its_last_product(rank_products, monkeypatch):
+    copies, copy = [], LoraGroup.copies
     monkeypatch.setattr(LoraGroup, "copies", lambda group: copies.append(group) or copy(group))
     model = with_adapter(make_llama(num_hidden_layers=3))
 
     def count(checkpoints):
-        products.clear()
+        rank_products.clear()
         copies.clear()
         all_gradients(model, checkpoints)
-        return len(products), len(copies)
+        return len(rank_products), len(copies)
 
     (expected, expected_copies), (found, found_copies) = count(0), count(2)
     # Of q, k and v; o; gate and up; down: all except the last.
@@ -214,6 +212,7 @@ def trained(model, options, recipe=RECIPE, steps=6):
     return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
 
 
+@pytest.mark.slow
 def test_training_with_little_memory_learns_the_same():
     (losses, weights), (expected_losses, expected) = (
         trained(with_adapter(make_llama(initializer_range=0.2)), options) for options in (LOW_MEMORY, FASTEST)
@@ -236,6 +235,7 @@ def test_moments_in_8_bits_learn_equally_well():
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
 
 
+@pytest.mark.slow
 def test_weights_updated_in_the_backward_pass_are_reread_before_their_update(updated_in_backward):
     recipe = RECIPE.replace(method="full")
 

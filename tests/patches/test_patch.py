@@ -195,6 +195,7 @@ def test_a_handle_works_after_one_beneath_it_is_removed(first):
     other.remove()
 
 
+@pytest.mark.slow
 def test_three_handles_are_removed_in_any_order():
     for order in itertools.permutations(range(3)):
         model = model_for("hoisted")

@@ -414,6 +414,7 @@ def test_a_conversation_is_analyzed_with_both_losses(personalizer):
     assert [sparsity.loss for sparsity in analysis.losses] == ["every token", "trained tokens"]
 
 
+@pytest.mark.slow
 def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder):
     before = personalizer.analyze(notes_folder)
     personalizer.adapt(notes_folder)

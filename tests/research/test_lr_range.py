@@ -138,6 +138,7 @@ def test_the_same_seed_gives_the_same_test_and_an_adapter_in_use_stays(make):
     assert personalizer.store.names() == ["default"]
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_or_refused_before_anything_is_loaded(make):
     with pytest.raises(MachineError, match="needs at least"):
         make(memory_budget="20MB").lr_range(TEXTS)
@@ -158,6 +159,7 @@ def test_running_out_of_memory_is_one_sentence(make, monkeypatch):
         make().lr_range(TEXTS)
 
 
+@pytest.mark.slow
 def test_the_outcome_is_json_ready(make):
     found = make().lr_range(TEXTS, lowest=1e-2, steps=20)
     record = json.loads(json.dumps(found.to_dict()))

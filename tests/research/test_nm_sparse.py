@@ -12,7 +12,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from sebp_edge.errors import OptionError, SparsityError
 from sebp_edge.recipe import METHODS, PruningRecipe
 from sebp_edge.research import nm_sparse, sparsify
-from sebp_edge.research.pruning.phases import SHRINKAGE, Phases
+from sebp_edge.research.pruning import phases as own_phases
+from sebp_edge.research.pruning.phases import Phases
 
 
 def make_model(dtype=torch.float64):
@@ -56,7 +57,7 @@ def train_by_definition(model, phases, num_steps, optimizer_class, rate):
         optimizer.step()
         if phases.shrinkage and not stage.is_dense:
             for weight, kept in zip(dense, masks, strict=True):
-                weight.data.mul_(1 - rate * SHRINKAGE * (1 - kept))
+                weight.data.mul_(1 - rate * own_phases.SHRINKAGE * (1 - kept))
     return [prune_by_sorting(weight, phases.stage(num_steps - 1))[1] for weight in dense], biases
 
 
@@ -64,8 +65,7 @@ def train_by_definition(model, phases, num_steps, optimizer_class, rate):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_training_is_that_of_the_methods_definition(method, optimizer_class, monkeypatch):
     # Large enough to be seen in the result.
-    monkeypatch.setattr("sebp_edge.research.pruning.phases.SHRINKAGE", 0.5)
-    monkeypatch.setattr(f"{__name__}.SHRINKAGE", 0.5)
+    monkeypatch.setattr(own_phases, "SHRINKAGE", 0.5)
     model, other = make_model(), make_model()
     optimizer = optimizer_class(model.parameters(), lr=3e-2)
     with nm_sparse(model, "1:4", method, num_steps=20, dense=0.2, layers=["0", "2"]) as sparse:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from builders import make_llama, make_sentences, schedule_of
+from graph_learners import make_learners_eager
 from torch import nn
 
 from sebp_edge import Recipe
@@ -86,6 +87,7 @@ def test_folds_and_a_last_training_each_begin_with_dense_weights(make):
         assert max(kept(model.model.layers[0].mlp.up_proj.weight)) == 2
 
 
+@pytest.mark.slow
 def test_a_saved_version_generates_after_loading_and_a_damaged_one_is_refused(make):
     personalizer = make(recipe=RECIPE)
     result = personalizer.adapt(make_sentences(24, words=40))
@@ -235,7 +237,6 @@ def test_a_recipe_reads_its_sparsity_from_a_table(tmp_path):
 @pytest.mark.parametrize("method", ["sr-ste", "mdgf-exponential", "sdgf-stepwise"])
 def test_captured_steps_are_pruned_as_eager_ones_and_nothing_is_captured_again(make, method, monkeypatch):
     recipe = RECIPE.replace(sparsity=PruningRecipe(pattern="2:4", method=method, dense=0.2), refit=False)
-    initialize = Learner.__init__
 
     def run(name, recipe):
         events = []
@@ -249,11 +250,7 @@ def test_captured_steps_are_pruned_as_eager_ones_and_nothing_is_captured_again(m
     # As many graphs as for dense weights: no stage needs new ones.
     assert parts == run("dense", Recipe(**vars(recipe) | {"sparsity": None}))[1]
 
-    def initialize_eager(learner, *args, **options):
-        initialize(learner, *args, **options)
-        learner.graphs = None
-
-    monkeypatch.setattr(Learner, "__init__", initialize_eager)
+    make_learners_eager(monkeypatch)
     (eager, _), (again, _) = run("eager", recipe), run("again", recipe)
     assert (captured - eager).abs().max() <= 3 * (eager - again).abs().max() + 2e-2
     assert captured[-1] < captured[0] - 0.1

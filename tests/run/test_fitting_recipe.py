@@ -73,11 +73,12 @@ def test_plan_inspect_and_adapt_agree(model_folder, tmp_path):
         [json.loads(line) for line in run(command, path, *options).stdout.splitlines()]
         for command in ("plan", "inspect", "adapt")
     )
-    notice = {"event": "notice", "message": "The recipe is 'chat'; --recipe NAME (recipe=) chooses another."}
+    notice = "The recipe is 'chat'; --recipe NAME (recipe=) chooses another."
     assert planned[-1]["recipe"] == inspected[-1]["recipe"] == adapted[-1]["recipe"] == "chat"
-    assert notice in inspected
-    assert adapted.count(notice) == 1
-    assert adapted.index(notice) < [line["event"] for line in adapted].index("training_started")
+    assert notice in [line.get("message") for line in inspected]
+    said = [line.get("message") for line in adapted]
+    assert said.count(notice) == 1
+    assert said.index(notice) < [line["event"] for line in adapted].index("training_started")
     assert "fits these texts better" not in inspected[-1]["summary"]
     assert "recipe chat: LoRA" in " ".join(run("plan", path, "--device", "cpu", "--model", model_folder).stdout.split())
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from command import RECIPE
 from conftest import write_notes
+from jsonschema import Draft202012Validator
 from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.basics.schema import read_schema
 from sebp_edge.serve.jobs import ENDED
 
 pytestmark = pytest.mark.slow
@@ -85,7 +87,12 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
     shares = [event["progress"] for event in events]
     assert shares == sorted(shares)
     assert all(event["event"]["job"] == "first" and event["event"]["v"] == 1 for event in events)
-    assert {"step", "evaluated", "saved"} <= {event["event"]["event"] for event in events}
+    assert {"step", "evaluated", "saved", "progress"} <= {event["event"]["event"] for event in events}
+    assert (shares[0], shares[-1]) == (0, 1)
+    definitions = json.loads(read_schema())["$defs"]
+    for event in events:
+        for name, values in (("JobEvent", event), (event["event"]["event"], event["event"])):
+            Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": definitions}).validate(values)
     result = last["event"]["result"]
     assert (result["name"], result["version"]) == ("first", 1)
     assert shared.call("jobs.get", id="first")["job"]["result"] == result

@@ -321,6 +321,7 @@ def test_rows_of_layers_that_are_trained_later_are_verified_then(keep_logits):
             assert_same(expected, found, tolerance=1e-10 if keep_logits else 1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_evaluated_by_another_thread_computes_the_same():
     model, batch, done, seen = dense_model(), padded_batch(prompt=5), threading.Event(), []
     expected = model(batch["input_ids"]).logits.detach()

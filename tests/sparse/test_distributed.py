@@ -231,6 +231,7 @@ def options_change_nothing(rank):
                 assert_same(dense, (mean(loss), sparse), TOLERANCE)
 
 
+@pytest.mark.slow
 def test_replicas_of_shards_and_weights_that_are_freed_are_exact(processes):
     processes.run(options_change_nothing)
 

@@ -16,7 +16,7 @@ from builders import (
     outlined,
     schedule_of,
 )
-from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner
+from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner, make_learners_eager
 from model_families import MODELS
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -29,7 +29,6 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graphs import GraphPool, _CapturedGraph
-from sebp_edge.training.learner import Learner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 pytestmark = [
@@ -72,7 +71,7 @@ def test_gradients_equal_the_eager_ones(family, prompt):
 
 
 @pytest.mark.parametrize("prompt", [0, 6])
-def test_memory_options_do_not_change_the_gradients(prompt, monkeypatch):
+def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
     micro_batches = [examples[:3], examples[3:]]
 
@@ -95,7 +94,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, monkeypatch):
         options = MemoryOptions(
             checkpoints=2, offload=True, chunked_blocks=chunked_blocks, small_buffers=True, moments_in_8_bits=True
         )
-        monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 24)
+        chunk_rows(24)
         small_buffers_loss, small_buffers = all_gradients(options)
         assert small_buffers_loss == pytest.approx(loss, rel=1e-3)
         assert error(small_buffers, kept) <= 1e-2
@@ -233,13 +232,7 @@ def test_the_loss_curve_agrees_with_that_of_eager_runs(model_folder, tmp_path, m
         return torch.tensor([event.loss for event in events if isinstance(event, StepDone)])
 
     captured = curve()
-    initialize = Learner.__init__
-
-    def initialize_eager(learner, *args, **options):
-        initialize(learner, *args, **options)
-        learner.graphs = None
-
-    monkeypatch.setattr(Learner, "__init__", initialize_eager)
+    make_learners_eager(monkeypatch)
     eager, again = curve(), curve()
     spread = (eager - again).abs().max()
     assert (captured - eager).abs().max() <= 3 * spread + 2e-2

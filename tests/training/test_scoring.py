@@ -98,8 +98,7 @@ def test_with_the_adapter_disabled_it_is_the_base_models(method, base):
     assert disabled.nats == pytest.approx(expected.nats, rel=1e-6)
 
 
-def test_it_can_be_stopped_between_micro_batches(base, monkeypatch):
-    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+def test_it_can_be_stopped_between_micro_batches(base, small_evaluations):
     events, before = [], state_of(base.model)
 
     def stop_at_second(event):

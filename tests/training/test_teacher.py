@@ -125,8 +125,7 @@ def test_with_its_adapter_disabled_a_model_teaches_as_the_base_model(base):
     assert all(parameter.requires_grad for parameter in trainable(adaptation))
 
 
-def test_progress_is_reported_and_a_check_can_stop_it(monkeypatch):
-    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+def test_progress_is_reported_and_a_check_can_stop_it(small_evaluations, monkeypatch):
     model, events, checks = make_llama().eval(), [], []
     found = with_teacher(model, EXAMPLES, COLLATOR, CPU, events.append, lambda: checks.append(None))
     assert [type(event) for event in events] == [ExamplesEvaluated] * len(checks)

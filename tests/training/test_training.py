@@ -136,8 +136,8 @@ def test_learning_rates_warm_up_and_decay_to_nearly_zero():
 
 
 @pytest.mark.parametrize("large", [2**30, 0])
-def test_an_update_equals_torchs_adamw_and_release_separates_the_parameters(monkeypatch, large):
-    monkeypatch.setattr("sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE", large)
+def test_an_update_equals_torchs_adamw_and_release_separates_the_parameters(limit_gradients, large):
+    limit_gradients(large)
     draw = torch.Generator().manual_seed(0)
     first = [torch.randn(size, generator=draw) for size in [(3, 5), (1,), (70,), (16, 64)]]
     gradients = [[torch.randn(value.shape, generator=draw) for value in first] for _ in range(3)]

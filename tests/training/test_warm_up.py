@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 from builders import evaluated, make_examples, make_step, outlined, schedule_of
-from failing_memory import CPU, RECIPE, PlainGraphs, recovering_learner, uneven_examples
+from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.events import MemoryProbed
 from sebp_edge.memory.guard import MemoryGuard
@@ -20,26 +20,9 @@ pytestmark = pytest.mark.usefixtures("plain_graphs")
 MANY, SHORT, LONG = make_examples([64] * 40 + [5]), make_examples([8, 8]), make_examples([40, 40])
 
 
-class RecordedGraphs(PlainGraphs):
-    """Also records the calls, in `order`."""
-
-    def __init__(self, device, on_event):
-        super().__init__(device, on_event)
-        self.order = []
-
-    def warm_up(self, function):
-        self.order.append("warm_up")
-        super().warm_up(function)
-
-    def capture(self, part, function):
-        self.order.append(part)
-        return super().capture(part, function)
-
-
 @pytest.fixture
-def learner(base, monkeypatch):
+def learner(base, plain_graphs):
     """A learner with recorded graphs; a step of many examples has micro-batches of several sizes."""
-    monkeypatch.setattr("sebp_edge.training.learner.GraphPool", RecordedGraphs)
     examples = [*uneven_examples(), *MANY, *SHORT, *LONG]
     # With a budget there is a dry run of the largest micro-batch, as always on a GPU.
     with recovering_learner(base, examples, max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
