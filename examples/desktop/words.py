@@ -28,6 +28,7 @@ _SENTENCES = {
     "busy": "This has to wait until the learning is done or paused.",
     "machine": "This model needs more memory than it may use. Choose a smaller model, or allow more memory.",
     "model_offline": "The model is not on this computer yet. Connect to the internet once, or choose another model.",
+    "owner_unknown": "These are chats or mails of several people. This window learns notes; leave their folder out.",
     "cancelled": "It was cancelled.",
     "folder_not_allowed": "This file is outside of the folders that you have chosen. Add its folder under Notes.",
 }
