@@ -1,0 +1,194 @@
+"""The desktop example: a window, without a screen, that learns three notes with the bundled model."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from served import SECONDS, all_gone, processes_below
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+pytest.importorskip("PySide6.QtWidgets", reason="needs PySide6: `pip install sebp-edge[desktop]`", exc_type=ImportError)
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton
+
+from desktop.app import Window
+from desktop.backend import Settings
+from desktop.ghost_text import GhostEdit
+
+pytestmark = pytest.mark.slow
+OF_EXAMPLE = Path(__file__).parents[2] / "examples" / "notes"
+NOTES = ("about-these-notes.md", "house-rules.txt", "people-and-places.md")
+
+
+@pytest.fixture(scope="session")
+def app():
+    return QApplication.instance() or QApplication([])
+
+
+@pytest.fixture
+def notes(tmp_path):
+    folder = tmp_path / "my notes"
+    folder.mkdir()
+    for name in NOTES:
+        shutil.copy(OF_EXAMPLE / name, folder)
+    return folder
+
+
+@pytest.fixture
+def open_window(app, tmp_path):
+    """A function that opens a window with the folders that were chosen before."""
+    opened = []
+
+    def make(*folders):
+        settings = Settings(store=str(tmp_path / "store"), folders=[str(folder) for folder in folders])
+        window = Window(settings, tmp_path / "draft.txt")
+        opened.append(window)
+        window.show()
+        wait(lambda: window.backend.state == "ready")
+        return window
+
+    yield make
+    for window in opened:
+        if window.isVisible():
+            window.close()
+
+
+def wait(condition):
+    """Lets the window work until something is so."""
+    until = time.monotonic() + SECONDS
+    while not (found := condition()):
+        QTest.qWait(10)
+        assert time.monotonic() < until
+    return found
+
+
+def words(widget):
+    """What a page says, as far as it is shown."""
+    return "\n".join(label.text() for label in widget.findChildren(QLabel) if label.isVisibleTo(widget))
+
+
+def press(widget, name):
+    """Presses the button with these words."""
+    (button,) = [each for each in widget.findChildren(QPushButton) if each.text() == name and each.isVisibleTo(widget)]
+    assert button.isEnabled()
+    QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+
+
+def begin_to_learn(window):
+    window.show_page(window.learn)
+    wait(lambda: window.learn._plan.start.isEnabled())
+    assert "GB it may use" in words(window.learn)
+    press(window.learn, "Learn")
+    wait(lambda: window.backend.job is not None and window.backend.job["state"] == "running")
+
+
+def server(window):
+    return psutil.Process(window.backend._client.process.pid)
+
+
+def test_an_empty_window_says_what_to_do_first(open_window):
+    window = open_window()
+    assert "Choose the folder" in words(window.notes)
+    assert "Choose a folder under Notes first" in words(window.learn)
+    assert "Choose a folder under Notes first" in words(window.ask)
+    assert "Nothing is learnt yet" in words(window.versions)
+    assert not window.learn._plan.start.isEnabled()
+
+
+def test_a_folder_is_chosen_learnt_with_a_pause_and_asked(open_window, notes):
+    window = open_window()
+    window.notes.add_folder(str(notes))
+    wait(lambda: window.notes.found)
+    assert window.notes.found["documents"] == len(NOTES)
+    begin_to_learn(window)
+    press(window.learn, "Pause")
+    wait(lambda: window.backend.job["state"] == "paused")
+    assert "Paused at" in words(window.learn)
+    press(window.learn, "Go on")
+    wait(lambda: window.backend.job["state"] == "done")
+    assert "Version 1" in wait(lambda: window.backend.versions and words(window.versions))
+    window.show_page(window.ask)
+    QTest.keyClicks(window.ask.question, "What is mended at the kitchen table after nine?")
+    QTest.keyClick(window.ask.question, Qt.Key.Key_Return)
+    wait(lambda: window.ask._request is None)
+    assert "Nothing is mended at the kitchen table" in words(window.ask)
+    assert any("house-rules.txt" in each.text() for each in window.ask.findChildren(QPushButton))
+
+
+def test_a_killed_worker_is_told_and_what_is_half_learnt_outlives_the_window(open_window, notes):
+    window = open_window(notes)
+    window.write.editor.setPlainText("Dear Ebba,")
+    begin_to_learn(window)
+    wait(lambda: window.backend.job["last_event"] > 10)
+    (worker,) = server(window).children()
+    worker.kill()
+    wait(lambda: window.backend.job["state"] == "interrupted")
+    assert "has stopped" in words(window.learn)
+    press(window.learn, "Go on")
+    wait(lambda: window.backend.job["state"] == "running")
+    processes = processes_below(server(window).pid)
+    assert len(processes) >= 2
+    window.close()
+    assert all_gone(processes)
+    window = open_window(notes)
+    assert window.write.editor.toPlainText() == "Dear Ebba,"
+    assert "Nothing is lost" in wait(lambda: window.backend.job and words(window.learn))
+    press(window.learn, "Discard")
+    wait(lambda: window.backend.job is None)
+    assert "Nothing is lost" not in words(window.learn)
+
+
+def test_a_killed_server_is_told_and_another_one_starts(open_window, notes):
+    window = open_window(notes)
+    processes = processes_below(server(window).pid)
+    server(window).kill()
+    wait(lambda: window.backend.state == "lost")
+    assert all_gone(processes)
+    assert "has stopped" in words(window)
+    press(window, "Go on")
+    wait(lambda: window.backend.state == "ready")
+    wait(lambda: window.notes.found)
+    assert "has stopped" not in words(window)
+
+
+def test_a_server_that_hangs_does_not_hold_the_window(open_window):
+    window = open_window()
+    processes = processes_below(server(window).pid)
+    server(window).send_signal(signal.SIGSTOP)
+    window.backend.settings.folders = ["/"]
+    window.notes.inspect()
+    window.show_page(window.ask)
+    window.ask._allow()
+    window.ask.question.setText("Who is Skruv?")
+    press(window.ask, "Ask")
+    press(window.ask, "Stop")
+    window.close()
+    assert all_gone(processes)
+
+
+def test_grey_words_are_no_text_until_they_are_taken(app):
+    editor = GhostEdit()
+    editor.show()
+    moved = []
+    editor.moved.connect(lambda: moved.append(editor.before))
+    QTest.keyClicks(editor, "Soup first,")
+    editor.suggest([" then", " decisions", "."])
+    moved.clear()
+    QTest.keyClicks(editor, " th")
+    assert (editor.toPlainText(), editor.ghost, moved) == ("Soup first, th", "en decisions.", [])
+    QTest.keyClick(editor, Qt.Key.Key_Tab)
+    assert (editor.toPlainText(), editor.ghost, moved) == ("Soup first, then", " decisions.", [])
+    QTest.keyClicks(editor, " x")
+    assert (editor.toPlainText(), editor.ghost, moved[-1]) == ("Soup first, then x", "", "Soup first, then x")
+    editor.suggest(["y", " z"])
+    QTest.keyClick(editor, Qt.Key.Key_End)
+    assert editor.toPlainText() == "Soup first, then xy z"
+    editor.suggest([" more"])
+    QTest.keyClick(editor, Qt.Key.Key_Escape)
+    assert (editor.toPlainText(), editor.ghost) == ("Soup first, then xy z", "")
