@@ -131,8 +131,9 @@ def test_a_figure_from_a_table_is_searched_for_there(monkeypatch):
     assert "12.4" in next(documents.unsourced_figures("# One\n\n12.3 ms and 12.4", sources))
 
 
-def test_the_page_for_apps_names_every_event_error_and_public_name():
-    page = (ROOT / "sebp_edge" / "run" / "README.md").read_text(encoding="utf-8")
+def test_the_pages_for_apps_name_every_event_error_and_public_name():
+    pages = [ROOT / "sebp_edge" / "run" / name for name in ("README.md", "MESSAGES.md")]
+    page = "".join(each.read_text(encoding="utf-8") for each in pages)
     named = set(re.findall(r"`([\w.]+)`", page))
     for event in events.Event.__subclasses__():
         assert {event.event, event.__name__} <= named, event
