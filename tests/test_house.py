@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_735
+MAX_LINES = 47_739
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_740,
     "adapters": 3_352,
@@ -62,7 +62,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 342,
     "research": 3_331,
-    "run": 4_563,
+    "run": 4_567,
     "serve": 2_285,
     "sparse": 1_479,
     "sparse.patches": 2_166,

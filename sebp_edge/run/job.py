@@ -20,6 +20,7 @@ from sebp_edge.events import (
     ExamplesEvaluated,
     GraphCaptured,
     JobProgress,
+    JobStarted,
     MemoryProbed,
     PreparationProgress,
     Sink,
@@ -78,7 +79,7 @@ class Job:
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
         self._done = 0  # of the running evaluation
         self._began = self._marked = self._entered = self.clock()
-        self._sent, self._fraction = self._began, 0.0
+        self._sent, self._fraction, self._resumed_at = self._began, 0.0, 0.0
 
     def __enter__(self) -> "Job":
         self._own_clock.__enter__()
@@ -91,6 +92,8 @@ class Job:
         """Passes an event on, and counts what it says was done."""
         self._on_event(event.of_job(self.id))
         match event:
+            case JobStarted():
+                self._resumed_at = event.progress
             case TrainingStarted():
                 self.enter(event.phase)
             case StepDone():
@@ -181,6 +184,7 @@ class Job:
 
     def _send(self, fraction: float, left: float | None) -> None:
         self._sent = self.clock()
+        fraction = self._resumed_at + (1 - self._resumed_at) * fraction
         # Only the end is all of it.
         self._fraction = max(self._fraction, fraction if fraction == 1 else min(fraction, 0.999))
         self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))

@@ -12,7 +12,7 @@ from command import process, start
 
 from sebp_edge.basics.clock import MAX_GAP, WorkClock
 from sebp_edge.basics.stopping import StopRequested
-from sebp_edge.events import ExamplesEvaluated, JobProgress, Notice, StepDone, TrainingStarted
+from sebp_edge.events import ExamplesEvaluated, JobProgress, JobStarted, Notice, StepDone, TrainingStarted
 from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, Job, Phase
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
@@ -106,6 +106,17 @@ def test_the_figure_never_falls_and_is_whole_only_at_the_end(job):
     assert fractions == sorted(fractions) and max(fractions) < 1
     job.finish()
     assert told(job)[-1].fraction == 1
+
+
+def test_a_training_that_goes_on_begins_at_what_was_done(job):
+    job(JobStarted("861167", 0.4))
+    job.lay_out([Phase("train", {STEPS: 10}, {STEPS: 10.0})])
+    train(job, 1.0, examples=0)
+    job.finish()
+    figures = [event.fraction for event in told(job)]
+    assert figures == sorted(figures) and figures[0] == 0
+    assert min(figures[1:]) >= 0.4 and figures[-1] == 1
+    assert any(0.65 < figure < 0.75 for figure in figures)  # half of the rest
 
 
 def test_a_phase_that_is_left_out_is_no_longer_ahead(job):
