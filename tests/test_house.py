@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_739
+MAX_LINES = 47_847
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_740,
     "adapters": 3_352,
     "ask": 718,
     "basics": 526,
     "basics.pages": 331,
-    "cli": 2_955,
+    "cli": 2_987,
     "export": 1_987,
     "machine": 645,
     "memory": 1_392,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 342,
     "research": 3_331,
     "run": 4_567,
-    "serve": 2_285,
+    "serve": 2_361,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,

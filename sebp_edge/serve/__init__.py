@@ -16,4 +16,5 @@ served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
 ends, windows    no process outlives the one that started it
 client           a client in Python; client.ts is one in TypeScript
+mcp_server       tools for assistants, on a client's server
 """

@@ -1,0 +1,96 @@
+"""An assistant's own client of the Model Context Protocol asks about notes, and ends what it started."""
+
+import asyncio
+import json
+import sys
+import time
+
+import psutil
+import pytest
+from command import run
+from served import environment
+
+pytest.importorskip("mcp", reason="needs the package mcp")
+
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+pytestmark = pytest.mark.slow
+NOTE = "# Keys\n\nThe key of the shed hangs behind the green door.\n\nThe boat is paid until March.\n"
+
+
+def with_session(notes, use, *options):
+    """Starts the server as an assistant does, and returns what `use` returns of the session."""
+
+    async def serve():
+        command = ["-c", "from sebp_edge.cli import main; main()", "serve", "--mcp", str(notes), *options]
+        parameters = StdioServerParameters(command=sys.executable, args=command, env=environment())
+        async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            return await use(session)
+
+    return asyncio.run(serve())
+
+
+@pytest.fixture
+def notes(tmp_path, own_data_folder):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "keys.md").write_text(NOTE)
+    return tmp_path / "notes"
+
+
+def test_it_answers_from_the_notes_with_their_name_and_leaves_no_process(notes):
+    started = []
+
+    async def use(session):
+        started.extend(psutil.Process().children(recursive=True))
+        tools = {tool.name for tool in (await session.list_tools()).tools}
+        answer = await session.call_tool("ask", {"question": "Where does the key of the shed hang?"})
+        started.extend(psutil.Process().children(recursive=True))
+        return tools, answer
+
+    tools, answer = with_session(notes, use)
+    assert tools == {"ask", "inspect", "status"}
+    assert not getattr(answer, "is_error", getattr(answer, "isError", False)), answer
+    said = json.dumps([part.text for part in answer.content])
+    assert "green door" in said and "keys.md" in said
+    deadline = time.monotonic() + 5
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mcp", "nowhere"], "There is no folder 'nowhere'"),
+        (["--may-learn"], "go with --mcp FOLDER"),
+        (["--model", "qwen3-0.6b"], "go with --mcp FOLDER"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options, words):
+    result = run("serve", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_it_learns_only_if_the_owner_allows_it(notes):
+    async def names(session):
+        return {tool.name for tool in (await session.list_tools()).tools}
+
+    async def learn(session):
+        found = await names(session)
+        started = json.loads((await session.call_tool("learn", {})).content[0].text)
+        while True:
+            status = json.loads((await session.call_tool("status", {})).content[0].text)
+            (job,) = status["jobs"]
+            if job["state"] not in ("queued", "starting", "running"):
+                return found, started, job
+            await asyncio.sleep(0.2)
+
+    assert "learn" not in with_session(notes, names)
+    found, started, job = with_session(notes, learn, "--may-learn")
+    assert {"learn", "forget"} < found
+    assert started["job"]["id"] == job["id"]
+    # A single note of a few words is too little to learn.
+    assert (job["state"], job["error"]["code"]) == ("refused", "texts")
