@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_847
+MAX_LINES = 47_846
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_740,
     "adapters": 3_352,
@@ -60,7 +60,7 @@ MAX_LINES_OF_ROOM = {
     "memory": 1_392,
     "models": 4_525,
     "models.gguf": 1_174,
-    "questions": 342,
+    "questions": 341,
     "research": 3_331,
     "run": 4_567,
     "serve": 2_361,

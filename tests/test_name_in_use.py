@@ -113,7 +113,7 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
     personalizer.on_event = sink
     with pytest.raises(Stop):
         personalizer.adapt(other_folder)
-    assert {event.event for event in events} == {"progress", "preparing", "name_in_use"}
+    assert {event.event for event in events} == {"job_started", "progress", "preparing", "name_in_use"}
     assert events[-1].message == (
         "Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24. To keep the two "
         "apart, give this adapter a name of its own, such as --name 'letters of Anna' (name='letters of Anna')."

@@ -31,12 +31,12 @@ class AdaptCommand(TyperCommand):
     """A command whose option --resume may stand without a value, and goes with few others."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
-        pairs = zip(args, [*args[1:], ""], strict=True)
+        pairs = zip(args, [*args[1:], ""], strict=False)
         args = ["--resume=" if one == "--resume" and not _JOB.fullmatch(other) else one for one, other in pairs]
         rest = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx) if ctx.params.get("resume") is not None else ():
-            given = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
-            if given and parameter.name not in _WITH_RESUME:
+            source = ctx.get_parameter_source(parameter.name)
+            if source is not None and source.name == "COMMANDLINE" and parameter.name not in _WITH_RESUME:
                 raise typer.BadParameter(f"{parameter.opts[0]} does not go with --resume; the job knows it.", ctx)
         return rest
 

@@ -23,7 +23,6 @@ class PracticeQuestion:
     answer: str
 
 
-@cache
 def practice_questions() -> dict[str, tuple[PracticeQuestion, ...]]:
     """Returns the questions about each practice note, by its text."""
     return {

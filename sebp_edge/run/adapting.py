@@ -145,7 +145,7 @@ class Adapting:
             return self.save()
         finally:
             # They refer to this object, so that their memory would stay until garbage is collected.
-            self.training = self._assessor = None
+            self.training = self._assessor = self._checkpoints = None
 
     def plan(self) -> None:
         """Plans the training within the budget."""

@@ -256,7 +256,7 @@ class TrainingRun:
             self._on_event,
             task.options,
             self.guard,
-            lambda: self.check(),
+            self.check,
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:

@@ -74,7 +74,7 @@ def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
     assert errors == (
         "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
     )
-    lines = records(output)
+    lines = [line for line in records(output) if line["event"] != "progress"]
     assert (lines[-2]["event"], lines[-2]["version"], lines[-2]["active"]) == ("saved", 1, True)
     assert lines[-1]["error"] == "Interrupted"
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], 1)

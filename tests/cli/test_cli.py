@@ -96,7 +96,7 @@ def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_
     # Graphs are captured only on a GPU.
     left_out = ("started", "progress", "preparing", "graph_captured")
     events = [record["event"] for record in found if record["event"] not in left_out]
-    assert events[:3] == ["model_loaded", "texts_read", "training_started"]
+    assert events[:4] == ["job_started", "model_loaded", "texts_read", "training_started"]
     assert {"step", "evaluated", "saved"} < {record["event"] for record in found}
     result = found[-1]
     assert result["event"] == "result"

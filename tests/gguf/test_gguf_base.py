@@ -144,7 +144,7 @@ def test_models_lists_files_in_given_folders_with_licence_and_size(gguf_file, in
 @pytest.mark.parametrize(
     ("precision", "sizes", "bound"),
     [
-        ("full", {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 7}, 1.3),
+        ("full", {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12}, 1.3),
         # Here the largest weight in fp32, several times, and the modules are a large share.
         ("4 bits", {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 32}, 1.6),
     ],

@@ -6,8 +6,6 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
-from sebp_edge.questions import practice
-
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
@@ -22,8 +20,6 @@ def general(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, general):
     make_quick(monkeypatch, general)
-    yield
-    practice.practice_questions.cache_clear()
 
 
 @pytest.fixture(scope="session")
