@@ -249,7 +249,7 @@ class Jobs:
             make_private(self.folder)
             folder.mkdir(mode=0o700)
             (folder / _LOCK).touch(mode=0o600)
-        job = Job(folder, dataclasses.replace(record, begun=datetime.now(UTC).isoformat(timespec="seconds")))
+        job = Job(folder, dataclasses.replace(record, begun=datetime.now(UTC).isoformat(timespec="microseconds")))
         job.update()
         return job
 
