@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_846
+MAX_LINES = 47_855
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_740,
     "adapters": 3_352,
@@ -62,13 +62,13 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_331,
-    "run": 4_567,
-    "serve": 2_361,
+    "run": 4_570,
+    "serve": 2_362,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,
-    "texts": 10_397,
-    "training": 3_068,
+    "texts": 10_401,
+    "training": 3_069,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 57

@@ -130,8 +130,7 @@ class Adapting:
         """Trains on the texts, judges and assesses the result, and saves it; see `Personalizer.adapt`."""
         try:
             self.plan()
-            with self._call.make_guard(self.planned and self.planned.plan) as guard:
-                guard.predicted = self._peak
+            with self._call.make_guard(self.planned and self.planned.plan, self._peak) as guard:
                 if not self.begin(guard):
                     return UnchangedResult.of(self.beginning.active)
                 handled = sys.exception()
@@ -198,8 +197,8 @@ class Adapting:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
-        self.training = TrainingRun(base, task, guard, self._notify, attach, call.job.clock, resumed and resumed.state)
-        self.training.is_due, self.training.check = self._checkpoints.due, self._check
+        state, checks = resumed and resumed.state, (self._checkpoints.due, self._check)
+        self.training = TrainingRun(base, task, guard, self._notify, attach, call.job.clock, state, *checks)
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True

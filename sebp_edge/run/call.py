@@ -143,11 +143,15 @@ class Call:
         except StorageError as error:
             self.job(Notice(f"{error} The path of the base model is not remembered."))
 
-    def make_guard(self, plan: Plan | None = None) -> MemoryGuard:
-        """Returns a guard for the budget of a plan, else for the memory budget, else for all free memory."""
+    def make_guard(self, plan: Plan | None = None, predicted: int | None = None) -> MemoryGuard:
+        """Returns a guard for the budget of a plan, else for the memory budget, else for all free memory.
+
+        Args:
+            predicted: the peak that an earlier plan predicted, without one.
+        """
         if plan is not None:
             return MemoryGuard(self.device, plan.budget, plan.chosen.peak)
-        return MemoryGuard(self.device, self.budget.size if self.budget else None)
+        return MemoryGuard(self.device, self.budget.size if self.budget else None, predicted)
 
     @contextmanager
     def base_model_alone(self, when: str) -> Iterator[None]:

@@ -64,7 +64,7 @@ def longest_copies(
         on_event: receives the progress after each micro-batch; may raise to stop.
         options: what to hold in memory at once.
     """
-    drawn, limit = _draw(examples, seed), RowLimit.on(base.device, options.max_rows)
+    drawn, limit = _draw(examples, seed), RowLimit.on(base.device, options.max_rows, pads=True)
 
     def runs(before: int) -> dict[int, int]:
         def predict(micro_batch: list[Outline]) -> list[list[int]]:

@@ -26,7 +26,8 @@ class WorkerProcess:
         self._lines = Lines(os.dup(self._process.stdout.fileno()), lambda line: receive(self, line))
         self._lines.start()
         self._outbox = Outbox(os.dup(self._process.stdin.fileno()), lambda: None)
-        self._process.stdin.close(), self._process.stdout.close()
+        self._process.stdin.close()
+        self._process.stdout.close()
         self.requests: set[str | int] = set()
         self.used = time.monotonic()
 

@@ -44,16 +44,18 @@ class RowLimit:
         max_rows: the maximum number of rows; a longer example is a micro-batch by itself.
         padded_to: the number of rows of each padded example; None if only active tokens are computed.
         max_evaluated_rows: a lower limit for micro-batches without gradients; None if `max_rows` applies.
+        pads: whether examples are padded to the longest of their micro-batch.
     """
 
     max_rows: int
     padded_to: int | None = None
     max_evaluated_rows: int | None = None
+    pads: bool = False
 
     @classmethod
-    def on(cls, device: torch.device, max_rows: int, padded_to: int | None = None) -> "RowLimit":
+    def on(cls, device: torch.device, max_rows: int, padded_to: int | None = None, *, pads: bool = False) -> "RowLimit":
         """Returns the limit for a device."""
-        return cls(max_rows, padded_to, MAX_EVALUATED_ROWS_CPU if device.type == "cpu" else None)
+        return cls(max_rows, padded_to, MAX_EVALUATED_ROWS_CPU if device.type == "cpu" else None, pads)
 
     def cut(self, examples: Iterable[Outline], *, is_evaluated: bool = False) -> list[MicroBatch]:
         """Cuts examples into micro-batches, longest examples first.
@@ -66,10 +68,10 @@ class RowLimit:
             max_rows = min(max_rows, self.max_evaluated_rows or max_rows)
         groups, filled = [], 0
         for example in sorted(examples, key=self._num_rows, reverse=True):
-            rows = self._num_rows(example)
+            rows = self._num_rows(groups[-1][0] if self.pads and groups else example)
             if not groups or filled + rows > max_rows:
                 groups.append([])
-                filled = 0
+                filled, rows = 0, self._num_rows(example)
             groups[-1].append(example)
             filled += rows
         return [MicroBatch(group, self._sizes_of(group)) for group in groups]
@@ -83,6 +85,8 @@ class RowLimit:
 
     def _sizes_of(self, examples: list[Outline]) -> Bucket:
         rows = [self._num_rows(example) for example in examples]
+        if self.pads:
+            rows = len(rows) * [max(rows)]
         return Bucket(sum(rows), len(rows), max(rows), sum(example.num_loss_tokens for example in examples))
 
 

@@ -66,6 +66,8 @@ class TrainingRun:
     Args:
         attach: attaches the fresh weights that a recipe trains.
         resumed: how far an earlier process has come with the same task; None to begin.
+        is_due: tells whether a checkpoint is to be written after the current step.
+        check: called within steps; may raise to end the run.
 
     Attributes:
         task: what is trained on, and how.
@@ -78,8 +80,6 @@ class TrainingRun:
         clock: counts the seconds in which the process can run.
         began: when the run was made, by the clock.
         guard: the memory limit and peak.
-        is_due: tells whether a checkpoint is to be written after the current step.
-        check: called within steps; may raise to end the run.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class TrainingRun:
         attach: Callable[[BaseModel, Recipe, int], Adaptation],
         clock: Callable[[], float],
         resumed: RunState | None = None,
+        is_due: Callable[[], bool] = lambda: False,
+        check: Check = lambda: None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
@@ -100,8 +102,7 @@ class TrainingRun:
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
-        self.is_due: Callable[[], bool] = lambda: False
-        self.check: Check = lambda: None
+        self._is_due, self._check = is_due, check
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
@@ -256,7 +257,7 @@ class TrainingRun:
             self._on_event,
             task.options,
             self.guard,
-            self.check,
+            self._check,
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
@@ -337,7 +338,7 @@ class TrainingRun:
         if found is not None and found.is_over:
             restore(self.adaptation, found.best_state)
         self._forget_resumed()
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.clock, self.is_due)
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.clock, self._is_due)
         return self._trainer
 
     @property

@@ -10,24 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from command import RECIPE
 from served import COMMAND, SECONDS, all_gone, processes_below
 
 from sebp_edge.serve.client import Client, ServerError
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def settings(tmp_path, model_folder):
-    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
-
-
-@pytest.fixture
-def training(tmp_path, notes_folder, model_folder):
-    (tmp_path / "test.toml").write_text(RECIPE)
-    recipe = str(tmp_path / "test.toml")
-    return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
 
 
 def node():

@@ -10,7 +10,6 @@ import time
 
 import psutil
 import pytest
-from command import RECIPE
 from served import COMMAND, SECONDS, Server, all_gone, processes_below
 
 from sebp_edge.serve.ends import Parent
@@ -33,18 +32,6 @@ async def main():
 asyncio.run(main())
 """
 REPEATS = 6
-
-
-@pytest.fixture
-def settings(tmp_path, model_folder):
-    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
-
-
-@pytest.fixture
-def training(tmp_path, notes_folder, model_folder):
-    (tmp_path / "test.toml").write_text(RECIPE)
-    recipe = str(tmp_path / "test.toml")
-    return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
 
 
 @pytest.fixture
@@ -189,7 +176,13 @@ def test_a_child_that_starts_after_its_parent_has_ended_ends():
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_it(signum, tmp_path):
-    with Server() as server:
+    # Under nohup the tests ignore SIGHUP, and what they start does then.
+    before = signal.signal(signum, signal.SIG_DFL)
+    try:
+        server = Server()
+    finally:
+        signal.signal(signum, before)
+    with server:
         server.initialize(store=str(tmp_path))
         server.process.send_signal(signum)
         assert server.process.wait(SECONDS) == 0

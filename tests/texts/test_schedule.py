@@ -97,6 +97,20 @@ def test_an_example_over_the_limit_is_a_micro_batch_of_its_own():
     assert RowLimit(20).cut([]) == []
 
 
+@pytest.mark.parametrize("max_rows", [1, 37, 100, 1000])
+def test_padding_to_the_longest_counts(max_rows):
+    examples = [example(tokens) for tokens in (*random.sample(range(2, 60), 20), 100, 2, 2, 2)]
+    limit = RowLimit(max_rows, pads=True)
+    cut = limit.cut(examples)
+    assert sorted(map(id, chain.from_iterable(each.examples for each in cut))) == sorted(map(id, examples))
+    for each in cut:
+        padded = len(each.examples) * max(one.num_active_tokens for one in each.examples)
+        assert each.sizes.tokens == padded
+        assert padded <= max_rows or len(each.examples) == 1
+        if len(each.examples) > 1:
+            assert limit.halved(each).max_rows == -(-padded // 2)
+
+
 def test_padded_examples_take_the_same_rows_and_keep_their_order():
     cut = RowLimit(128, padded_to=64).cut(many(7))
     assert [one.document for micro_batch in cut for one in micro_batch.examples] == list(range(7))

@@ -1,0 +1,16 @@
+"""What a server of the tests may use, and a short training for it."""
+
+import pytest
+from command import RECIPE
+
+
+@pytest.fixture
+def settings(tmp_path, model_folder):
+    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
+
+
+@pytest.fixture
+def training(tmp_path, notes_folder, model_folder):
+    (tmp_path / "test.toml").write_text(RECIPE)
+    recipe = str(tmp_path / "test.toml")
+    return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
