@@ -512,7 +512,7 @@ class Personalizer:
 
     def _make_call(self, signal: StopSignal) -> Call:
         job = Job(self.on_event)
-        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, job)
+        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, signal, job, self.in_use)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:

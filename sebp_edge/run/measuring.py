@@ -5,13 +5,13 @@ from sebp_edge.research.analysis.analysis import Analysis, analyze
 from sebp_edge.research.lr_range import LearningRateRange
 from sebp_edge.research.lr_sweep import run_range_test
 from sebp_edge.run.call import Call
-from sebp_edge.run.preparation import Preparation
+from sebp_edge.run.encoding import TrainingPreparation
 
 
 def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
     """See `Personalizer.analyze`."""
     with call.make_guard():
-        preparation = Preparation(*call.with_texts(texts))
+        preparation = TrainingPreparation(*call.with_texts(texts))
         call.signal.check()
         base = call.in_use.load_analyzed(call.notify, call.seed)
         dataset = preparation.encode(base).dataset
@@ -21,7 +21,7 @@ def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
 
 def sweep_learning_rates(call: Call, texts, rates: list[float]) -> LearningRateRange:
     """Trains one step at each of the rates; see `Personalizer.lr_range`."""
-    preparation = Preparation(*call.with_texts(texts))
+    preparation = TrainingPreparation(*call.with_texts(texts))
     planned = preparation.plan_within_budget()
     recipe, options = preparation.chosen(planned)
     with call.make_guard(planned and planned.plan) as guard:

@@ -11,6 +11,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.models.catalog import CATALOG
+from sebp_edge.models.local_models import find_local_models
 from sebp_edge.serve.messages import (
     AdapterParams,
     FoldersParams,
@@ -82,9 +83,6 @@ def report(store: AdapterStore, params: AdapterParams) -> dict:
 
 def models(store: AdapterStore, params: FoldersParams) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
-    # Imported here, since the Hub's client takes a second and memory.
-    from sebp_edge.models.local_models import find_local_models
-
     known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
     return {"known": known, "local": find_local_models(params.folders)}
 

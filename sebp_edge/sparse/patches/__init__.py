@@ -14,5 +14,5 @@ tied_embedding    an embedding tied to the head: one gradient for both
 checkpoints       activation checkpoints of blocks, with inputs on the device or the host
 mlp_chunks        MLPs that run on one chunk of rows at a time
 state             what trials of a model depend on, compared at every call
-execution         the settings on which the memory of patched blocks depends
+counts            the memory of patched blocks, for plans; imports no torch
 """
