@@ -26,8 +26,8 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.completion import Completion
 from sebp_edge.models.libraries import quiet_libraries
-from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.recipe import Recipe
+from sebp_edge.models.sampling import Sampling
+from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.asking import Turn, ask

@@ -35,9 +35,10 @@ class HostMemory:
         cached: 0, since the heap's cache is unknown.
         outside, outside_expected: 0, since there is no capped allocator.
         is_capped: False, since host memory can be measured, but not capped.
+        uuid: "", since it is no GPU's.
     """
 
-    allocator_peak, cached, outside, outside_expected, is_capped = None, 0, 0, 0, False
+    allocator_peak, cached, outside, outside_expected, is_capped, uuid = None, 0, 0, 0, False, ""
 
     def __init__(self):
         self.peak = 0
@@ -151,7 +152,7 @@ class GpuMemory:
     def _reported(self) -> int | None:
         """Returns the bytes outside torch's allocator, or None if the driver does not report this process's usage."""
         answer = nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
-        used = parse_use(answer, self._uuid(), os.getpid())
+        used = parse_use(answer, self.uuid, os.getpid())
         reserved = torch.cuda.memory_reserved(self._device)
         # In a container this process's ID may be another process's on the host.
         return None if used is None or used < reserved else used - reserved
@@ -161,7 +162,7 @@ class GpuMemory:
 
         The result includes what other programs have taken since, so it is limited to twice the estimate.
         """
-        uuid = self._uuid()
+        uuid = self.uuid
         if uuid not in _used_before_start:
             before = parse_use(nvidia_smi("--query-gpu=uuid,memory.used"), uuid)
             begun_now = before is not None and self._used_outside_torch() - before > _MIN_CONTEXT
@@ -173,7 +174,9 @@ class GpuMemory:
         """Returns the bytes outside torch's allocator, as measured on an H100, with the current stacks."""
         return CONTEXT + stacks.reserved(self._device)
 
-    def _uuid(self) -> str:
+    @property
+    def uuid(self) -> str:
+        """The GPU's own name, which nvidia-smi knows it by, too."""
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
 

@@ -1,6 +1,6 @@
 """A call that plans with what is known of the model and of this machine, without torch.
 
-It plans for a process that has not started yet, so what is free now is all that it may use.
+It plans for another process.
 """
 
 import json
@@ -40,19 +40,22 @@ class KnownCall(TextsCall):
     free: int
 
     @classmethod
-    def of(cls, reference: ModelReference, device: str | None, **values) -> "KnownCall":
+    def of(cls, reference: ModelReference, device: str | None, used: int, **values) -> "KnownCall":
         """Returns a call.
 
         Args:
+            device: as for `Personalizer`.
+            used: bytes of host memory of the process that the training would run in; 0 if that has not started.
             values: the attributes of `TextsCall`.
 
         Raises:
             NotKnown: the model or this machine is not known without torch.
         """
         model, machine = recall_model(reference), recall_machine(device)
-        if model is None or machine is None:
+        # How much of a GPU a process uses is often known to itself only.
+        if model is None or machine is None or (used and machine[0].on_gpu):
             raise NotKnown
-        return cls(**values, named=reference, model=model, target=machine[0], free=machine[1])
+        return cls(**values, named=reference, model=model, target=machine[0], free=machine[1] + used)
 
     @property
     def reference(self) -> ModelReference:

@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from sebp_edge.errors import SebpEdgeError, suggest
@@ -322,6 +323,11 @@ def parse(kind: type[Kind], params: object, method: str) -> Kind:
         except ValueError as error:
             raise Refusal("invalid_params", f"{name!r} of {method!r} is not {error}.") from None
     return kind(**values)
+
+
+def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
+    """Returns what a Personalizer takes as texts."""
+    return [*map(Path, params.paths), *params.texts] or None
 
 
 def _value(value: object, kind: object) -> object:

@@ -26,7 +26,7 @@ class Method(NamedTuple):
 
     Attributes:
         params: the class of its parameters.
-        where: "here" in the supervisor's loop, on the "shelf", or in the "worker".
+        where: "here" in the supervisor's loop, on the "shelf", in a "planner", or in the "worker".
         call: what it calls here; the others have it under the method's name.
     """
 
@@ -153,8 +153,8 @@ METHODS = {
     "adapters.documents": Method(messages.AdapterParams, "shelf"),
     "report": Method(messages.AdapterParams, "shelf"),
     "models": Method(messages.FoldersParams, "shelf"),
-    "inspect": Method(messages.TextsParams, "worker"),
-    "plan": Method(messages.PlanParams, "worker"),
+    "inspect": Method(messages.TextsParams, "planner"),
+    "plan": Method(messages.PlanParams, "planner"),
     "ask": Method(messages.AskParams, "worker"),
     "generate": Method(messages.GenerateParams, "worker"),
     "complete": Method(messages.CompleteParams, "worker"),

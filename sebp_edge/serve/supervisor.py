@@ -26,6 +26,7 @@ from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, finite, parse, read
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
+from sebp_edge.serve.planning import Planning
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
 
@@ -58,6 +59,8 @@ class Supervisor:
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
         self._children = children()
+        self._planning = Planning(self._children, lambda *answer: self._inbox.put(partial(self._answer_plan, *answer)))
+        self._planned: dict[str | int, tuple[str, dict]] = {}  # method and params of each request that it has
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
@@ -122,13 +125,9 @@ class Supervisor:
 
     def status(self) -> dict:
         """Returns what runs, without waking a worker."""
-        worker = None
-        if self._worker is not None:
-            try:
-                size = psutil.Process(self._worker.pid).memory_info().rss
-            except psutil.Error:
-                size = None
-            worker = {"pid": self._worker.pid, "memory": size, "requests": len(self._worker.requests)}
+        worker, size = self._worker, self._worker_memory()
+        if worker is not None:
+            worker = {"pid": worker.pid, "memory": size, "requests": len(worker.requests)}
         own = psutil.Process().memory_info().rss
         return {
             "pid": os.getpid(),
@@ -166,8 +165,10 @@ class Supervisor:
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
     def cancel_request(self, id: str | int) -> None:
-        """Cancels a request that the worker has; does nothing if it is answered already."""
-        if self._worker is not None and id in self._worker.requests:
+        """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
+        if id in self._planned:
+            self._planning.stop(id)
+        elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
 
     def end(self) -> dict:
@@ -219,6 +220,8 @@ class Supervisor:
         check_paths(values, self.folders)
         if method.where == "worker":
             self._ask_worker(id, name, params)
+        elif method.where == "planner":
+            self._ask_planner(id, name, params)
         else:
             self._shelf.put((id, name, values))
         self._unanswered.add(id)
@@ -257,6 +260,25 @@ class Supervisor:
             self.jobs.forget_adapter(params.name)
         self._answer(id, answer)
 
+    # ------------------------------------------------------------------------------------------------- the planner
+
+    def _ask_planner(self, id: str | int, method: str, params: dict) -> None:
+        self._refuse_too_many(len(self._planned))
+        self._planned[id] = method, params
+        asked = {"method": method, "params": params, "used": self._worker_memory() or 0}
+        self._planning.ask(id, asked | self._worker_settings())
+
+    def _answer_plan(self, id: str | int, answer: dict) -> None:
+        """Passes an answer on; what is not known without torch is asked of the worker."""
+        method, params = self._planned.pop(id)
+        if answer == {"asks": "worker"}:
+            try:
+                self._ask_worker(id, method, params)
+                return
+            except Refusal as refusal:
+                answer = {"error": refusal.to_dict()}
+        self._answer(id, answer)
+
     # -------------------------------------------------------------------------------------------------- the worker
 
     def _need_worker(self) -> WorkerProcess:
@@ -267,16 +289,27 @@ class Supervisor:
             self._worker = WorkerProcess(
                 self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
             )
-            budget = self._settings.memory_budget
-            self._worker.send({"do": "settings", "store": str(self._store.folder.parent), "memory_budget": budget})
+            self._worker.send({"do": "settings"} | self._worker_settings())
         return self._worker
+
+    def _worker_settings(self) -> dict:
+        return {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
+
+    def _worker_memory(self) -> int | None:
+        """Returns the bytes of host memory that the worker uses; None if there is none."""
+        with suppress(psutil.Error):
+            return None if self._worker is None else psutil.Process(self._worker.pid).memory_info().rss
 
     def _ask_worker(self, id: str | int, method: str, params: dict) -> None:
         worker = self._need_worker()
-        if len(worker.requests) >= MAX_REQUESTS:
-            raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
+        self._refuse_too_many(len(worker.requests))
         worker.requests.add(id)
         worker.send({"do": "answer", "id": id, "method": method, "params": params})
+
+    @staticmethod
+    def _refuse_too_many(waiting: int) -> None:
+        if waiting >= MAX_REQUESTS:
+            raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
 
     def _start_next_job(self) -> None:
         if self.jobs is None or self._running is not None or not self.jobs.queue or self._end_at is not None:

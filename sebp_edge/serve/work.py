@@ -1,6 +1,7 @@
 """What the worker does: jobs, and answers, also between the steps of a job."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,12 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, JobStarted, silent
 from sebp_edge.machine import devices
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.known_machine import remember_machine
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.memory.this_machine import target_of
+from sebp_edge.models.known_models import recall_model, remember_model
+from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
     JOBS,
@@ -23,6 +30,7 @@ from sebp_edge.serve.messages import (
     error_of,
     finite,
     parse,
+    texts_of,
 )
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel
@@ -78,6 +86,8 @@ class Worker:
         self._job = None
         self._tasks.pausing.clear()
         self._tell("ended", state=state, facts=facts)
+        if state == "done":
+            self._remember_model(self._served)
 
     def _call_of(self, task: dict) -> Callable:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
@@ -106,6 +116,8 @@ class Worker:
 
     def _begin(self, job: Personalizer, model: str) -> None:
         """Makes a job share its weights with the model that answers."""
+        if self._served is None:
+            self._remember_machine(job)
         served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
         self._job = job
@@ -164,11 +176,36 @@ class Worker:
         }
 
     def _inspect(self, params: TextsParams, id: str | int) -> dict:
-        served = self._personalizer(params)
-        return served.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id]).to_dict()
+        one = self._personalizer(params)
+        found = one.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id])
+        self._remember(one)
+        return found.to_dict()
 
     def _plan(self, params: PlanParams, id: str | int) -> dict:
-        return self._personalizer(params).plan(texts_of(params), gpu=params.gpu).to_dict()
+        one = self._personalizer(params)
+        found = one.plan(texts_of(params), gpu=params.gpu)
+        self._remember(one)
+        return found.to_dict()
+
+    # ---------------------------------------------------------------------------------- what the planner asks for next
+
+    def _remember(self, one: Personalizer) -> None:
+        self._remember_model(one)
+        if self._served is None:
+            self._remember_machine(one)
+
+    def _remember_model(self, one: Personalizer) -> None:
+        if recall_model(one.reference) is None:
+            with suppress(OSError, SebpEdgeError):
+                remember_model(one.reference, read_shape(one.reference), local_tokenizer(one.reference))
+
+    def _remember_machine(self, one: Personalizer) -> None:
+        """Keeps what this process found of the device, while no model is loaded."""
+        memory = memory_of(one.device)
+        target = target_of(one.device, memory.planned_overhead(loaded=0))
+        names = [str(one.device), *(["default"] if one.device == devices.pick_device() else [])]
+        with suppress(OSError):
+            remember_machine(dict.fromkeys(names, target), memory.uuid)
 
     # ---------------------------------------------------------------------------------------------------------- models
 
@@ -203,11 +240,6 @@ class Worker:
         if in_use.base is not None and in_use.adapter_folder == self._served.store.find(name, version).path:
             return {}
         return {"adapter": name, "version": version}
-
-
-def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
-    """Returns what a Personalizer takes as texts."""
-    return [*map(Path, params.paths), *params.texts] or None
 
 
 def _busy(message: str) -> Refusal:
