@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forget import Forgetting, Remaining, forget
@@ -82,11 +83,12 @@ def resume(
     """Goes on with a job: see `Personalizer.resume`."""
     if changed not in CHANGED:
         raise OptionError(f"changed is {changed!r}; choose from {', '.join(CHANGED)}.")
-    call = _call_of(job, call)
-    record = job.record
+    call, record = _call_of(job, call), job.record
     place, options = Place(call.store, record.adapter), dict(record.options)
     newest = max(place.adapter.versions()) if place.adapter.exists() else 0
-    if newest > record.newest:
+    if job.state == "queued":
+        job.update(settings=record.settings | {"device": call.device.type}, newest=newest)
+    elif newest > record.newest:
         raise JobError(
             f"Version {newest} of the adapter {record.adapter!r} was saved after the training had begun; adapt again."
         )
@@ -97,7 +99,7 @@ def resume(
             job.start_over()
     work = Work(call.store, job, changed)
     if record.kind == "forget":
-        documents = list(options.pop("documents"))
+        documents = [Path(one) if Path(str(one)).is_absolute() else one for one in options.pop("documents")]
         return run_forget(call, interruptions, place, documents, texts, options, work=work)
     if texts is None and call.recipe.questions is None:
         raise JobError("The training began with texts that are no files; give the same texts again (texts=).")
@@ -105,16 +107,17 @@ def resume(
 
 
 def _call_of(job: Job, call: Call) -> Call:
-    """Returns the call with the job's recipe, seed and names; refuses another base model or device."""
+    """Returns the call with the job's id, recipe, seed and names; refuses another base model or device."""
     arguments = job.arguments()
     reference = call.reference
     for what, own, asked in (
         ("model", arguments["model"], reference.location if reference.has_path else reference.name),
         ("device", arguments["device"], call.device.type),
     ):
-        if own != asked:
+        if own not in (None, asked):
             raise OptionError(
                 f"The job {job.id!r} was begun with the {what} {own!r}, and this Personalizer has {asked!r}; make one "
                 "with Personalizer(**job.arguments())."
             )
+    call.job.id = job.id
     return replace(call, recipe=arguments["recipe"], seed=arguments["seed"], me=tuple(arguments["me"]))

@@ -6,7 +6,6 @@ Each parameter is a field: its type is checked, an unknown one is refused. Paths
 import dataclasses
 import json
 import math
-import re
 import types
 import typing
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import TypeVar
 from sebp_edge.errors import SebpEdgeError, suggest
 
 PROTOCOL = 1
-JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Numbers that JSON-RPC 2.0 prescribes, by our code; all others have -32000.
 _NUMBERS = {
     "parse_error": -32700,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +22,21 @@ import psutil
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
+from sebp_edge.errors import StorageError
 from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
-from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, finite, parse, read
+from sebp_edge.serve.messages import (
+    PROTOCOL,
+    InitializeParams,
+    Refusal,
+    StartJobParams,
+    TextsParams,
+    error_of,
+    finite,
+    parse,
+    read,
+)
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
 from sebp_edge.serve.planning import Planning
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
@@ -64,6 +76,7 @@ class Supervisor:
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
+        self._keep: Callable | None = None  # see `shelf.keep_job`
         self._journal: Journal | None = None
         self.folders: list[Path] = []
         self.jobs: Jobs | None = None
@@ -117,6 +130,7 @@ class Supervisor:
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
         self._parent, self._settings, self._store = parent, params, store
+        self._keep = partial(shelf.keep_job, store, params.memory_budget)
         self.jobs = Jobs(self._journal, self._is_resumable)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
         self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
@@ -135,7 +149,13 @@ class Supervisor:
             "worker": worker,
             "job": self._running,
             "queued": len(self.jobs.queue) if self.jobs else 0,
+            "problem": error_of(problem)["data"] if (problem := self._journal and self._journal.problem) else None,
         }
+
+    def keep(self, request: StartJobParams, params: TextsParams) -> tuple[str | None, dict]:
+        """Keeps a job for the next server; returns the adapter's name, and what the worker needs."""
+        name, needed = self._keep(request.id, params)
+        return name, asdict(needed)
 
     def unload(self) -> dict:
         """Ends the worker, unless it runs a job."""
@@ -159,8 +179,7 @@ class Supervisor:
                 is_importing = job.state == "starting" and not self._worker.requests
                 self._kill_at = time.monotonic() + (START_SECONDS if is_importing else CANCEL_SECONDS)
             return
-        if (stored := self._stored(job)) is not None:
-            stored.remove()
+        self._remove_stored(job)
         self.jobs.drop(job.id)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
@@ -258,6 +277,9 @@ class Supervisor:
     def _answer_from_shelf(self, id: str | int, answer: dict, name: str, params: object) -> None:
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
+            if (problem := self._journal.problem) is not None:
+                problem = StorageError(f"The adapter is removed, but the journal still names it. {problem}")
+                answer = {"error": error_of(problem)}
         self._answer(id, answer)
 
     # ------------------------------------------------------------------------------------------------- the planner
@@ -329,8 +351,6 @@ class Supervisor:
             return
         message = json.loads(line)
         match message["tells"]:
-            case "stored":
-                self.jobs.note(self._running, message["job"])
             case "event":
                 self.jobs.add_event(self._running, message["event"])
             case "running":
@@ -348,7 +368,10 @@ class Supervisor:
 
     def _job_ended(self, state: str, facts: dict) -> None:
         id, self._running, self._kill_at = self._running, None, None
-        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(self.jobs.get(id))
+        was = self.jobs.get(id)
+        if state in ("refused", "failed") or was.state == "cancelling":
+            self._remove_stored(was, only_queued=True)
+        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(was)
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
         job = self.jobs.change(id, state, **facts)
@@ -366,10 +389,11 @@ class Supervisor:
             self._answer(id, {"error": why.to_dict()})
         if self._running is not None:
             id, self._running, self._kill_at = self._running, None, None
-            error = {**why.to_dict()["data"], "message": str(why)}
-            if self.jobs.get(id).state == "cancelling":
+            was, error = self.jobs.get(id), {**why.to_dict()["data"], "message": str(why)}
+            if was.state == "cancelling":
+                self._remove_stored(was, only_queued=True)
                 error = CANCELLED
-            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(self.jobs.get(id)))
+            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(was))
 
     def _stored(self, job: Job):
         """Returns what the store has saved of a job; None if it has nothing."""
@@ -377,6 +401,13 @@ class Supervisor:
 
     def _is_resumable(self, job: Job) -> bool:
         return self._stored(job) is not None
+
+    def _remove_stored(self, job: Job, *, only_queued: bool = False) -> None:
+        """Deletes what the store has of a job; `only_queued` if it was never begun."""
+        stored = self._stored(job)
+        if stored is not None and (not only_queued or stored.state == "queued"):
+            with suppress(StorageError):  # a list of jobs shows what is left
+                stored.remove()
 
     # -------------------------------------------------------------------------------------------------- the clock
 

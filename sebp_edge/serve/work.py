@@ -4,11 +4,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, JobStarted, silent
+from sebp_edge.events import Event, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.known_machine import remember_machine
@@ -18,9 +17,9 @@ from sebp_edge.models.known_models import recall_model, remember_model
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
-    JOBS,
     AskParams,
     CompleteParams,
+    ExportParams,
     GenerateParams,
     ModelParams,
     PlanParams,
@@ -92,27 +91,17 @@ class Worker:
     def _call_of(self, task: dict) -> Callable:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
         on_event = partial(self._on_event, task["id"])
-        if task["stored"] is not None:
-            arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
-            job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
-            self._begin(job, arguments["model"])
-            params = parse(ResumeJobParams, task["params"], "jobs.resume")
-            return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
-        params = parse(JOBS[task["kind"]], task["params"], task["kind"])
-        job, texts = self._personalizer(params, on_event=on_event), texts_of(params)
-        self._begin(job, params.model)
-        match task["kind"]:
-            case "adapt":
-                options = ("activate_anyway", "fresh", "sync", "keep_samples")
-                call = partial(job.adapt, texts, name=params.name)
-            case "forget":
-                options = ("near_duplicates", "activate_anyway")
-                documents = [Path(one) if Path(one).is_absolute() else one for one in params.documents]
-                call = partial(job.forget, documents, texts, name=params.name)
-            case "export":
-                options = ("format", "quant", "version")
-                call = partial(job.export, params.name, params.to, texts=texts)
-        return partial(call, **{key: getattr(params, key) for key in options})
+        if task["stored"] is None:
+            params = parse(ExportParams, task["params"], task["kind"])
+            job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
+            self._begin(job, params.model)
+            chosen = {key: getattr(params, key) for key in options}
+            return partial(job.export, params.name, params.to, texts=texts_of(params), **chosen)
+        arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
+        job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
+        self._begin(job, arguments["model"])
+        params = parse(ResumeJobParams, task["params"], "jobs.resume")
+        return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
 
     def _begin(self, job: Personalizer, model: str) -> None:
         """Makes a job share its weights with the model that answers."""
@@ -124,8 +113,6 @@ class Worker:
 
     def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, then answers what waits: the training goes on afterwards."""
-        if isinstance(event, JobStarted):
-            self._tell("stored", job=event.id)
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         if self._tasks.pausing.is_set():
             self._job.pause()
