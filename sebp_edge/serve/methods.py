@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebp_edge.adapters.names import is_plain
+from sebp_edge.errors import StorageError
 from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import ACTIVE, ENDED
 from sebp_edge.serve.messages import (
@@ -45,7 +46,11 @@ def start_job(server, params: StartJobParams) -> dict:
         raise Refusal("invalid_params", f"There is no kind of job {params.kind[:40]!r}; choose from {', '.join(JOBS)}.")
     inner = parse(JOBS[params.kind], params.params, params.kind)
     check_paths(inner, server.folders)
-    return {"job": asdict(server.jobs.start(params, asdict(params), lambda: server.keep(params, inner)))}
+    try:
+        return {"job": asdict(server.jobs.start(params, asdict(params), lambda: server.keep(params, inner)))}
+    except StorageError:
+        server.forget_kept(params.id)
+        raise
 
 
 def get_job(server, params: JobParams) -> dict:

@@ -22,7 +22,7 @@ import psutil
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
-from sebp_edge.errors import StorageError
+from sebp_edge.errors import JobError, StorageError
 from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
@@ -156,6 +156,11 @@ class Supervisor:
         """Keeps a job for the next server; returns the adapter's name, and what the worker needs."""
         name, needed = self._keep(request.id, params)
         return name, asdict(needed)
+
+    def forget_kept(self, id: str) -> None:
+        """Undoes `keep` for a job that could not be started."""
+        with suppress(JobError, StorageError):
+            self._store.jobs.remove(id)
 
     def unload(self) -> dict:
         """Ends the worker, unless it runs a job."""
