@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_661
+MAX_LINES = 47_662
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_596,
     "adapters": 3_352,
@@ -62,7 +62,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_147,
-    "run": 4_708,
+    "run": 4_709,
     "serve": 2_362,
     "sparse": 1_479,
     "sparse.patches": 2_166,
