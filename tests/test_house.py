@@ -47,10 +47,10 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_662
+MAX_LINES = 47_645
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_596,
-    "adapters": 3_352,
+    "files at the root": 1_604,
+    "adapters": 3_343,
     "ask": 718,
     "basics": 526,
     "basics.pages": 331,
@@ -61,9 +61,9 @@ MAX_LINES_OF_ROOM = {
     "models": 4_525,
     "models.gguf": 1_174,
     "questions": 341,
-    "research": 3_147,
+    "research": 3_142,
     "run": 4_709,
-    "serve": 2_362,
+    "serve": 2_351,
     "sparse": 1_479,
     "sparse.patches": 2_166,
     "sparse.rows": 759,

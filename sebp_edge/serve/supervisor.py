@@ -21,10 +21,11 @@ import psutil
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
+from sebp_edge.events import finite
 from sebp_edge.serve.ends import Parent, children
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
-from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, finite, parse, read
+from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, parse, read
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
