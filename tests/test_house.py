@@ -47,9 +47,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_645
+MAX_LINES = 47_639
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_604,
+    "files at the root": 1_598,
     "adapters": 3_343,
     "ask": 718,
     "basics": 526,
