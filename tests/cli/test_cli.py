@@ -409,21 +409,17 @@ def test_a_budget_that_is_too_small_or_invalid_is_one_sentence(adapt, store):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
-    columns, page = 50, tmp_path / "page.html"
-    commands = (
-        *([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]),
-        ["analyze", *adapt[1:], "--examples", "4", "--html", str(page)],
-    )
+def test_no_line_is_wider_than_a_narrow_terminal(adapt, store):
+    columns = 50
+    commands = (*([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"]),)
     for number, (arguments, lines) in enumerate(zip(commands, on_terminal(commands, columns), strict=True)):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
         expected = ["Then it was trained on all 24 documents.", "micro-llama", "llama-3.2-3b-instruct", "notes"]
-        expected += ["saved for the", "layers 1 (last)"]
         assert expected[number] in words
         # Imports take seconds.
-        assert ("starting" in words) == (arguments[0] in ("adapt", "plan", "analyze"))
+        assert ("starting" in words) == (arguments[0] == "adapt")
     assert store.adapter("narrow").versions() == [1]
 
 
