@@ -125,17 +125,12 @@ def of_kind(kind, number=1):
 # The number of notes, and the event.
 PLACES = {
     "reading": (30, of_kind(JobStarted)),
-    "model": (30, of_kind(ModelLoaded)),
     "texts": (30, of_kind(TextsRead)),
-    "start": (30, of_kind(TrainingStarted)),
-    "test before": (30, of_kind(ExamplesEvaluated)),
     "validation before": (30, of_kind(ExamplesEvaluated, 2)),
     "first step": (30, at_step("train", 1)),
     "within the second epoch": (30, at_step("train", 5)),
     "within a validation": (30, of_kind(ExamplesEvaluated, 3)),
-    "validation": (30, at_loss("validation", 1)),
     "test": (30, at_loss("test", 2)),
-    "refit": (30, at_step("all documents", 2)),
     "after the refit": (30, at_loss("train", 2)),
     "second fold": (13, at_step("fold 2", 2)),
     "between folds": (13, lambda event, _: isinstance(event, TrainingStarted) and event.phase == "fold 3"),
