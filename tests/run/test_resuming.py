@@ -532,7 +532,7 @@ made.adapt(Path(notes), activate_anyway=True)
 """
 
 
-@pytest.mark.parametrize(("kind", "number"), [("step", 3), ("tensors", 7), ("manifest", 9), ("step", 5)])
+@pytest.mark.parametrize(("kind", "number"), [("step", 3), ("tensors", 7), ("manifest", 9)])
 def test_a_killed_training_goes_on_from_its_last_checkpoint(model, notes, whole, tmp_path, kind, number):
     recipe = json.dumps(asdict(RECIPE))
     with start([KILLED, model, tmp_path / "store", notes[30], kind, number, recipe], stderr=None) as killed:
