@@ -12,7 +12,10 @@ def pairwise(**axes):
         axes: the values of each parameter; the keys of a dictionary are their names. "a, b" has pairs of values.
     """
     values = [list(axis.values() if isinstance(axis, dict) else axis) for axis in axes.values()]
-    names = [list(map(str, axis if isinstance(axis, dict) else range(len(axis)))) for axis in axes.values()]
+    names = [
+        list(map(str, axis if isinstance(axis, dict) or isinstance(list(axis)[0], str) else range(len(axis))))
+        for axis in axes.values()
+    ]
     cases = []
     for case in cover([len(axis) for axis in values]):
         given = []

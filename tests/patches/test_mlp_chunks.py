@@ -18,7 +18,7 @@ def assert_close(found, expected):
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5 * float(expected[name].abs().max()))
 
 
-@pairwise(family=MODELS, adapt=["full", "lora"], options=[{}, {"checkpoints": 1, "offload": True}])
+@pairwise(family=[*MODELS], adapt=["full", "lora"], options=[{}, {"checkpoints": 1, "offload": True}])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_gradients_are_those_of_whole_mlps(family, adapt, options, chunk_rows):
     chunk_rows(7)

@@ -58,7 +58,7 @@ def norms_in_fp64(model):
             del norm.forward
 
 
-@pairwise(family=MODELS, adapt=["full", "lora"], prompt=[0, 5])
+@pairwise(family=[*MODELS], adapt=["full", "lora"], prompt=[0, 5])
 def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
     model, draw = MODELS[family]().double(), torch.Generator().manual_seed(0)
     with torch.no_grad():
