@@ -13,7 +13,7 @@ def pairwise(**axes):
     """
     values = [list(axis.values() if isinstance(axis, dict) else axis) for axis in axes.values()]
     names = [
-        list(map(str, axis if isinstance(axis, dict) or isinstance(list(axis)[0], str) else range(len(axis))))
+        list(map(str, axis if isinstance(axis, dict) or isinstance(next(iter(axis)), str) else range(len(axis))))
         for axis in axes.values()
     ]
     cases = []

@@ -129,6 +129,7 @@ def assert_uses(personalizer, adapter):
 # ------------------------------------------------------------------------------------------------- the base model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
 def test_an_adapter_that_does_nothing_is_not_kept(make, texts):
     personalizer = make(recipe=RECIPE.replace(learning_rate=NO_EFFECT))
@@ -143,6 +144,7 @@ def test_an_adapter_that_does_nothing_is_not_kept(make, texts):
     assert_uses(personalizer, None)
 
 
+@pytest.mark.slow
 def test_a_gain_is_reported_as_transformers_and_peft_compute_it(make, model, tokenizer):
     personalizer = make(after=NOTES)
     saved = personalizer.store.adapter("default").open()
@@ -336,6 +338,7 @@ def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, t
     assert {*of_each} == ({"train", "validation", "test"} if texts == NOTES else {"fold 1", "fold 2", "fold 3"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [24, 9], ids=["split", "folds"])
 def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
     made = []
@@ -390,6 +393,7 @@ def test_the_command_activates_what_was_not_judged_only_if_asked(model, recipe, 
     assert AdapterStore().adapter("default").active() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
 def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make, stores, texts, tmp_path):
     first, second = AdapterStore(stores(texts)), make().store

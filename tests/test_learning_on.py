@@ -355,6 +355,7 @@ def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(mak
         assert {0, len(current) - 1} <= trained.get("all documents", {0, len(current) - 1})
 
 
+@pytest.mark.slow
 def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     personalizer = make(after=True)
     before = role_of(personalizer.store.adapter("default").open().path, OLD)
@@ -405,6 +406,7 @@ def test_conversations_learn_on(make):
     assert personalizer.store.adapter("default").open().record.chat
 
 
+@pytest.mark.slow
 def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
     personalizer = make(after=True, recipe=dataclasses.replace(SHORT, r=None), memory_budget="8GB")
     result = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
@@ -453,6 +455,7 @@ def test_sync_makes_what_fresh_makes_of_the_remaining_documents(make, tmp_path):
     assert all(tensor.equal(found["fresh"][name]) for name, tensor in found["sync"].items())
 
 
+@pytest.mark.slow
 def test_sync_learns_on_if_nothing_is_gone(make):
     personalizer = make(after=True)
     assert personalizer.adapt(OLD, sync=True).unchanged
@@ -476,12 +479,14 @@ def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     assert personalizer.adapt(texts, sync=True).unchanged
 
 
+@pytest.mark.slow
 def test_a_document_that_comes_back_is_known(make):
     personalizer = make(after=True)
     personalizer.adapt([*OLD[1:], NEW[0]], activate_anyway=True)
     assert personalizer.adapt([*OLD, NEW[0]]).unchanged
 
 
+@pytest.mark.slow
 def test_fresh_learns_all_again(make):
     personalizer = make(after=True, recipe=RECIPE)
     again = personalizer.adapt(OLD, fresh=True)
@@ -524,6 +529,7 @@ def test_it_starts_over_and_says_why(make, change, why):
     assert notice.message == f"All documents are learnt again, since version 1 {why}."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["store", "another"])
 def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path, store):
     make(after=True).store.adapter("default").export_archive(tmp_path / "one.tar")
@@ -569,6 +575,7 @@ def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests
     )
 
 
+@pytest.mark.slow
 def test_an_inspection_says_what_would_be_learnt_on(make):
     assert make("empty").inspect(OLD).beginning == ""
     personalizer = make(after=True)

@@ -578,6 +578,7 @@ def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
         make(after=True, model=other).load_adapter("default")
 
 
+@pytest.mark.slow
 def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_folder, tmp_path, tokenizer):
     folder, model = tmp_path / "my-llama", make_llama()
     tokenizer.save_pretrained(folder)

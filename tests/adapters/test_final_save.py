@@ -104,6 +104,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
 
 
+@pytest.mark.slow
 def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
     """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
 

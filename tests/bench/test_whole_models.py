@@ -59,6 +59,7 @@ def test_kernel_times_are_summed_by_part():
     assert sums_before_waits([event(wait, 1, 7)]) == [0.0]
 
 
+@pytest.mark.slow
 def test_a_variant_with_wrong_gradients_is_not_timed(benchmark_and_case):
     benchmark, case = benchmark_and_case
 

@@ -377,6 +377,7 @@ def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     assert (record["gpu"], record["budget"]) == (24e9, 9e9)
 
 
+@pytest.mark.slow
 def test_a_plan_in_4_bits_for_another_machine_names_what_to_install(adapt):
     text = run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "5GB").stdout
     assert "It needs pip install 'sebp-edge[4bit]' there." in text

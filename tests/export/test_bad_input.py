@@ -45,6 +45,7 @@ def export(model, *arguments):
     return run("export", "mine", "--model", model, *arguments)
 
 
+@pytest.mark.slow
 def test_the_command_exports(stored, model, place):
     result = export(model, "--to", place / "out", "--format", "ollama", "--quant", "q4_0")
     assert result.exit_code == 0, result.output
@@ -159,6 +160,7 @@ def test_a_disk_without_space_is_refused_before_anything_is_written(stored, mode
     assert not list(place.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["gguf", "merged", "peft"])
 def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypatch, format):
     disk = mount_disk("64k")
@@ -209,6 +211,7 @@ def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_
     assert sorted(path.name for path in place.iterdir()) == ["in progress", "next"]
 
 
+@pytest.mark.slow
 def test_a_disk_without_locks_is_exported_to(stored, model, place, monkeypatch):
     def refuse(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -45,6 +45,7 @@ def logits(model):
         return model.eval()(IDS).logits
 
 
+@pytest.mark.slow
 def test_a_merged_folder_is_the_model_with_the_adapter(llama, tmp_path):
     model, adapter = llama
     events = []
@@ -160,6 +161,7 @@ def test_mlx_lm_computes_what_we_do(llama_for_mlx, tmp_path):
     assert abs(result.loss_adapter - result.loss_base) > 1e-3
 
 
+@pytest.mark.slow
 def test_mlx_factors_are_transposed(llama_for_mlx, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlx_lm", None)  # not installed
     model, adapter = llama_for_mlx

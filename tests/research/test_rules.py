@@ -85,6 +85,7 @@ def test_num_top_rows_is_the_fewest_rows_with_a_share_of_the_energy(num_rows, sh
     assert int(row_rules.num_top_rows(torch.zeros(num_rows), share)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_sum(num_rows, dtype):

@@ -35,7 +35,7 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
 
-pytestmark = pytest.mark.usefixtures("unassessed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
 
 

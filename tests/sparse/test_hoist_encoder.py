@@ -78,7 +78,7 @@ def test_batches_of_any_lengths_train_like_dense(head, lengths):
 
 @pytest.mark.parametrize(
     ("family", "labels"),
-    zip(FAMILIES, ([0.5, -2.0, 100.0, 3.0], [[1.0], [2.0], [3.0], [-100.0]], [1, 0, 5, 2]), strict=True),
+    list(zip(FAMILIES, ([0.5, -2.0, 100.0, 3.0], [[1.0], [2.0], [3.0], [-100.0]], [1, 0, 5, 2]), strict=True)),
 )
 def test_a_regression_trains_like_dense(family, labels):
     model = make_encoder(family, "sequence", num_labels=1).double()

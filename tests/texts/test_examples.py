@@ -183,6 +183,7 @@ def test_chunks_use_the_context(tokenizer):
     assert sum(len(example.input_ids) for example in examples[:-1]) > 0.6 * 128 * (len(examples) - 1)
 
 
+@pytest.mark.slow
 def test_a_megabyte_takes_seconds(tokenizer):
     text = "\n\n".join(make_sentences(11_000))
     assert len(text) > 1_000_000

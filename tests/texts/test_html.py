@@ -236,6 +236,7 @@ def test_no_page_takes_long(folder, piece):
     assert time.process_time() - started < 5
 
 
+@pytest.mark.slow
 def test_small_pages_take_little_memory():
     """The standard opens what was left open again in each paragraph, and copies attributes."""
     script = """

@@ -86,6 +86,7 @@ def test_a_text_whose_windows_agree_nowhere_is_left_out_and_the_reason_is_told(s
     ]
 
 
+@pytest.mark.slow
 def test_each_piece_of_a_text_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0)
     path, events = tmp_path / "a.txt", []

@@ -126,6 +126,7 @@ def test_a_step_in_several_micro_batches_has_the_loss_and_gradients_of_a_single_
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_running_out_of_memory_in_a_later_micro_batch_restarts_the_step(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]
