@@ -32,7 +32,7 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
 
-pytestmark = pytest.mark.usefixtures("unassessed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
 
 def at_loss(split, epoch, best=True):
