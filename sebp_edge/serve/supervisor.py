@@ -18,10 +18,11 @@ from pathlib import Path
 
 import psutil
 
+from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
-from sebp_edge.serve.ends import Parent, children
+from sebp_edge.serve.ends import Parent
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, finite, parse, read

@@ -43,7 +43,7 @@ from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.run.work import Work
 from sebp_edge.serve.client import Client
 
-SOURCES = ("sebp_edge/serve", "sebp_edge/basics/parents.py", __file__)
+SOURCES = ("sebp_edge/serve", "sebp_edge/basics/children.py", "sebp_edge/basics/parents.py", __file__)
 KILLED, FEWER = ("app", "server", "worker"), ("input", "inherited", "reused")
 RECIPE = "r = 4\nlearning_rate = 1e-2\nepochs = 40\nbatch_tokens = 200\ncontext_length = 64\n"
 WORDS = ("the ", "pump ", "in ", "our ", "garden ", "needs ", "new ", "oil ")
