@@ -316,7 +316,7 @@ class Supervisor:
 
     def _job_ended(self, state: str, facts: dict) -> None:
         id, self._running, self._kill_at = self._running, None, None
-        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(self.jobs.get(id))
+        facts["resumable"] = state != "done" and self._is_resumable(self.jobs.get(id))
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
         job = self.jobs.change(id, state, **facts)
