@@ -42,7 +42,11 @@ class GeneralLoss:
 
 
 def general_loss(
-    base: BaseModel, adaptation: Adaptation, on_event: Sink, options: MemoryOptions = FASTEST, check: Check = lambda: None
+    base: BaseModel,
+    adaptation: Adaptation,
+    on_event: Sink,
+    options: MemoryOptions = FASTEST,
+    check: Check = lambda: None,
 ) -> GeneralLoss:
     """Returns the loss on the probe; computes the base model's only the first time.
 

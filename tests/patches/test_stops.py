@@ -3,11 +3,8 @@
 import pytest
 import torch
 from builders import make_llama
-from failing_memory import recovering_learner, uneven_examples
 
-from sebp_edge import Recipe
 from sebp_edge.basics.stopping import PauseRequested, StopRequested
-from sebp_edge.models.adaptation import attach, snapshot, trainable
 from sebp_edge.sparse.patches.stops import Stops
 
 
