@@ -30,6 +30,7 @@ from sebp_edge.events import (
 )
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.sparse.patches.stops import _Checked
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -79,6 +80,30 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     assert result.report.training.curves == whole[number][2]
     assert store.jobs.list() == []
     assert not any(job.folder.parent.iterdir())
+
+
+@pytest.mark.parametrize("method", ["__call__", "_check_backward"])
+def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_most(
+    model, notes, whole, tmp_path, monkeypatch, method
+):
+    store, run, layers = AdapterStore(tmp_path / "store"), getattr(_Checked, method), []
+
+    def pausing(checked, *given, **options):
+        layers.append(any(isinstance(event, StepDone) for event in paused.events))
+        if layers.count(True) == 3:
+            assert paused.pause()
+        return run(checked, *given, **options)
+
+    paused = personalizer(model, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Checked, method, pausing)
+        with pytest.raises(Paused):
+            paused.adapt(notes[30], activate_anyway=True)
+    assert layers.count(True) == 3
+    assert sum(isinstance(event, StepDone) for event in paused.events) == 1
+    resumed = personalizer(**store.jobs.get().arguments(), store=store)
+    result = resumed.resume()
+    assert (bits(store), verdict(result), result.report.training.curves) == whole[30][:3]
 
 
 def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
