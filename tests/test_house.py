@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_857
+MAX_LINES = 47_853
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_598,
     "adapters": 3_360,
@@ -62,7 +62,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 4_731,
+    "run": 4_727,
     "serve": 2_245,
     "sparse": 1_482,
     "sparse.patches": 2_213,
