@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from sebp_edge.basics.children import ending_with_this
 from sebp_edge.machine import container
 
 _STATUS = Path("/proc/self/status")
@@ -47,7 +48,7 @@ def peak_resident() -> int:
 
 def nvidia_smi(query: str) -> str:
     """Returns nvidia-smi's answer, a line for each GPU or process; "" if it is missing or fails."""
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    command = ending_with_this(["nvidia-smi", query, "--format=csv,noheader,nounits"])
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import MachineError, StorageError
 from sebp_edge.events import Notice
 from sebp_edge.machine import devices
@@ -20,11 +22,12 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel, local_tokenizer
 from sebp_edge.models.lora import read_factors
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.model_in_use import ModelInUse
+from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.run.texts_call import TextsCall
 
 
@@ -33,9 +36,11 @@ class Call(TextsCall):
     """What a call works with that may use a model.
 
     Attributes:
+        interruptions: the process's signals.
         in_use: the model, and the adapter in use.
     """
 
+    interruptions: Interruptions
     in_use: ModelInUse
 
     @property
@@ -77,9 +82,22 @@ class Call(TextsCall):
         found = self.store.find(adapter, version)
         self.load()
         self.in_use.load_adapter(found.path, found.record, self.job)
+        self.remember_model_of(found)
+        return found.record
+
+    @contextmanager
+    def generating(self, choice: AdapterChoice) -> Iterator[tuple[BaseModel, Decoder, str]]:
+        """Context in which the model has the chosen adapter; see `ModelInUse.generating`."""
+        if choice.is_named:
+            self.load_adapter(choice.adapter, choice.version)
+        base = self.load()
+        with self.in_use.generating(with_adapter=choice.adapter is not None) as (decoder, rendered_as):
+            yield base, decoder, rendered_as
+
+    def remember_model_of(self, found: SavedAdapter) -> None:
+        """Remembers where the base model of a saved adapter is, if there is a store."""
         if self.store.folder.is_dir():
             self.remember_model(found.record)
-        return found.record
 
     def remember_model(self, record: AdapterRecord) -> None:
         """Remembers where the base model of an adapter is, if it was given as a folder or a file."""

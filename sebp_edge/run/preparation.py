@@ -11,6 +11,7 @@ from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.target import Target
+from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.questions.examples import encode_practice
 from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.quiz import make_quiz
@@ -170,3 +171,10 @@ class Preparation:
             probe=encode_probe(tokenizer, length) if general else [],
             quiz=make_quiz(self.reading.documents, tested, tokenizer, length),
         )
+
+
+def plan_for(call: TextsCall, texts, gpu: str | int | None) -> Plan:
+    """See `Personalizer.plan`."""
+    size = None if gpu is None else call.parse_gpu_memory(gpu)
+    with quiet_libraries():
+        return Preparation(*call.with_texts(texts)).plan(gpu=size).plan

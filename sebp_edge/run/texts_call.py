@@ -35,8 +35,8 @@ class TextsCall(ABC):
         seed, store: those of the Personalizer.
         me: the owner's names in chats.
         budget: how much memory this process may use; None sets no limit.
-        signal: stops the call.
         job: receives the events, and tells how far the call is.
+        signal: stops the call.
     """
 
     recipe: Recipe
@@ -44,8 +44,8 @@ class TextsCall(ABC):
     store: AdapterStore
     me: tuple[str, ...]
     budget: MemoryBudget | None
-    signal: StopSignal
     job: Job
+    signal: StopSignal
 
     @property
     @abstractmethod

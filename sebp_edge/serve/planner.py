@@ -10,7 +10,7 @@ import sys
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.basics.stopping import StopSignal
-from sebp_edge.events import silent
+from sebp_edge.events import finite, silent
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import Recipe, check_seed
@@ -18,7 +18,7 @@ from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
 from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, finite, parse, texts_of
+from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.streams import take_streams
 

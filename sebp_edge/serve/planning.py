@@ -7,12 +7,14 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from sebp_edge.serve.ends import Children, command_of
+from sebp_edge.basics.children import Children
+from sebp_edge.serve.ends import command_of
 from sebp_edge.serve.messages import Refusal
+from sebp_edge.serve.streams import PIPES
 
 
 class Planning:
-    """Answers requests in a thread, which lives as long as the supervisor: see `ends.end_with_parent`.
+    """Answers requests in a thread, which lives as long as the supervisor: see `parents.end_with_parent`.
 
     Args:
         answered: called in that thread with the `id` of a request and its answer.
@@ -54,7 +56,7 @@ class Planning:
         with self._lock:
             if self._is_stopped[id]:
                 return None
-            process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], dict(os.environ))
+            process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], **PIPES)
             self._current = id, process
             return process
 

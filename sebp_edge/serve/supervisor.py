@@ -19,11 +19,13 @@ from pathlib import Path
 
 import psutil
 
+from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import JobError, StorageError
-from sebp_edge.serve.ends import Parent, children
+from sebp_edge.events import finite
+from sebp_edge.serve.ends import Parent
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import (
@@ -33,7 +35,6 @@ from sebp_edge.serve.messages import (
     StartJobParams,
     TextsParams,
     error_of,
-    finite,
     parse,
     read,
 )
@@ -376,7 +377,7 @@ class Supervisor:
         was = self.jobs.get(id)
         if state in ("refused", "failed") or was.state == "cancelling":
             self._remove_stored(was, only_queued=True)
-        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(was)
+        facts["resumable"] = state != "done" and self._is_resumable(was)
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
         job = self.jobs.change(id, state, **facts)

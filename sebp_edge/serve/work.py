@@ -7,7 +7,7 @@ from functools import partial
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, silent
+from sebp_edge.events import Event, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.known_machine import remember_machine
@@ -27,7 +27,6 @@ from sebp_edge.serve.messages import (
     ResumeJobParams,
     TextsParams,
     error_of,
-    finite,
     parse,
     texts_of,
 )
