@@ -354,3 +354,19 @@ def test_a_gpu_answers_the_same_while_it_trains(server, request_of):
         server.event("second", lambda event: event["event"] == "step")
         assert server.call("generate", **asked) == alone
     assert server.state("second")["state"] == "done"
+
+
+def test_a_job_whose_texts_have_changed_is_refused_and_goes_on_as_asked(server, request_of, folder, tmp_path):
+    notes = write_notes(tmp_path / "changing")
+    server.call("jobs.start", id="changed", params=request_of(paths=[str(notes)], activate_anyway=True))
+    server.call("jobs.subscribe", id="changed")
+    server.event("changed", lambda event: event["event"] == "step")
+    server.call("jobs.pause", expected_job_id="changed")
+    assert server.state("changed", {"paused"})["resumable"]
+    next(notes.iterdir()).write_text("Other words stand here now.")
+    server.call("jobs.resume", id="changed")
+    refused = server.state("changed", ENDED)
+    assert (refused["state"], refused["error"]["code"], refused["resumable"]) == ("refused", "texts_changed", True)
+    server.call("jobs.resume", id="changed", changed="without")
+    assert server.state("changed", ENDED)["state"] == "done"
+    assert not server.call("jobs.get", id="changed")["job"]["resumable"]
