@@ -89,6 +89,16 @@ HOMES = {
     "markdown_it": ("sebp_edge/texts/formats/markdown.py",),
     "yaml": ("sebp_edge/texts/formats/front_matter.py",),
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
+    # Whoever starts a program makes it end with this one: see basics/children.py.
+    "subprocess": (
+        "sebp_edge/basics/children.py",
+        "sebp_edge/basics/job_object.py",
+        "sebp_edge/cli/doctor_checks.py",
+        "sebp_edge/export/child.py",
+        "sebp_edge/machine/process.py",
+        "sebp_edge/serve/streams.py",
+        "sebp_edge/texts/template_child.py",
+    ),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
     # Chat templates are programs in its language.

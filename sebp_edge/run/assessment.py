@@ -116,7 +116,7 @@ class Assessor:
             after = continue_each(base, self._beginnings, self._check)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         self._job.enter(GENERAL)
-        general = general_loss(base, adaptation, self._on_event, run.task.options)
+        general = general_loss(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
             samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
@@ -165,7 +165,8 @@ class Assessor:
         """Yields the documents of which the adapter repeats much more than the base model does."""
         run, task = self._run, self._run.task
         examples = task.dataset.examples
-        for copy in longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options):
+        found = longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options, self._check)
+        for copy in found:
             if copy.is_long:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 

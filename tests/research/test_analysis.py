@@ -343,6 +343,7 @@ def encoder_folder(tmp_path, tokenizer):
     return folder
 
 
+@pytest.mark.slow
 def test_an_encoder_gets_a_head_drawn_by_the_seed_and_is_not_kept(encoder_folder, tmp_path):
     def analysis(seed):
         personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store", seed=seed)

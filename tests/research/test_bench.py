@@ -249,6 +249,7 @@ def test_sampled_gradients_are_elements_of_the_gradients():
         assert torch.equal(some[name], whole.flatten()[::stride])
 
 
+@pytest.mark.slow
 def test_running_out_of_limited_host_memory_is_an_error():
     # Far above the limit: earlier tests may leave the allocator 100 MB that it can use again.
     with limited_host_memory(50_000_000), pytest.raises(RuntimeError) as caught:

@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+import re
 import shutil
 import signal
 import weakref
@@ -29,10 +30,11 @@ from sebp_edge.events import (
 )
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.sparse.patches.stops import _Checked
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
 
-pytestmark = pytest.mark.usefixtures("unassessed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
 
 def at_loss(split, epoch, best=True):
@@ -78,6 +80,30 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     assert result.report.training.curves == whole[number][2]
     assert store.jobs.list() == []
     assert not any(job.folder.parent.iterdir())
+
+
+@pytest.mark.parametrize("method", ["__call__", "_check_backward"])
+def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_most(
+    model, notes, whole, tmp_path, monkeypatch, method
+):
+    store, run, layers = AdapterStore(tmp_path / "store"), getattr(_Checked, method), []
+
+    def pausing(checked, *given, **options):
+        layers.append(any(isinstance(event, StepDone) for event in paused.events))
+        if layers.count(True) == 3:
+            assert paused.pause()
+        return run(checked, *given, **options)
+
+    paused = personalizer(model, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Checked, method, pausing)
+        with pytest.raises(Paused):
+            paused.adapt(notes[30], activate_anyway=True)
+    assert layers.count(True) == 3
+    assert sum(isinstance(event, StepDone) for event in paused.events) == 1
+    resumed = personalizer(**store.jobs.get().arguments(), store=store)
+    result = resumed.resume()
+    assert (bits(store), verdict(result), result.report.training.curves) == whole[30][:3]
 
 
 def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
@@ -233,25 +259,79 @@ def checkpoint_of(job):
     return json.loads((job.folder / "checkpoint.json").read_text())
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "manifest", "missing"])
-def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, damage):
-    store, job, _ = pause()
-    file = job.folder / checkpoint_of(job)["files"]["learner"]["file"]
-    content = file.read_bytes()
-    if damage == "cut":
-        file.write_bytes(content[:-1])
-    elif damage == "flipped":
-        place = random.Random().randrange(len(content))
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    elif damage == "manifest":
-        (job.folder / "checkpoint.json").write_text('{"format": 1')
-    else:
-        file.unlink()
-    with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
-        resume(store)
-    assert store.jobs.get().state == "paused"
+def damage(path, how):
+    content = path.read_bytes()
+    match how:
+        case "cut":
+            path.write_bytes(content[: random.randrange(len(content) - 1)])
+        case "zeros":  # what some disks leave after a power cut
+            path.write_bytes(bytes(len(content)))
+        case "flipped":
+            place = random.randrange(len(content))
+            path.write_bytes(
+                content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+            )
+        case "missing":
+            path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
+@pytest.mark.parametrize("part", ["learner", "best 0", "checkpoint.json"])
+def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, part, how):
+    store, job, _ = pause(at_step("train", 5))
+    files = checkpoint_of(job)["files"]
+    damage(job.folder / (files[part]["file"] if part in files else part), how)
+    if (part, how) != ("checkpoint.json", "missing"):  # as if none had been written: see the next test
+        with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
+            resume(store)
+        assert store.jobs.get().state == "paused"
     _, result = resume(store, changed="again")
-    assert verdict(result) == whole[30][1]
+    assert (bits(store), verdict(result)) == whole[30][:2]
+
+
+def test_a_training_without_a_checkpoint_says_that_it_starts_from_its_beginning(pause, whole):
+    store, job, _ = pause()
+    (job.folder / "checkpoint.json").unlink()
+    made, result = resume(store)
+    assert Notice("No steps of this training are saved, so that it starts from its beginning.") in of_no_job(
+        made.events
+    )
+    assert (bits(store), verdict(result)) == whole[30][:2]
+
+
+def of_no_job(events):
+    return [event.of_job(None) for event in events]
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
+@pytest.mark.parametrize("part", ["job.json", "known_texts.json", "documents.json", "lock"])
+def test_whatever_is_damaged_of_a_job_is_told_in_one_sentence_or_changes_nothing(pause, whole, monkeypatch, part, how):
+    store, job, _ = pause()
+    monkeypatch.setenv(
+        "XDG_DATA_HOME", str(shutil.move(store.folder.parent, job.folder.parents[3] / "sebp-edge").parent)
+    )
+    store = AdapterStore()
+    folder = store.jobs.list()[0].folder
+    if part == "lock" and how != "missing":
+        pytest.skip("it has no content")
+    damage(folder / part, how)
+    if part == "job.json":
+        (sentence,) = store.jobs.damaged()
+        remove = f"`sebp-edge jobs remove {job.id}` deletes it."
+        assert sentence == f"The job '{job.id}' is damaged, or was written by another sebp-edge; {remove}"
+        with pytest.raises(JobError, match=re.escape(sentence)):
+            store.jobs.get(job.id)
+        listed = run("jobs")
+        assert (listed.exit_code, listed.stderr) == (0, f"note: {sentence}\n")
+        assert run("jobs", "remove", job.id).exit_code == 0
+        assert not folder.exists()
+        return
+    try:
+        _, result = resume(store)
+    except (JobError, TextsChanged) as error:
+        assert re.search("is damaged|are not there as they were|is not there as", str(error))
+        _, result = resume(store, changed="again")
+    assert (bits(store), verdict(result)) == whole[30][:2]
 
 
 def test_what_a_kill_leaves_half_written_is_never_taken(pause, whole):

@@ -12,7 +12,7 @@ from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume,
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import AdapterError, JobError, Paused
 
-pytestmark = pytest.mark.usefixtures("unassessed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
 
 def test_a_newer_version_ends_a_job(pause, notes):
