@@ -264,6 +264,14 @@ def test_the_root_has_few_entries():
     assert len(entries) <= MAX_ENTRIES_AT_ROOT, sorted(entries)
 
 
+def test_every_mutation_still_applies(monkeypatch):
+    """`tests/proof/mutations.py` is run by hand; code that has changed meanwhile would end it."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "proof")
+    texts = [path.read_text(encoding="utf-8") for path in sources()]
+    mutations = importlib.import_module("mutations").MUTATIONS
+    assert [each.name for each in mutations if sum(each.code in text for text in texts) != 1] == []
+
+
 def test_contributing_lists_the_layers():
     lines = re.findall(r"^\d+\. (`.*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
     listed = [re.findall(r"`([\w.]+)`", line) for line in lines]
