@@ -169,6 +169,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
+    "sebp_edge/run/job.py": "StopRequested",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
@@ -261,6 +262,14 @@ def test_no_room_outgrows_its_cap():
 def test_the_root_has_few_entries():
     entries = {path.name for path in (ROOT / "sebp_edge").iterdir()} - {"__pycache__"}
     assert len(entries) <= MAX_ENTRIES_AT_ROOT, sorted(entries)
+
+
+def test_every_mutation_still_applies(monkeypatch):
+    """`tests/proof/mutations.py` is run by hand; code that has changed meanwhile would end it."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "proof")
+    texts = [path.read_text(encoding="utf-8") for path in sources()]
+    mutations = importlib.import_module("mutations").MUTATIONS
+    assert [each.name for each in mutations if sum(each.code in text for text in texts) != 1] == []
 
 
 def test_contributing_lists_the_layers():
