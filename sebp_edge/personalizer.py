@@ -14,13 +14,13 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
-from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import BusyError, ClosedError, Interrupted, OptionError
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.machine import devices
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
@@ -33,13 +33,14 @@ from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.asking import Turn, ask
 from sebp_edge.run.call import Call
 from sebp_edge.run.generating import complete, generate
+from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
 from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.resuming import resume, run_adapt, run_forget
+from sebp_edge.run.resuming import resume, run_adapt, run_forget, run_politely
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.folders import Folder
@@ -74,6 +75,7 @@ class Personalizer:
             the GPU, or of the host on the CPU. If no plan fits into what is free of it, `adapt` loads nothing.
         seed: the random seed.
         me: the owner's name in chats and mails, or a list, since each service may have another one.
+        politeness: how trainings give way to other programs; by default, they do not.
         on_event: receives every event (see `sebp_edge.events`).
     """
 
@@ -87,6 +89,7 @@ class Personalizer:
         store: AdapterStore | str | Path | None = None,
         seed: int = 0,
         me: str | Sequence[str] = (),
+        politeness: Politeness | None = None,
         on_event: Sink = silent,
     ):
         self.reference = resolve(model)
@@ -96,7 +99,8 @@ class Personalizer:
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
         self.me = (me,) if isinstance(me, str) else tuple(me)
-        self.on_event = on_event
+        self.politeness = (politeness or Politeness()).on(self.device.type)
+        self.on_event, self.meanwhile = on_event, lambda: None  # which is called while a training waits
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._searched = SearchedTexts()
         self._lock, self._is_closed = threading.Lock(), False
@@ -147,8 +151,10 @@ class Personalizer:
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         place.check_writable()
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
-        with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            return run_adapt(call, interruptions, place, texts, options)
+        with self._exclusive_call(stop_when) as call:
+            return run_politely(
+                call, texts, lambda interruptions: run_adapt(call, interruptions, place, texts, options)
+            )
 
     def forget(
         self,
@@ -191,8 +197,9 @@ class Personalizer:
         if texts is not None:
             texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
-        with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            return run_forget(call, interruptions, place, list(documents), texts, options, on_found)
+        given = (place, list(documents), texts, options, on_found)
+        with self._exclusive_call(stop_when) as call:
+            return run_politely(call, texts, lambda interruptions: run_forget(call, interruptions, *given))
 
     def resume(
         self,
@@ -219,8 +226,9 @@ class Personalizer:
             TrainingStopped, StorageError: see `adapt`.
         """
         devices.refuse_several_processes()
-        with Interruptions() as interruptions, self._exclusive_call(stop_when) as call:
-            return resume(call, interruptions, self.store.jobs.get(job), texts, changed)
+        with self._exclusive_call(stop_when) as call:
+            found = self.store.jobs.get(job)
+            return run_politely(call, texts, lambda interruptions: resume(call, interruptions, found, texts, changed))
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -512,7 +520,8 @@ class Personalizer:
 
     def _make_call(self, signal: StopSignal) -> Call:
         job = Job(self.on_event)
-        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, job)
+        way = GivingWay(self.politeness, self.device, job, signal, self.meanwhile)
+        return Call(self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use, signal, job, way)
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[Call]:

@@ -71,6 +71,7 @@ class RecoveringLearner(Learner):
         examples, options: see `Learner`.
         guard: limits the memory; by default to all free memory.
         check: called between the micro-batches of a step that changes nothing before its end; may raise to end it.
+        rest: called between the micro-batches of other steps.
 
     Attributes:
         schedule: the current schedule.
@@ -88,8 +89,9 @@ class RecoveringLearner(Learner):
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
         check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
     ):
-        self._check = check
+        self._check, self._rest = check, rest
         device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
@@ -214,6 +216,8 @@ class RecoveringLearner(Learner):
                 done = 0
             if self.can_be_left:
                 self._check()
+            else:
+                self._rest()
         return self.finish_step()
 
     def __enter__(self) -> "RecoveringLearner":
