@@ -14,8 +14,8 @@ from sebp_edge.errors import MachineError
 TAKEN, TAKEN_SECONDS, LEFT_SECONDS = 25, 3.0, 10.0
 # NVML's error if nothing was sampled: no process has computed since.
 _NOT_FOUND = 6
-# Linux's number of the namespace of processes outside of containers. Inside, the driver tells foreign process numbers.
-_OUTSIDE = "pid:[4026531836]"
+# Linux's namespace of processes, and its name outside of containers. Inside, the driver tells foreign process numbers.
+NAMESPACE, _OUTSIDE = Path("/proc/self/ns/pid"), "pid:[4026531836]"
 _MAX_SAMPLES = 1024
 
 
@@ -40,8 +40,7 @@ class GpuUse:
     """
 
     def __init__(self, uuid: str):
-        namespace = Path("/proc/self/ns/pid")
-        if namespace.exists() and str(namespace.readlink()) != _OUTSIDE:
+        if NAMESPACE.is_symlink() and str(NAMESPACE.readlink()) != _OUTSIDE:
             raise MachineError("In a container, the driver does not tell which process uses the GPU.")
         try:
             self._nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")

@@ -167,7 +167,9 @@ class GivingWay:
             return "this machine runs on battery power"
         if reason == GPU:
             return "another program uses the GPU"
-        return f"other programs need memory, and {gigabytes(max(room.lacks() for room in self._rooms))} more must be free"
+        return (
+            f"other programs need memory, and {gigabytes(max(room.lacks() for room in self._rooms))} more must be free"
+        )
 
     def _sleep(self) -> None:
         self._signal.check()

@@ -7,7 +7,6 @@ from command import RECIPE
 @pytest.fixture
 def settings(tmp_path, model_folder):
     folders = [str(tmp_path), str(model_folder)]
-    # A machine that runs other tests too would leave nothing to a worker of low priority.
     return {"store": str(tmp_path / "store"), "folders": folders, "low_priority": False}
 
 
