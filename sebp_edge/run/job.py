@@ -97,7 +97,8 @@ class Job:
             case JobStarted():
                 self._resumed_at = event.progress
                 self._began = self.clock()
-            case Waiting() if self._reports:
+            case Waiting():
+                self._reports = True
                 self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
             case TrainingStarted():
                 self.enter(event.phase)

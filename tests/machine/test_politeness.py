@@ -3,10 +3,12 @@
 import os
 import random
 import sys
+from functools import partial
 
 import psutil
 import pytest
 from command import python
+from fake_machine import write_supplies
 
 from sebp_edge import Politeness
 from sebp_edge.errors import OptionError
@@ -70,19 +72,10 @@ print(json.dumps([before, threads, child, group, os.getsid(0) == os.getpid()]))
 
 @pytest.fixture
 def battery(tmp_path, monkeypatch):
-    """Writes what Linux tells of a machine's power supplies."""
+    """A function that writes what Linux tells of this machine's power supplies."""
     monkeypatch.setattr("psutil._pslinux.POWER_SUPPLY_PATH", str(tmp_path))
 
-    def write(*, plugged=None, status=None):
-        for name, values in {
-            "AC0": {} if plugged is None else {"online": int(plugged)},
-            "BAT0": {} if status is None else {"status": status, "energy_now": 7, "energy_full": 9, "power_now": 1},
-        }.items():
-            for file, value in values.items():
-                (tmp_path / name).mkdir(exist_ok=True)
-                (tmp_path / name / file).write_text(f"{value}\n")
-
-    return write
+    return partial(write_supplies, tmp_path, status=None)
 
 
 @needs_linux
