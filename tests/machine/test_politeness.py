@@ -1,5 +1,6 @@
 """What is polite: the values that are taken, low priority of a process, battery power."""
 
+import json
 import os
 import random
 import sys
@@ -7,7 +8,7 @@ from functools import partial
 
 import psutil
 import pytest
-from command import python
+from command import start
 from fake_machine import write_supplies
 
 from sebp_edge import Politeness
@@ -46,7 +47,7 @@ def test_a_share_of_the_gpu_is_refused_on_the_cpu_with_what_to_do():
 @needs_linux
 @pytest.mark.parametrize("leads_a_session", [True, False])
 def test_all_threads_of_a_process_and_its_children_get_a_low_priority(leads_a_session):
-    found = python(f"""
+    code = f"""
 import json, os, subprocess, sys, threading
 from pathlib import Path
 if {leads_a_session}:
@@ -62,8 +63,9 @@ child = int(subprocess.run(["nice"], capture_output=True, text=True).stdout)
 session = Path("/proc/self/autogroup")
 group = session.read_text().split()[-1] if session.exists() else None
 print(json.dumps([before, threads, child, group, os.getsid(0) == os.getpid()]))
-""")
-    before, threads, child, group, leads = eval(found, {"true": True, "false": False, "null": None})
+"""
+    with start([code], cold=True) as one:
+        before, threads, child, group, leads = json.loads(one.communicate(timeout=100)[0])
     lowered = max(NICENESS, before)
     assert len(threads) >= 2 and set(threads) == {lowered} and child == lowered
     if leads and group is not None:

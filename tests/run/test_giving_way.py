@@ -14,8 +14,8 @@ import pytest
 import torch
 from builders import make_step
 from command import RECIPE, process, records, run, start
-from fake_machine import write_supplies
 from failing_memory import recovering_learner, uneven_examples
+from fake_machine import write_supplies
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Politeness, Recipe
