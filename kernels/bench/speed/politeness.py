@@ -34,7 +34,7 @@ SOURCES = ("sebp_edge/run", "sebp_edge/training", "sebp_edge/machine", __file__)
 # What the training is asked for; None without one.
 ON_CPU = {"no training": None, "training": [], "--threads 1": ["--threads", "1"], "--polite": ["--polite"]}
 ON_GPU = {"no training": None, "training": []} | {f"--gpu-share {n}": ["--gpu-share", str(n)] for n in (75, 50, 25)}
-RECIPE = "learning_rate = 1e-6\nepochs = 10000\npatience = 10000\nbatch_tokens = 512\ncontext_length = 512\n"
+RECIPE = "learning_rate = 1e-6\nepochs = 1000\npatience = 1000\nbatch_tokens = 512\ncontext_length = 512\n"
 
 
 def main() -> None:
@@ -120,19 +120,21 @@ def training(model: Path, arguments: list[str]) -> Iterator:
             list(map(str, command)), env=environment, stdout=subprocess.PIPE, start_new_session=True
         ) as one:
             threading.Thread(target=read, args=(one, steps), daemon=True).start()
-            first = steps.get()
+            if (first := steps.get()) is None:
+                raise RuntimeError(f"{' '.join(map(str, command))} ended before its first step.")
             last = [(first["tokens"], first["time"])]
 
             def rate() -> float | None:
-                while not steps.empty():
-                    event = steps.get()
+                while not steps.empty() and (event := steps.get()):
                     last.append((event["tokens"], event["time"]))
                 (tokens, begin), (more, end) = last[0], last[-1]
                 last[:-1] = []
                 return (more - tokens) / (end - begin) if end > begin else None
 
-            yield rate
-            one.kill()
+            try:
+                yield rate
+            finally:
+                one.kill()
 
 
 def read(one: subprocess.Popen, steps: queue.SimpleQueue) -> None:
@@ -140,6 +142,7 @@ def read(one: subprocess.Popen, steps: queue.SimpleQueue) -> None:
         event = json.loads(line)
         if event["event"] == "step":
             steps.put(event)
+    steps.put(None)
 
 
 if __name__ == "__main__":
