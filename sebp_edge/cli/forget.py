@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.base_model import find_base_model
+from sebp_edge.basics.units import plural
+from sebp_edge.cli.base_model import find_base_model, open_store
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import (
     Device,
@@ -69,7 +70,6 @@ def forget(
         if polite:
             lower_priority()
         with quick_imports():
-            from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.cli.progress import show_progress
             from sebp_edge.personalizer import Personalizer
 
@@ -81,7 +81,7 @@ def forget(
             _ask(found, yes=yes, activate_anyway=activate_anyway, as_json=as_json)
             sink = stack.enter_context(show_progress(as_json))
 
-        store = AdapterStore()
+        store = open_store()
         adapter = store.adapter(name)
         newest = adapter.active() or max(adapter.versions())
         base = model or find_base_model(store, adapter.open(newest).record)
@@ -112,10 +112,9 @@ def _ask(found, *, yes: bool, activate_anyway: bool, as_json: bool) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        count = len(found.versions)
         raise OptionError(
-            f"This removes {count} version{'s' * (count != 1)} of {found.name!r} for good. Nothing was changed; pass "
-            "--yes to go on without a question."
+            f"This removes {plural(len(found.versions), 'version')} of {found.name!r} for good. Nothing was changed; "
+            "pass --yes to go on without a question."
         )
     if not typer.confirm("Forget, for good?"):
         raise typer.Exit(1)

@@ -36,6 +36,9 @@ class GivingWay:
         job: receives the events; its clock stands still during a wait.
         signal: ends a wait.
         meanwhile: called several times a second during a wait.
+
+    Attributes:
+        frees: whether `wait` has requested a pause.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class GivingWay:
         self._meanwhile = meanwhile
         self._rooms: list[Room] = []
         self._gpu: GpuUse | None = None
-        self._is_on = self._frees = False
+        self._is_on = self.frees = False
         self._look_at, self._reason, self._rested = 0.0, None, time.perf_counter()
 
     @contextmanager
@@ -83,7 +86,7 @@ class GivingWay:
             while (reason := self._look()) is not None:
                 frees = reason == MEMORY or time.monotonic() >= free_at
                 if frees and may_free and self._signal.pause():
-                    self._frees = True
+                    self.frees = True
                 elif frees and reason == MEMORY:
                     self._reason, self._look_at = None, time.monotonic() + RETRY_SECONDS
                     return
@@ -95,12 +98,10 @@ class GivingWay:
         """Waits, after a pause that `wait` requested, until the call can go on.
 
         Raises:
-            Paused: somebody else requested this pause, or another one meanwhile.
+            Paused: another pause was requested meanwhile.
             Interrupted: the call was stopped.
         """
-        if not self._frees:
-            raise paused
-        self._frees, told = False, None
+        self.frees, told = False, None
         self._signal.renew(can_pause=True)
         try:
             with self._job.standing_still():

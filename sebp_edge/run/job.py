@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TypeVar
 
 from sebp_edge.basics.clock import WorkClock
-from sebp_edge.basics.stopping import Check
+from sebp_edge.basics.stopping import Check, StopRequested
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
@@ -164,25 +164,33 @@ class Job:
         left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
         self._send(elapsed / (elapsed + left) if elapsed else 0.0, left)
 
-    def watch(self, compute: Callable[[], Result], check: Check) -> Result:
+    def watch(self, compute: Callable[[Check], Result], check: Check) -> Result:
         """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
 
-        After a stop, nobody waits for it.
+        After a stop, nobody waits for it, and the check that the function is given ends it.
         """
         if not self._reports:
-            return compute()
-        made: Future[Result] = Future()
+            return compute(check)
+        made, is_wanted = Future(), True
+
+        def end_unless_wanted() -> None:
+            if not is_wanted:
+                raise StopRequested
 
         def run() -> None:
             try:
                 with quiet_libraries():
-                    made.set_result(compute())
+                    made.set_result(compute(end_unless_wanted))
             except BaseException as error:
                 made.set_exception(error)
 
         Thread(target=copy_context().run, args=(run,), daemon=True).start()
-        while not wait([made], SECONDS / 2).done:
-            check()
+        try:
+            while not wait([made], SECONDS / 2).done:
+                check()
+        except BaseException:
+            is_wanted = False
+            raise
         return made.result()
 
     def finish(self) -> None:
