@@ -110,8 +110,8 @@ HOMES = {
 PUBLIC = {
     "sebp_edge": """
         AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
-        LearningRateRange Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__
-        sparsify
+        LearningRateRange Personalizer Plan Politeness Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult
+        __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
@@ -121,7 +121,7 @@ PUBLIC = {
     "sebp_edge.events": """
         PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
         JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
-        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
+        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores

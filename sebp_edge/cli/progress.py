@@ -33,6 +33,7 @@ from sebp_edge.events import (
     TensorWritten,
     TextsRead,
     TrainingStarted,
+    Waiting,
 )
 from sebp_edge.texts.documents import LeftOut
 
@@ -56,6 +57,7 @@ _PHASES = {
     "samples": "writing samples",
     "general text": "testing on general text",
     "copies": "searching for copies",
+    "waiting": "waiting",
 }
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2
@@ -146,7 +148,7 @@ class ProgressPrinter:
         match event:
             case JobProgress():
                 self._job_progress(event)
-            case Notice() | NameInUse():
+            case Notice() | NameInUse() | Waiting():
                 self._print_note(escape(event.message))
             case JobStarted() if event.progress:
                 out.print(f"going on at {percent(event.progress, 0)}")

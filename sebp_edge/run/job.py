@@ -7,6 +7,7 @@ evaluations, decoding and so on. As they are done, the seconds that each kind re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Thread
@@ -27,6 +28,7 @@ from sebp_edge.events import (
     StepDone,
     TensorWritten,
     TrainingStarted,
+    Waiting,
     new_job,
 )
 from sebp_edge.models.libraries import quiet_libraries
@@ -94,6 +96,10 @@ class Job:
         match event:
             case JobStarted():
                 self._resumed_at = event.progress
+                self._began = self.clock()
+            case Waiting():
+                self._reports = True
+                self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
             case TrainingStarted():
                 self.enter(event.phase)
             case StepDone():
@@ -109,6 +115,10 @@ class Job:
                 self._marked = self.clock()  # the next step does not take this long again
             case PreparationProgress() if not self._is_laid_out:
                 self._phase.name = event.stage
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Context in which the call waits, which does not count."""
+        return self._own_clock.standing_still()
 
     def begin(self) -> None:
         """Begins to report, before the work is laid out."""

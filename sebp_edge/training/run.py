@@ -68,6 +68,7 @@ class TrainingRun:
         resumed: how far an earlier process has come with the same task; None to begin.
         is_due: tells whether a checkpoint is to be written after the current step.
         check: called within steps; may raise to end the run.
+        rest: called within steps that cannot be left.
 
     Attributes:
         task: what is trained on, and how.
@@ -93,6 +94,7 @@ class TrainingRun:
         resumed: RunState | None = None,
         is_due: Callable[[], bool] = lambda: False,
         check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
@@ -102,7 +104,7 @@ class TrainingRun:
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
-        self._is_due, self._check = is_due, check
+        self._is_due, self._check, self._rest = is_due, check, rest
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
@@ -258,6 +260,7 @@ class TrainingRun:
             task.options,
             self.guard,
             self._check,
+            self._rest,
         )
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
