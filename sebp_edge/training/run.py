@@ -117,7 +117,7 @@ class TrainingRun:
         if self._resumed is not None:
             return None
         running = bool(self.progress) and self.progress[-1].is_running
-        learner = self._trainer.learner.state if running else None
+        learner = self._trainer.learner_state if running else None
         return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
 
     @property
