@@ -13,7 +13,7 @@ from threading import Thread
 from typing import TypeVar
 
 from sebp_edge.basics.clock import WorkClock
-from sebp_edge.basics.stopping import Check, StopRequested
+from sebp_edge.basics.stopping import Check, StopSignal
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
@@ -161,16 +161,12 @@ class Job:
         """
         if not self._reports:
             return compute(check)
-        made, is_wanted = Future(), True
-
-        def end_unless_wanted() -> None:
-            if not is_wanted:
-                raise StopRequested
+        made, unwanted = Future(), StopSignal()
 
         def run() -> None:
             try:
                 with quiet_libraries():
-                    made.set_result(compute(end_unless_wanted))
+                    made.set_result(compute(unwanted.check))
             except BaseException as error:
                 made.set_exception(error)
 
@@ -179,7 +175,7 @@ class Job:
             while not wait([made], SECONDS / 2).done:
                 check()
         except BaseException:
-            is_wanted = False
+            unwanted.set()
             raise
         return made.result()
 

@@ -272,6 +272,7 @@ def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
         assert graphs._captured[key] is before and len(graphs._captured) == 2
 
 
+@pytest.mark.slow
 def test_a_student_comes_closer_to_its_teacher(base):
     teacher = with_teacher(make_llama(initializer_range=0.1).eval(), EXAMPLES, COLLATOR, CPU, silent)
     with recovering_learner(base, teacher, RECIPE.replace(method="full")) as learner:
