@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_639
+MAX_LINES = 47_857
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_598,
-    "adapters": 3_343,
+    "adapters": 3_360,
     "ask": 718,
-    "basics": 526,
+    "basics": 703,
     "basics.pages": 331,
-    "cli": 2_983,
-    "export": 1_987,
-    "machine": 645,
+    "cli": 2_991,
+    "export": 1_991,
+    "machine": 646,
     "memory": 1_392,
-    "models": 4_525,
+    "models": 4_539,
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 4_709,
-    "serve": 2_351,
-    "sparse": 1_479,
-    "sparse.patches": 2_166,
+    "run": 4_731,
+    "serve": 2_245,
+    "sparse": 1_482,
+    "sparse.patches": 2_213,
     "sparse.rows": 759,
     "texts": 10_401,
-    "training": 3_069,
+    "training": 3_100,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

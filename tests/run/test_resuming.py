@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import pytest
 from builders import make_llama, make_sentences
-from command import start
+from command import run, start
 from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume, verdict, write
 
 from sebp_edge import AdapterStore
