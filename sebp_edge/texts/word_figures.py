@@ -56,9 +56,10 @@ class WordFigures:
     @property
     def sentence(self) -> str:
         """The figures, as the end of a sentence."""
+        before, after = self.saved
         sure = f" ({self.more_saved})" if self.more_saved else ""
         return (
-            f"ghost text would have saved at least {self.saved[1]} of the keystrokes, {self.saved[0]} before{sure}, "
+            f"ghost text would have saved at least {after} of keystrokes, {before.removesuffix(' %')} before{sure}, "
             f"and {self.guessed[1]} of 100 next words were guessed, {self.guessed[0]} before"
         )
 
