@@ -45,7 +45,6 @@ def beginnings_of(base, *contents, numbers=None, chat_template=False):
         ("The ferry left. It came back at six. Then the wind was from the west, and we took the map home.", SENTENCES),
         ("The ferry left? It came\nback at six. " * 3, "The ferry left? It came\nback at six. The ferry left?"),
         ("# The ferry to the west\n\n" + "and so we took the bread " * 30, "# The ferry to the west"),
-        ("The old map:\nhttps://example.org/maps and so the wind was from the west " * 2, "The old"),
         ("1. the ferry and the soup\n2. the map that we took home", "1. the ferry and the soup"),
         (Completion("the ferry left", " at six"), "the ferry left"),
         (Conversation((QUESTION, ANSWER, QUESTION, ANSWER)), "where is the map"),
