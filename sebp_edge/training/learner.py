@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
@@ -47,6 +48,7 @@ class Learner:
         examples: see `RowLosses`.
         options: what the training holds in memory at once.
         guard: checks how much memory the process uses.
+        check: see `RowLosses`.
         words: reads the words of test documents; None to compute their losses only.
 
     Attributes:
@@ -66,13 +68,14 @@ class Learner:
         on_event: Sink,
         options: MemoryOptions,
         guard: MemoryGuard,
+        check: Check = lambda: None,
         words: WordReader | None = None,
     ):
         self.adaptation, self._on_event, self._guard, self.words = adaptation, on_event, guard, words
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
         self.hook = adaptation.training_hook()
-        self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options)
+        self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options, check)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)

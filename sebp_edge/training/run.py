@@ -235,7 +235,7 @@ class TrainingRun:
         tokens_of, options = self.task.dataset.all_examples, self.task.options
         examples = [tokens_of[outline.number] for outline in chosen]
         sink, device = self._on_event, self.base.device
-        return score(adaptation.model, examples, self._collator, device, sink, options, self._words)
+        return score(adaptation.model, examples, self._collator, device, sink, options, self._check, self._words)
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""

@@ -9,6 +9,7 @@ Shapes: C loss rows, V vocabulary.
 
 import math
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from sebp_edge.texts.examples import Example
 
 # Ghost text is shown from this probability on, as by default in `Personalizer.complete`.
 MIN_PROBABILITY = 0.5
+# The most rows whose probabilities exist at once.
+_ROWS = 512
 
 
 class WordCounts(NamedTuple):
@@ -99,7 +102,8 @@ class WordReader:
             targets_C: the labels of all loss rows.
         """
         rows, begin = [], 0
-        for logits_cV in logits:
+        # A padded batch's logits are all there at once; their probabilities need not be.
+        for logits_cV in chain.from_iterable(each.split(_ROWS) for each in logits):
             targets_c = targets_C[begin : begin + len(logits_cV)]
             rows.append(self._read(logits_cV, targets_c))
             begin += len(logits_cV)
