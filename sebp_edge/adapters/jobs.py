@@ -32,6 +32,7 @@ from sebp_edge.basics.files import (
     write_checked_json,
 )
 from sebp_edge.errors import AdapterError, JobError, StorageError, suggest
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
 
@@ -49,7 +50,7 @@ class JobRecord:
     Attributes:
         kind: "adapt" or "forget".
         adapter: the adapter's name.
-        settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed and me.
+        settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed, me and politeness.
         options: the other arguments of the call.
         texts: the values of each `Folder` that was given, with its absolute path; None if other texts were given.
         begun: when it was begun, in UTC, as an ISO 8601 string.
@@ -73,7 +74,13 @@ class JobRecord:
 
 
 def settings_of(
-    reference: ModelReference, recipe: Recipe, device: str | None, budget: int | None, seed: int, me: Sequence[str]
+    reference: ModelReference,
+    recipe: Recipe,
+    device: str | None,
+    budget: int | None,
+    seed: int,
+    me: Sequence[str],
+    politeness: Politeness,
 ) -> dict:
     """Returns the settings of a record; a device of None is chosen when the job is begun."""
     return {
@@ -83,6 +90,7 @@ def settings_of(
         "memory_budget": budget,
         "seed": seed,
         "me": list(me),
+        "politeness": asdict(politeness),
     }
 
 
@@ -131,7 +139,8 @@ class Job:
         values = self.record.settings["recipe"]
         changes = values.get("changes")
         recipe = Recipe.of_record(values) if changes is None else Recipe.load(None).replace(**changes)
-        return self.record.settings | {"recipe": recipe}
+        politeness = Politeness(**self.record.settings.get("politeness", {}))
+        return self.record.settings | {"recipe": recipe, "politeness": politeness}
 
     @contextmanager
     def held(self) -> Iterator[None]:

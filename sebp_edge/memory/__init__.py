@@ -11,7 +11,8 @@ activations     predicts the memory of one micro-batch, as the sum of what each 
 footprint       the memory of the whole training, by purpose
 prediction      predicts that
 work            the sizes of a training's micro-batches, and their cost
-target          the device that the plan is for; this_machine describes one that is here
+target          the device that the plan is for; this_machine describes one that is here, and known_machine
+                what that once found, for processes without torch
 budget          how much memory an adaptation may use
 seconds         estimates how long a training takes
 plan            the options of a training, with its memory and time

@@ -27,6 +27,7 @@ from sebp_edge.models.loading import BaseModel, local_tokenizer
 from sebp_edge.models.lora import read_factors
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.run.texts_call import TextsCall
 
@@ -38,10 +39,12 @@ class Call(TextsCall):
     Attributes:
         interruptions: the process's signals.
         in_use: the model, and the adapter in use.
+        giving_way: lets other programs go first, if the call is a training.
     """
 
     interruptions: Interruptions
     in_use: ModelInUse
+    giving_way: GivingWay
 
     @property
     def reference(self) -> ModelReference:
@@ -52,6 +55,12 @@ class Call(TextsCall):
     def device(self) -> torch.device:
         """The device that the model runs on."""
         return self.in_use.device
+
+    def check(self) -> None:
+        """Ends the call if it was stopped; waits for other programs; tells the progress if that is due."""
+        self.signal.check()
+        self.giving_way.wait()
+        self.job.tick()
 
     @property
     def on_gpu(self) -> bool:

@@ -12,6 +12,7 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.models.hub_cache import has_own_tokenizer
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.fitting_recipe import fitting_recipe
+from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
@@ -123,6 +124,7 @@ class Inspection:
     @classmethod
     def of(cls, call: TextsCall, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
+        call.job.begin(phases_of_inspection())
         store, reference = call.store, call.reference
         earlier = latest_history(store.adapter(name))
         call, reading = call.with_texts(texts, store.adapter(name))

@@ -128,8 +128,8 @@ class Work:
         """
         if place.out is not None:
             return cls(call.store, None)
-        budget = None if call.budget is None else call.budget.size
-        settings = settings_of(call.reference, call.recipe, call.device.type, budget, call.seed, call.me)
+        budget, politeness = call.budget and call.budget.size, call.giving_way.politeness
+        settings = settings_of(call.reference, call.recipe, call.device.type, budget, call.seed, call.me, politeness)
         adapter = place.adapter
         record = JobRecord(
             kind=kind,

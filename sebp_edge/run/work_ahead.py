@@ -12,14 +12,21 @@ from sebp_edge.questions.general_texts import chat_questions
 from sebp_edge.questions.quiz import REPLY_TOKENS
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.copying import MAX_TOKENS
-from sebp_edge.run.job import DECODING, EVALUATIONS, LOADING, SAVING, STEPS, Phase
-from sebp_edge.run.samples import NUM_SAMPLES, SAMPLING
+from sebp_edge.run.job import (
+    DECODING,
+    EVALUATIONS,
+    LOADING,
+    SAVING,
+    STEPS,
+    Phase,
+)
+from sebp_edge.run.phases import LOAD
+from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
 
 # Names of phases that are no training.
-LOAD, REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
-    "loading",
+REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
     "replies",
     "teacher",
     "active version",
@@ -120,7 +127,7 @@ def _evaluation(name: str, token: float, examples: int, tokens: int) -> Phase:
 def _samples(dataset: Dataset, token: float) -> float:
     """Returns the seconds that a model writes for: replies to the quiz, or else samples."""
     if dataset.quiz is None:
-        return _decoding(token, [20] * NUM_SAMPLES, SAMPLING.max_new_tokens)
+        return _decoding(token, [60] * NUM_BEGINNINGS, SAMPLING.max_new_tokens)
     questions = (*dataset.quiz.about_notes, *dataset.quiz.general)
     prompts = {each for question in questions for each in (question.alone, question.found, question.right) if each}
     return _decoding(token, list(map(len, prompts)), REPLY_TOKENS)

@@ -10,6 +10,7 @@ from sebp_edge.adapters.jobs import JobRecord, settings_of
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.models.catalog import CATALOG, resolve
 from sebp_edge.models.local_models import find_local_models
@@ -63,7 +64,15 @@ def keep_job(
     record = JobRecord(
         kind=kind,
         adapter=adapter.name,
-        settings=settings_of(resolve(params.model), recipe, params.device, size, check_seed(params.seed), params.me),
+        settings=settings_of(
+            resolve(params.model),
+            recipe,
+            params.device,
+            size,
+            check_seed(params.seed),
+            params.me,
+            Politeness.of(params.polite, params.threads, params.gpu_share),
+        ),
         options=options | {"activate_anyway": params.activate_anyway},
         texts=None if params.texts or not texts else tuple(texts),
         state="queued",

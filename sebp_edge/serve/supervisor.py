@@ -317,7 +317,8 @@ class Supervisor:
             self._worker = WorkerProcess(
                 self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
             )
-            self._worker.send({"do": "settings"} | self._worker_settings())
+            settings = self._worker_settings() | {"low_priority": self._settings.low_priority}
+            self._worker.send({"do": "settings"} | settings)
         return self._worker
 
     def _worker_settings(self) -> dict:

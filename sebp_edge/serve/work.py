@@ -9,6 +9,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, finite, silent
 from sebp_edge.machine import devices
+from sebp_edge.machine.politeness import lower_priority
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.known_machine import remember_machine
 from sebp_edge.memory.shape_reader import read_shape
@@ -54,6 +55,8 @@ class Worker:
         match task["do"]:
             case "settings":
                 self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
+                if task["low_priority"]:
+                    lower_priority()
             case "answer":
                 self._answer(task)
             case "job":
@@ -108,11 +111,16 @@ class Worker:
             self._remember_machine(job)
         served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
+        job.meanwhile = self._meanwhile
         self._job = job
 
     def _on_event(self, id: str, event: Event) -> None:
-        """Tells an event of the job, then answers what waits: the training goes on afterwards."""
+        """Tells an event of the job, and does what waits: the training goes on afterwards."""
         self._tell("event", event=finite(event.of_job(id).to_dict()))
+        self._meanwhile()
+
+    def _meanwhile(self) -> None:
+        """Pauses the job if that is asked for; answers what waits."""
         if self._tasks.pausing.is_set():
             self._job.pause()
         while not self._job.in_use.is_loading and (task := self._tasks.waiting()) is not None:
