@@ -1,4 +1,4 @@
-"""Times `sebp-edge serve` with "tiny" on the CPU: start, plan, first event and step, answers, cancel, pause; its memory.
+"""Times `sebp-edge serve` with "tiny" on the CPU: start, plan, first event and step, answers, cancel, pause; memory.
 
     python kernels/bench/speed/serve.py [--runs 5] [--record [FILE]]
 
