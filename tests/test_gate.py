@@ -77,15 +77,15 @@ def make(model, stores, tmp_path):
 @pytest.fixture
 def compared(monkeypatch):
     """The losses of the active version, in nats by document, as the gate gets them."""
-    losses, examine = {}, Assessor.examine_active
+    losses, examine = {}, Assessor.examine_life
 
-    def examine_active(self, *arguments):
-        active = examine(self, *arguments)
-        if active is not None:
-            losses.update(active.losses.nats)
-        return active
+    def examine_life(self, *arguments, **options):
+        life = examine(self, *arguments, **options)
+        if life.active is not None:
+            losses.update(life.active.losses.nats)
+        return life
 
-    monkeypatch.setattr(Assessor, "examine_active", examine_active)
+    monkeypatch.setattr(Assessor, "examine_life", examine_life)
     return losses
 
 

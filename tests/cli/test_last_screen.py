@@ -14,12 +14,12 @@ from sebp_edge.run.result import AdaptResult
 from sebp_edge.texts.dataset import Quiz, QuizQuestion
 from sebp_edge.training.comparison import Comparison
 from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import ActiveVersion, GateResult, Verdict
+from sebp_edge.training.gate import EarlierVersion, GateResult, Life, Verdict
 from sebp_edge.training.quiz import QuizResult, Replies
 
 LOSSES = HeldOutLoss(dict.fromkeys(range(1200), 4.0), dict.fromkeys(range(1200), 1))
 UNSURE, BETTER, WORSE = (Comparison(5.048, 4.8, *gain, 13) for gain in ((0.044, -0.003), (0.131, 0.089), (-0.2, -0.3)))
-ACTIVE = ActiveVersion(11, LOSSES, "it was saved before sebp-edge recorded which documents are for test")
+ACTIVE = EarlierVersion(11, LOSSES, "it was saved before sebp-edge recorded which documents are for test")
 CONCERNS = (
     "1,204 of 1,210 documents are copies or near-duplicates of another one, so a lower loss says little about others; "
     "leave out all copies but one.",
@@ -31,7 +31,7 @@ QUIZ = QuizResult(
     Replies(("no",) * 60, ("no",) * 60, ("no",) * 60, ("yes",) * 9),
     Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60, ("no",) * 60, ("yes",) * 9),
 )
-PLAIN = GateResult(Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, active=ACTIVE, gain_over_active=WORSE, refit_loss=3.744)
+PLAIN = GateResult(Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, life=Life(ACTIVE), gain_over_active=WORSE, refit_loss=3.744)
 OUTCOMES = {
     "kept": PLAIN,
     "no gain": replace(PLAIN, verdict=Verdict.NO_GAIN, gain=UNSURE),
