@@ -225,10 +225,11 @@ def _worse_than(gain: Comparison, other: str) -> str:
     if not math.isfinite(gain.lower):
         return f"cannot be compared with {other}: a loss is not a finite number"
     at_worst, allowed = percents_apart(-gain.lower, TOLERANCE)
-    change = f"{_visible(gain.gain, TOLERANCE)}"
-    found = f"may be worse than {other}: {change} better" if gain.gain > 0 else f"is {change} worse than {other}"
-    held_out = "on documents held out of both trainings"
-    return f"{found} {held_out}, but at worst {at_worst} worse (95 % confidence over all versions); the gate allows {allowed}"
+    change, held_out = _visible(gain.gain, TOLERANCE), "on documents held out of both trainings"
+    limit = f"may be {at_worst} worse (95 % confidence over all versions); the gate allows {allowed}"
+    if gain.gain > 0:
+        return f"may be worse than {other}: {held_out} it is {change} better, but {limit}"
+    return f"is {change} worse than {other}, {held_out}, and {limit}"
 
 
 def _explain_quiz(quiz: QuizResult, verdict: Verdict, active: EarlierVersion | None) -> str:

@@ -36,6 +36,9 @@ OUTCOMES = {
     "kept": PLAIN,
     "no gain": replace(PLAIN, verdict=Verdict.NO_GAIN, gain=UNSURE),
     "worse than active": replace(PLAIN, verdict=Verdict.WORSE_THAN_ACTIVE),
+    "worse than best": replace(
+        PLAIN, verdict=Verdict.WORSE_THAN_BEST, life=Life(ACTIVE, replace(ACTIVE, version=9)), gain_over_best=WORSE
+    ),
     "not comparable": replace(PLAIN, verdict=Verdict.NOT_COMPARABLE),
     "not judged": GateResult(Verdict.NOT_JUDGED),
     "refit failed": replace(PLAIN, verdict=Verdict.REFIT_FAILED),
@@ -50,6 +53,7 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
     """The result of an adaptation that the gate has judged so; made without one, since trainings take seconds."""
     values = {
         "overtaken_by": None,
+        "compared_with": 11,
         "learnt_on_from": None,
         "passed": gate.passed,
         "active": gate.passed,

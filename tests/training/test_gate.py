@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -74,22 +75,21 @@ def test_a_bound_is_said_with_the_sign_of_its_sentence(gain, lower, words):
 @pytest.mark.parametrize(
     ("gain", "lower", "words"),
     [
-        (-0.09, -0.12, "is better. .* the new loss is 9.0 % higher, and may be 12.0 % higher .* the gate allows 2.0 %"),
-        (0.01, -0.03, "may be better. .* the new loss is 1.0 % lower, but may be 3.0 % higher"),
-        (-0.01, -0.0204, r"is better. .* 1.0 % higher, and may be 2\.04 % higher .* the gate allows 2\.00 %"),
+        (-0.09, -0.12, "is 9.0 % worse than version 3, .*, and may be 12.0 % worse .* the gate allows 2.0 %"),
+        (0.01, -0.03, "may be worse than version 3, .* it is 1.0 % better, but may be 3.0 % worse"),
+        (-0.01, -0.0204, r"is 1.0 % worse than version 3, .* may be 2\.04 % worse .* the gate allows 2\.00 %"),
     ],
 )
-def test_a_worse_version_is_told_from_the_active_one_in_words(gain, lower, words):
-    better = Comparison(4.0, 3.5, 0.125, 0.1, 10)
-    result = GateResult(
-        Verdict.WORSE_THAN_ACTIVE,
-        BASE,
-        fallen(),
-        gain=better,
-        life=Life(active(BASE)),
-        gain_over_active=Comparison(4.0, 4.0 * (1 - gain), gain, lower, 10),
-    )
-    assert re.search(f"But version 3, which is active, {words}", result.explain(0.01, ()))
+def test_a_worse_version_is_told_from_an_earlier_one_in_words(gain, lower, words):
+    better, worse = Comparison(4.0, 3.5, 0.125, 0.1, 10), Comparison(4.0, 4.0 * (1 - gain), gain, lower, 10)
+    is_best, is_not = Life(active(BASE)), Life(active(BASE), EarlierVersion(2, BASE))
+    result = GateResult(Verdict.WORSE_THAN_ACTIVE, BASE, fallen(), better, is_best, worse, worse)
+    assert re.search(f"But it {words}", said := result.explain(0.01, ()))
+    assert "version 3, the best so far" in said
+    result = GateResult(Verdict.WORSE_THAN_ACTIVE, BASE, fallen(), better, is_not, worse, better)
+    assert result.explain(0.01, ()) == said.replace("the best so far", "which is active")
+    result = GateResult(Verdict.WORSE_THAN_BEST, BASE, fallen(), better, is_not, better, worse)
+    assert result.explain(0.01, ()) == said.replace("version 3", "version 2")
 
 
 def test_texts_of_boilerplate_alone_are_not_judged_for_that_reason():
@@ -244,6 +244,70 @@ def test_fewer_than_two_documents_that_the_active_version_has_not_seen_are_not_c
     result = Gate(0.01, ALONE, life=Life(version)).judge(BASE, fallen())
     assert (result.verdict, result.gain_over_active) == (Verdict.NOT_COMPARABLE, None)
     assert result.life.active.reason.endswith(f"that it was not trained on, but there are {unseen}")
+
+
+# --------------------------------------------------------------------------------------------- the best version so far
+
+
+def test_what_is_no_worse_than_the_active_version_may_be_worse_than_the_best():
+    life = Life(active(fallen(0.5)), EarlierVersion(2, fallen(1.5)))
+    result = Gate(0.01, ALONE, life=life).judge(BASE, fallen(0.5))
+    assert (result.verdict, result.gain_over_active.gain) == (Verdict.WORSE_THAN_BEST, 0)
+    assert result.gain_over_best.gain == pytest.approx(1 - 3.9 / 3.7)
+    assert (result.is_best, result.refused) == (False, 1)
+
+
+def test_the_best_version_is_not_enough_if_the_active_one_is_better():
+    """Bounds differ by documents: here the active version is better on those that the best one was trained on."""
+    life = Life(active(fallen(1.5)), EarlierVersion(2, fallen(0.5)))
+    assert Gate(0.01, ALONE, life=life).judge(BASE, fallen(0.5)).verdict is Verdict.WORSE_THAN_ACTIVE
+
+
+def test_the_best_version_gives_way_only_to_one_that_is_surely_no_worse():
+    for by, is_best in ((1, True), (1.1, True), (0.99, False)):
+        result = Gate(0.01, ALONE, life=Life(active(fallen()))).judge(BASE, fallen(by))
+        assert (result.passed, result.is_best) == (True, is_best)
+    uneven = losses(*(3.79 + (0.05 if document % 2 else -0.05) for document in DOCUMENTS))
+    result = Gate(0.01, ALONE, life=Life(active(losses(*[3.8] * len(FALLS))))).judge(BASE, uneven)
+    assert result.gain_over_best.gain > 0 > result.gain_over_best.lower
+    assert (result.passed, result.is_best) == (True, False)
+
+
+def test_the_first_version_is_the_best():
+    assert Gate(0.01, ALONE).judge(BASE, fallen()).is_best
+    assert not Gate(0.01, ALONE).judge(BASE, BASE).is_best
+
+
+def test_each_refusal_asks_the_next_version_to_be_surer():
+    after = losses(*(3.8 + (0.1 if document % 2 else -0.1) for document in DOCUMENTS))
+    bounds = []
+    for refused in (0, 1, 5, 50, 10**6):
+        life = Life(active(losses(*[3.8] * len(FALLS))), refused=refused)
+        result = Gate(0.0, ALONE, life=life).judge(losses(*[6.0] * len(FALLS)), after)
+        assert result.refused == refused + (not result.passed)
+        bounds.append(result.gain_over_active.lower)
+    assert bounds == sorted(bounds, reverse=True)
+    assert len(set(bounds)) == len(bounds)
+    assert math.isfinite(bounds[-1])
+    shares = [1 - Life(refused=refused).level for refused in range(10_000)]
+    assert sum(shares) == pytest.approx(0.003, rel=1e-3)
+
+
+def test_what_was_not_decided_beside_an_earlier_version_is_no_refusal():
+    earlier = active(fallen())
+    for life, after in ((Life(), BASE), (Life(active(None, "reason")), fallen()), (Life(earlier), fallen())):
+        assert Gate(0.01, ALONE, life=replace(life, refused=4)).judge(BASE, after).refused == 4
+    assert Gate(0.01, ALONE, life=Life(earlier, refused=4)).judge(None, None).refused == 4
+    assert Gate(0.01, ALONE, life=Life(earlier, refused=4)).judge(BASE, BASE).refused == 5
+
+
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_a_best_version_that_has_seen_all_documents_is_left_out_and_that_is_said(unseen):
+    life = Life(active(fallen(0.5)), EarlierVersion(2, fallen(1.5).only(range(unseen))))
+    result = Gate(0.01, ALONE, life=life).judge(BASE, fallen(0.5))
+    assert (result.verdict, result.gain_over_best) == (Verdict.BETTER, result.gain_over_active)
+    assert result.life.best_version == 3
+    assert "It was not compared with version 2, the best so far: this takes 2 test documents" in result.explain(0, ())
 
 
 # ------------------------------------------------------------------------------------------------------ the refit
