@@ -379,7 +379,7 @@ def train_again(
 ) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
-    The new version is saved; the gate compares it with the base model only.
+    The new version is saved, outside the store if the place is; the gate compares it with the base model only.
 
     Raises:
         BaseModelMismatch: the version was made for another base model.
@@ -396,7 +396,7 @@ def train_again(
     adapting = Adapting(
         call, place, interruptions, work, activate_anyway=activate_anyway, preparation=preparation, compares=False
     )
-    return place.adapter.open(adapting.run().version)
+    return adapting.run().saved
 
 
 def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:

@@ -1,0 +1,41 @@
+"""Verifies what was forgotten, by a training that is made again."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from sebp_edge.adapters.forget import Remaining
+from sebp_edge.adapters.verification import Verification, verify
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.errors import MachineError
+from sebp_edge.run.adapting import train_again
+from sebp_edge.run.call import Call
+from sebp_edge.run.reporting import package_versions
+from sebp_edge.run.saving import Place
+from sebp_edge.run.work import Work
+
+
+def run_verify(call: Call, interruptions: Interruptions, place: Place, texts: list | None) -> Verification:
+    """Verifies the newest receipt: see `Personalizer.verify_forgotten`."""
+    if call.device.type != "cpu":
+        raise MachineError(
+            "A GPU adds in another order each time, so a training cannot be made again bit for bit there; verify with "
+            "device='cpu' what was forgotten on the CPU."
+        )
+    in_use = call.in_use
+    used = in_use.adapter_folder, in_use.prompts
+
+    def train(remaining: Remaining) -> str:
+        with tempfile.TemporaryDirectory(prefix="sebp-edge-verify-") as folder:
+            outside = replace(place, out=Path(folder) / "adapter")
+            work = Work.begin(call, outside, "forget", {}, None)
+            saved = train_again(call, outside, interruptions, work, remaining, activate_anyway=False)
+            return saved.weights_hash()
+
+    try:
+        return verify(place.adapter, texts, call.read, train, package_versions())
+    finally:
+        in_use.detach_adapter()
+        in_use.adapter_folder, in_use.prompts = used
+        if in_use.base is not None:
+            in_use.restore_adapter(call.job)
