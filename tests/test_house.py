@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_855
+MAX_LINES = 47_845
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_740,
+    "files at the root": 1_596,
     "adapters": 3_352,
     "ask": 718,
     "basics": 526,
     "basics.pages": 331,
-    "cli": 2_987,
+    "cli": 2_983,
     "export": 1_987,
     "machine": 645,
     "memory": 1_392,
@@ -62,7 +62,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_331,
-    "run": 4_570,
+    "run": 4_708,
     "serve": 2_362,
     "sparse": 1_479,
     "sparse.patches": 2_166,
@@ -71,7 +71,7 @@ MAX_LINES_OF_ROOM = {
     "training": 3_069,
 }
 MAX_ENTRIES_AT_ROOT = 22
-MAX_IMPORTS_WITHIN_FUNCTIONS = 57
+MAX_IMPORTS_WITHIN_FUNCTIONS = 46
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {

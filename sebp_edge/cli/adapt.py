@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.cli.adapters import open_store
+from sebp_edge.cli.base_model import open_store, personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
@@ -147,17 +147,11 @@ def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, i
     """Runs a call of a Personalizer with these settings, and shows its progress and its result; returns the result."""
     with quick_imports():
         from sebp_edge.cli.last_screen import show_result
-        from sebp_edge.cli.progress import show_progress
-        from sebp_edge.personalizer import Personalizer
 
     result = None
     try:
-        with show_progress(as_json) as sink:
-            personalizer = Personalizer(
-                **settings,
-                # That the name is in use has been said already.
-                on_event=lambda event: isinstance(event, NameInUse) or sink(event),
-            )
+        # That the name is in use has been said already.
+        with personalizing(as_json, hides=NameInUse, **settings) as personalizer:
             result = call(personalizer)
         if is_forget:
             show_receipt(result, as_json=as_json)

@@ -13,6 +13,7 @@ from sebp_edge.adapters.names import folder_of
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes
+from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
@@ -24,13 +25,6 @@ Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 Number = Annotated[int, typer.Argument(help="Number of a version.")]
 Version = Annotated[int | None, typer.Option(help="Only this version.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-def open_store():
-    """Returns the store of this machine; imported late, since it takes a while."""
-    from sebp_edge.adapters.store import AdapterStore
-
-    return AdapterStore()
 
 
 def _to_dict(saved) -> dict:

@@ -9,6 +9,7 @@ import typer
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import percent, plural
+from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Request, path_option, takes_request
 
@@ -29,15 +30,13 @@ def analyze(
     RoBERTa, DistilBERT). Overwrites an earlier analysis, but no other file.
     """
     with quick_imports():
-        from sebp_edge.cli.progress import show_progress
-        from sebp_edge.personalizer import Personalizer
         from sebp_edge.research.analysis.report import MARK
 
     page = html or (None if request.as_json else Path(HTML))
     if page is not None:
         check_output_file(page, MARK.encode(), "analysis")
-    with show_progress(request.as_json, lists_left_out=False) as sink:
-        analysis = Personalizer(**request.settings, on_event=sink).analyze(request.texts, examples=examples)
+    with personalizing(request.as_json, lists_left_out=False, **request.settings) as personalizer:
+        analysis = personalizer.analyze(request.texts, examples=examples)
     if page is not None:
         write(analysis.to_html(), page)
     if request.as_json:

@@ -1,6 +1,7 @@
-"""Opens the adapter and the base model of a command, and finds the base model of a saved adapter."""
+"""Opens what a command works with: the store, a Personalizer, an adapter and its base model; imports torch late."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sebp_edge.cli.console import err, quick_imports
@@ -8,6 +9,30 @@ from sebp_edge.errors import ModelError, ModelOfflineError
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
+
+
+def open_store():
+    """Returns the store of this machine; imported late, since it takes a while."""
+    from sebp_edge.adapters.store import AdapterStore
+
+    return AdapterStore()
+
+
+@contextmanager
+def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bool = True, **settings) -> Iterator:
+    """Context with a Personalizer, whose progress is shown.
+
+    Args:
+        hides: the events that are not.
+        lists_left_out: see `show_progress`.
+        settings: the Personalizer's.
+    """
+    with quick_imports():
+        from sebp_edge.cli.progress import show_progress
+        from sebp_edge.personalizer import Personalizer
+
+    with show_progress(as_json, lists_left_out=lists_left_out) as sink:
+        yield Personalizer(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
 
 
 def open_model(
@@ -27,10 +52,9 @@ def open_model(
         defaults: the names of adapters of which the first active one is used if neither adapter nor model is given.
     """
     with quick_imports():
-        from sebp_edge.adapters.store import AdapterStore
         from sebp_edge.personalizer import Personalizer
 
-    store = AdapterStore()
+    store = open_store()
     if adapter is None and model is None:
         adapter = next((name for name in defaults if store.adapter(name).active() is not None), None)
         if adapter is None:

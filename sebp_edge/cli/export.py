@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import percent
-from sebp_edge.cli.base_model import find_base_model
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.base_model import find_base_model, open_store, personalizing
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
 from sebp_edge.cli.options import Json, path_option
 
 
@@ -42,15 +42,9 @@ def export(
     FOLDER must not exist. It is written whole or not at all.
     """
     with one_sentence_errors(as_json=as_json, takes_time=True):
-        with quick_imports():
-            from sebp_edge.adapters.store import AdapterStore
-            from sebp_edge.cli.progress import show_progress
-            from sebp_edge.personalizer import Personalizer
-
-        store = AdapterStore()
+        store = open_store()
         base = model or find_base_model(store, store.find(name, version).record)
-        with show_progress(as_json) as sink:
-            personalizer = Personalizer(base, store=store, device="cpu", on_event=sink)
+        with personalizing(as_json, model=base, store=store, device="cpu") as personalizer:
             result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)
         if as_json:
             print_json({"event": "result", "result_of": "export"} | result.to_dict())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.base_model import find_base_model
+from sebp_edge.cli.base_model import find_base_model, open_store
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
 from sebp_edge.errors import OptionError
@@ -51,7 +51,6 @@ def forget(
         if not texts and (include or exclude):
             raise OptionError("--include and --exclude choose files of --texts; give --texts, too.")
         with quick_imports():
-            from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.cli.progress import show_progress
             from sebp_edge.personalizer import Personalizer
 
@@ -63,7 +62,7 @@ def forget(
             _ask(found, yes=yes, activate_anyway=activate_anyway, as_json=as_json)
             sink = stack.enter_context(show_progress(as_json))
 
-        store = AdapterStore()
+        store = open_store()
         adapter = store.adapter(name)
         newest = adapter.active() or max(adapter.versions())
         base = model or find_base_model(store, adapter.open(newest).record)

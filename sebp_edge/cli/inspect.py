@@ -6,7 +6,8 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import percent, plural
-from sebp_edge.cli.console import out, print_json, print_table, quick_imports
+from sebp_edge.cli.base_model import personalizing
+from sebp_edge.cli.console import out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
 from sebp_edge.cli.plan import show_plan
@@ -28,12 +29,7 @@ def inspect(
 
     Loads no weights and changes nothing.
     """
-    with quick_imports():
-        from sebp_edge.cli.progress import show_progress
-        from sebp_edge.personalizer import Personalizer
-
-    with show_progress(request.as_json) as sink:
-        personalizer = Personalizer(**request.settings, memory_budget=memory, on_event=sink)
+    with personalizing(request.as_json, memory_budget=memory, **request.settings) as personalizer:
         found = personalizer.inspect(request.texts, name=name)
     if request.as_json:
         print_json(found.to_dict())

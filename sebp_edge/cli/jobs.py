@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import gigabytes, percent
-from sebp_edge.cli.adapters import open_store
+from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
 from sebp_edge.cli.options import Json
 from sebp_edge.texts.documents import printable

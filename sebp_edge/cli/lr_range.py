@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import out, print_json, print_table, quick_imports
+from sebp_edge.cli.base_model import personalizing
+from sebp_edge.cli.console import out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 
 MAX_ROWS = 20
@@ -22,12 +23,7 @@ def lr_range(
 
     Trains with the recipe's settings until the loss diverges. Saves nothing.
     """
-    with quick_imports():
-        from sebp_edge.cli.progress import show_progress
-        from sebp_edge.personalizer import Personalizer
-
-    with show_progress(request.as_json) as sink:
-        personalizer = Personalizer(**request.settings, memory_budget=memory, on_event=sink)
+    with personalizing(request.as_json, memory_budget=memory, **request.settings) as personalizer:
         found = personalizer.lr_range(request.texts, lowest=lowest, highest=highest, steps=steps)
     if request.as_json:
         print_json(found.to_dict())

@@ -4,6 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 adapting          Adapting: one adaptation, from texts to a saved version
 work, resuming    an adaptation as a job of the store: its beginning, its end, and going on with it
+one_call          begins one call at a time, stops and pauses it
 call              what a call works with, and how it is stopped
 job               one call as a job: the id of its events, and how far the whole is
 work_ahead        lays out the work of an adaptation that is ahead
@@ -26,6 +27,7 @@ result            AdaptResult: the result of an adaptation
 measuring         measures a base model for researchers: gradients, learning rates
 generating        generates text with the model in use
 asking            answers a question from texts with the model in use
+exporting         exports a saved adapter
 fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch
 inspection        inspects texts before a training; rendered shows examples as the model gets them
 """

@@ -6,7 +6,6 @@ from dataclasses import replace
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.standing import read_standing
-from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.errors import (
     BaseModelMismatch,
@@ -56,7 +55,6 @@ class Adapting:
     Args:
         call: what it works with.
         place: where the adapter is saved.
-        interruptions: the process's signals.
         work: its job.
         activate_anyway, keep_samples: see `Personalizer.adapt`.
         preparation: the texts, if they are read already.
@@ -75,7 +73,6 @@ class Adapting:
         self,
         call: Call,
         place: Place,
-        interruptions: Interruptions,
         work: Work,
         *,
         activate_anyway: bool = False,
@@ -85,7 +82,7 @@ class Adapting:
     ):
         call.job.begin()
         self._began = call.job.clock()
-        self._call, self._place, self._interruptions, self._work = call, place, interruptions, work
+        self._call, self._place, self._work = call, place, work
         self._checkpoints = Checkpoints(
             work.files,
             call.signal,
@@ -207,7 +204,7 @@ class Adapting:
     def train(self) -> None:
         """Trains, and tests beside the active version."""
         training, call = self.training, self._call
-        checks = (self._check, self._interruptions.deliver)
+        checks = (self._check, self._call.interruptions.deliver)
         self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
         place = self._place
@@ -220,7 +217,7 @@ class Adapting:
 
     def assess(self) -> None:
         """Assesses the adapter; a stop from now on ends only that, and does not lose the adapter."""
-        self._interruptions.defer()
+        self._call.interruptions.defer()
         try:
             self.assessment = self._assessor.assess(self.judged)
         except PauseRequested:
@@ -253,7 +250,7 @@ class Adapting:
         self.outcome = Interrupted(
             f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
         )
-        self._interruptions.complete(self.outcome)
+        self._call.interruptions.complete(self.outcome)
         self._work.end()
         self._announce(saved)
         if self.assessment is None:
@@ -277,7 +274,7 @@ class Adapting:
             devices.clear_frames(error, handled)
             return
         if isinstance(error, KeyboardInterrupt | NonFiniteLoss | BudgetExceeded):
-            self._interruptions.defer()
+            self._call.interruptions.defer()
             devices.clear_frames(error, handled)
             raise self._save_best_state(error) from error
         out_of_memory = devices.ran_out_of_memory(error)
@@ -368,15 +365,7 @@ class Adapting:
         return MachineError(f"Out of {call.device.type.upper()} memory {when}; nothing was saved. {advice}.")
 
 
-def train_again(
-    call: Call,
-    place: Place,
-    interruptions: Interruptions,
-    work: Work,
-    remaining: Remaining,
-    *,
-    activate_anyway: bool,
-) -> SavedAdapter:
+def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, activate_anyway: bool) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
     The new version is saved, outside the store if the place is; the gate compares it with the base model only.
@@ -393,9 +382,7 @@ def train_again(
         )
     history = work.history(place.adapter, remaining.history)
     preparation = Preparation(call, work.same_texts(remaining.reading, call), history)
-    adapting = Adapting(
-        call, place, interruptions, work, activate_anyway=activate_anyway, preparation=preparation, compares=False
-    )
+    adapting = Adapting(call, place, work, activate_anyway=activate_anyway, preparation=preparation, compares=False)
     return adapting.run().saved
 
 

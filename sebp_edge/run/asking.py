@@ -1,19 +1,19 @@
-"""Answers a question from indexed texts with the model in use."""
+"""Answers a question from texts with the model in use."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
-from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import Passage
+from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.questions.asking import prompt_for, shown
 from sebp_edge.run.call import Call
-from sebp_edge.texts.prompts import EncodedPrompt
+from sebp_edge.run.model_in_use import AdapterChoice
+from sebp_edge.texts.prompts import EncodedPrompt, check_prompt
 
 # A passage that does not fit into the model's context is cut, but not to fewer characters.
 _MIN_CHARACTERS = 100
@@ -24,32 +24,26 @@ Turn = tuple[str, str]
 def ask(
     call: Call,
     question: str,
-    index: Index,
+    searched: SearchedTexts,
+    texts,
     before: Sequence[Turn],
+    choice: AdapterChoice,
     sampling: Sampling,
     num_passages: int,
     on_text: Callable[[str], None] | None,
-    *,
-    named: tuple[str | Path, int | None] | None,
-    with_adapter: bool,
 ) -> Answer:
-    """Answers a question; see `Personalizer.ask`.
-
-    Args:
-        named: the adapter to load, and its version, unless nothing is found.
-        with_adapter: whether to use the adapter in use.
-    """
+    """Answers a question; see `Personalizer.ask`."""
+    check_prompt(question)
     if num_passages < 1:
         raise OptionError(f"num_passages is {num_passages}; expected 1 or more.")
+    index = searched.index(texts, call.progress)
     hits = index.search(question, num_passages, before=before[-1][0] if before else "")
     if not is_found(hits):
         return Answer(NOT_FOUND, found=False)
     call.signal.check()
-    if named is not None:
-        call.load_adapter(*named)
-    base = call.load()
-    prompt, passages = _prompt(question, tuple(hit.passage for hit in hits), before[-1:], base, sampling.max_new_tokens)
-    with call.in_use.generating(with_adapter=with_adapter) as (decoder, _):
+    found = tuple(hit.passage for hit in hits)
+    with call.generating(choice) as (base, decoder, _):
+        prompt, passages = _prompt(question, found, before[-1:], base, sampling.max_new_tokens)
         options = {"decoder": decoder, "on_text": on_text, "check": call.check}
         reply = generate_text(base.model, base.tokenizer, *prompt, sampling, **options)
     return checked(reply, question, passages)

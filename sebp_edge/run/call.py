@@ -10,7 +10,9 @@ import torch
 
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError, OptionError, StorageError
@@ -21,11 +23,12 @@ from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, read_for
 from sebp_edge.run.job import Job
-from sebp_edge.run.model_in_use import ModelInUse
+from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
 
@@ -44,6 +47,7 @@ class Call:
         budget: how much memory this process may use; None sets no limit.
         in_use: the model, and the adapter in use.
         signal: stops the call.
+        interruptions: the process's signals.
         job: receives the events, and tells how far the call is.
     """
 
@@ -54,6 +58,7 @@ class Call:
     budget: MemoryBudget | None
     in_use: ModelInUse
     signal: StopSignal
+    interruptions: Interruptions
     job: Job
 
     @property
@@ -130,9 +135,22 @@ class Call:
         found = self.store.find(adapter, version)
         self.load()
         self.in_use.load_adapter(found.path, found.record, self.job)
+        self.remember_model_of(found)
+        return found.record
+
+    @contextmanager
+    def generating(self, choice: AdapterChoice) -> Iterator[tuple[BaseModel, Decoder, str]]:
+        """Context in which the model has the chosen adapter; see `ModelInUse.generating`."""
+        if choice.is_named:
+            self.load_adapter(choice.adapter, choice.version)
+        base = self.load()
+        with self.in_use.generating(with_adapter=choice.adapter is not None) as (decoder, rendered_as):
+            yield base, decoder, rendered_as
+
+    def remember_model_of(self, found: SavedAdapter) -> None:
+        """Remembers where the base model of a saved adapter is, if there is a store."""
         if self.store.folder.is_dir():
             self.remember_model(found.record)
-        return found.record
 
     def remember_model(self, record: AdapterRecord) -> None:
         """Remembers where the base model of an adapter is, if it was given as a folder or a file."""

@@ -11,7 +11,8 @@ from sebp_edge.models.sampling import Sampling
 from sebp_edge.questions.asking import prompt_for
 from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.call import Call
-from sebp_edge.texts.prompts import Messages, encode_prompt, encode_texts
+from sebp_edge.run.model_in_use import AdapterChoice
+from sebp_edge.texts.prompts import Messages, check_prompt, check_text, encode_prompt, encode_texts
 
 # The most characters before a completion that the model reads, about 1,000 tokens.
 _MAX_CHARACTERS = 4096
@@ -21,20 +22,16 @@ _SPACE = re.compile(r"\s")
 def generate(
     call: Call,
     prompt: str | Messages,
+    choice: AdapterChoice,
     sampling: Sampling,
     on_text: Callable[[str], None] | None,
     *,
-    with_adapter: bool,
     sparse_kernels: bool,
 ) -> str:
-    """Continues a text, or answers messages; see `Personalizer.generate`.
-
-    Args:
-        with_adapter: whether to use the adapter in use.
-    """
-    base = call.load()
+    """Continues a text, or answers messages; see `Personalizer.generate`."""
+    check_prompt(prompt)
     with (
-        call.in_use.generating(with_adapter=with_adapter) as (decoder, rendered_as),
+        call.generating(choice) as (base, decoder, rendered_as),
         semi_structured(base.model) if sparse_kernels else nullcontext(),
     ):
         if rendered_as == "question" and isinstance(prompt, str):
@@ -49,21 +46,19 @@ def generate(
 def complete(
     call: Call,
     before: str,
+    choice: AdapterChoice,
     max_new_tokens: int,
     min_probability: float,
     on_text: Callable[[str], None] | None,
-    *,
-    with_adapter: bool,
 ) -> Completion:
     """Completes a text; see `Personalizer.complete`."""
-    base = call.load()
-
-    limit = getattr(base.model.config, "max_position_embeddings", None)
-    encode = partial(encode_texts, tokenizer=base.tokenizer)
-    most = _MAX_CHARACTERS
-    while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
-        most //= 2
-    with call.in_use.generating(with_adapter=with_adapter) as (decoder, _):
+    check_text(before, "before")
+    with call.generating(choice) as (base, decoder, _):
+        limit = getattr(base.model.config, "max_position_embeddings", None)
+        encode = partial(encode_texts, tokenizer=base.tokenizer)
+        most = _MAX_CHARACTERS
+        while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
+            most //= 2
         options = {"on_text": on_text, "check": call.signal.check}
         rest = (_end_of(before, most), max_new_tokens, min_probability)
         return complete_text(decoder, base.vocabulary, encode, *rest, **options)

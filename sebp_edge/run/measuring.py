@@ -2,7 +2,7 @@
 
 from sebp_edge.errors import TextsError
 from sebp_edge.research.analysis.analysis import Analysis, analyze
-from sebp_edge.research.lr_range import LearningRateRange
+from sebp_edge.research.lr_range import LearningRateRange, growing_rates
 from sebp_edge.research.lr_sweep import run_range_test
 from sebp_edge.run.call import Call
 from sebp_edge.run.preparation import Preparation
@@ -19,8 +19,9 @@ def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
             return analyze(base, dataset, num_examples, call.seed, call.notify)
 
 
-def sweep_learning_rates(call: Call, texts, rates: list[float]) -> LearningRateRange:
+def sweep_learning_rates(call: Call, texts, lowest: float, highest: float, steps: int) -> LearningRateRange:
     """Trains one step at each of the rates; see `Personalizer.lr_range`."""
+    rates = growing_rates(lowest, highest, steps)
     preparation = Preparation(*call.with_texts(texts))
     planned = preparation.plan_within_budget()
     recipe, options = preparation.chosen(planned)

@@ -3,13 +3,15 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, OptionError
 from sebp_edge.events import ModelLoaded, Notice, Sink
 from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
@@ -20,6 +22,29 @@ from sebp_edge.models.encoders import is_encoder, load_encoder
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.recipe import Recipe
+
+
+class Current(Enum):
+    """What stands for the adapter in use."""
+
+    ADAPTER = "the adapter in use"
+
+
+@dataclass(frozen=True)
+class AdapterChoice:
+    """The adapter that a call writes with: see `Personalizer`. Raises an OptionError for a version without one."""
+
+    adapter: str | Path | Current | None
+    version: int | None
+
+    def __post_init__(self):
+        if self.version is not None and not self.is_named:
+            raise OptionError(f"version={self.version!r} was given without an adapter; name one with adapter=.")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it may be another one than the adapter in use."""
+        return self.adapter not in (None, Current.ADAPTER)
 
 
 class ModelInUse:

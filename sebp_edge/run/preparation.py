@@ -16,6 +16,7 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
+from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import encode_practice
 from sebp_edge.questions.general_texts import chat_examples, chat_questions, general_examples
@@ -233,3 +234,10 @@ class Preparation:
         free = devices.free_memory(call.device) + memory.used
         budget = MemoryBudget(free) if call.budget is None else call.budget.within(free)
         return Target.this_machine(call.device, memory.planned_overhead(call.in_use.loaded_bytes)), budget
+
+
+def plan_for(call: Call, texts, gpu: str | int | None) -> Plan:
+    """See `Personalizer.plan`."""
+    size = None if gpu is None else call.parse_gpu_memory(gpu)
+    with quiet_libraries():
+        return Preparation(*call.with_texts(texts)).plan(gpu=size).plan

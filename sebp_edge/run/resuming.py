@@ -1,14 +1,15 @@
 """Begins adaptations and forgetting as jobs, and goes on with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forget import Forgetting, Remaining, forget
 from sebp_edge.adapters.jobs import Job
 from sebp_edge.adapters.saved import SavedAdapter
-from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import Interrupted, JobError, OptionError
+from sebp_edge.machine import devices
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
 from sebp_edge.run.result import AdaptResult
@@ -21,19 +22,20 @@ CHANGED = ("refuse", "without", "again")
 
 
 def run_adapt(
-    call: Call, interruptions: Interruptions, place: Place, texts, options: dict, work: Work | None = None
+    call: Call, place: Place, texts, options: dict, work: Work | None = None
 ) -> AdaptResult | UnchangedResult:
     """Adapts: see `Personalizer.adapt`, whose other arguments are the options.
 
     Args:
         work: the job that it goes on with; None to begin one.
     """
+    devices.refuse_several_processes()
+    place.check_writable()
     work = work or Work.begin(call, place, "adapt", options, texts)
     with work.running(call):
         adapting = Adapting(
             call,
             place,
-            interruptions,
             work,
             activate_anyway=options["activate_anyway"],
             keep_samples=options["keep_samples"],
@@ -43,21 +45,29 @@ def run_adapt(
 
 def run_forget(
     call: Call,
-    interruptions: Interruptions,
     place: Place,
-    documents: list,
-    texts: list | None,
+    documents: str | Path | Sequence[str | Path],
+    texts,
     options: dict,
     on_found: Callable[[Forgetting], None] | None = None,
     work: Work | None = None,
 ) -> Receipt:
-    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options."""
+    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options.
+
+    Args:
+        work: the job that it goes on with; None to begin one.
+    """
+    devices.refuse_several_processes()
+    place.check_writable()
+    documents = [documents] if isinstance(documents, str | Path) else list(documents)
+    if texts is not None:
+        texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
 
     def train(remaining: Remaining) -> SavedAdapter:
         begun = options | {"documents": remaining.forgotten}
         own = work or Work.begin(call, place, "forget", begun, texts)
         with own.running(call):
-            return train_again(call, place, interruptions, own, remaining, activate_anyway=options["activate_anyway"])
+            return train_again(call, place, own, remaining, activate_anyway=options["activate_anyway"])
 
     receipt = forget(
         place.adapter,
@@ -72,14 +82,13 @@ def run_forget(
     if work is not None:
         work.job.remove()
     call.in_use.leave_deleted_adapter(call.job)
-    interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
+    call.interruptions.complete(Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}."))
     return receipt
 
 
-def resume(
-    call: Call, interruptions: Interruptions, job: Job, texts, changed: str
-) -> AdaptResult | UnchangedResult | Receipt:
+def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | UnchangedResult | Receipt:
     """Goes on with a job: see `Personalizer.resume`."""
+    devices.refuse_several_processes()
     if changed not in CHANGED:
         raise OptionError(f"changed is {changed!r}; choose from {', '.join(CHANGED)}.")
     call = _call_of(job, call)
@@ -97,11 +106,10 @@ def resume(
             job.start_over()
     work = Work(call.store, job, changed)
     if record.kind == "forget":
-        documents = list(options.pop("documents"))
-        return run_forget(call, interruptions, place, documents, texts, options, work=work)
+        return run_forget(call, place, options.pop("documents"), texts, options, work=work)
     if texts is None and call.recipe.questions is None:
         raise JobError("The training began with texts that are no files; give the same texts again (texts=).")
-    return run_adapt(call, interruptions, place, texts, options, work)
+    return run_adapt(call, place, texts, options, work)
 
 
 def _call_of(job: Job, call: Call) -> Call:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.verification import Verification, verify
-from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import MachineError
 from sebp_edge.run.adapting import train_again
 from sebp_edge.run.call import Call
@@ -15,7 +14,7 @@ from sebp_edge.run.saving import Place
 from sebp_edge.run.work import Work
 
 
-def run_verify(call: Call, interruptions: Interruptions, place: Place, texts: list | None) -> Verification:
+def run_verify(call: Call, place: Place, texts: list | None) -> Verification:
     """Verifies the newest receipt: see `Personalizer.verify_forgotten`."""
     if call.device.type != "cpu":
         raise MachineError(
@@ -29,7 +28,7 @@ def run_verify(call: Call, interruptions: Interruptions, place: Place, texts: li
         with tempfile.TemporaryDirectory(prefix="sebp-edge-verify-") as folder:
             outside = replace(place, out=Path(folder) / "adapter")
             work = Work.begin(call, outside, "forget", {}, None)
-            saved = train_again(call, outside, interruptions, work, remaining, activate_anyway=False)
+            saved = train_again(call, outside, work, remaining, activate_anyway=False)
             return saved.weights_hash()
 
     try:

@@ -1,0 +1,24 @@
+"""Exports a saved adapter for other programs."""
+
+from pathlib import Path
+
+from sebp_edge.adapters.names import is_plain
+from sebp_edge.export.export import check_options, export
+from sebp_edge.export.result import ExportResult
+from sebp_edge.run.call import Call
+from sebp_edge.texts.readers import read_texts
+
+
+def export_adapter(
+    call: Call, adapter: str | Path, version: int | None, to: str | Path, format: str, quant: str | None, texts
+) -> ExportResult:
+    """See `Personalizer.export`."""
+    quant = check_options(format, quant, has_texts=texts is not None)
+    found = call.store.find(adapter, version)
+    reading = None if texts is None else read_texts(texts)
+    call.in_use.release()
+    name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
+    rest = (call.reference, to, format, quant, reading, call.notify, call.signal.check)
+    result = export(name, found.path, found.record, *rest)
+    call.remember_model_of(found)
+    return result

@@ -1,0 +1,76 @@
+"""The one call that may use a Personalizer's model: begins and ends it, and lets other threads stop or pause it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.basics.stopping import StopRequested, StopSignal
+from sebp_edge.errors import BusyError, ClosedError, Interrupted
+from sebp_edge.models.libraries import quiet_libraries
+from sebp_edge.run.call import Call
+
+# What makes a call, from what ends it.
+MakeCall = Callable[[StopSignal, Interruptions], Call]
+
+
+class OneCall:
+    """Begins one call at a time, until it is closed; `stop` and `pause` may be called from any thread."""
+
+    def __init__(self):
+        self._lock, self._is_closed = threading.Lock(), False
+        self._signal = StopSignal()  # of the running call, or of the last one
+
+    @contextmanager
+    def begin(self, make: MakeCall, stop_when: threading.Event | None = None) -> Iterator[Call]:
+        """Context of a call, which can be stopped and in which no other begins.
+
+        Raises:
+            BusyError, ClosedError: another call is running, or none may begin any more.
+            Interrupted: the call was stopped.
+        """
+        with Interruptions() as interruptions, self._alone():
+            self._refuse_closed()
+            try:
+                self._signal = StopSignal(stop_when)
+                self._signal.check()
+                call = make(self._signal, interruptions)
+                with quiet_libraries(), call.job:
+                    yield call
+                    call.job.finish()
+            except StopRequested as request:
+                raise Interrupted("Stopped; nothing was changed.") from request
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Context in which no call runs, and after which none begins."""
+        with self._alone():
+            self._is_closed = True
+            yield
+
+    def beside(self, make: MakeCall) -> Call:
+        """Returns a call that leaves the model alone, so that another one may run; it cannot be stopped."""
+        self._refuse_closed()
+        return make(StopSignal(), Interruptions())
+
+    def stop(self) -> None:
+        """Stops the running call, if any."""
+        self._signal.set()
+
+    def pause(self) -> bool:
+        """Pauses the running call; returns False if there is none that can be paused."""
+        return self._signal.pause()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            advice = "wait for it, end it with stop(), or use another Personalizer"
+            raise BusyError(f"This Personalizer is running another call; {advice}.")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("This Personalizer was closed; make a new one.")
