@@ -7,15 +7,29 @@ from pathlib import Path
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.verification import Verification, verify
 from sebp_edge.errors import MachineError
+from sebp_edge.machine import devices
 from sebp_edge.run.adapting import train_again
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place
 from sebp_edge.run.work import Work
+from sebp_edge.texts.folders import Folder
 
 
-def run_verify(call: Call, place: Place, texts: list | None) -> Verification:
-    """Verifies the newest receipt: see `Personalizer.verify_forgotten`."""
+def run_verify(call: Call, place: Place, texts) -> Verification:
+    """Verifies the newest receipt of `forget` by a training that is made again, outside the store.
+
+    Args:
+        texts: the documents that remain; by default, they are read where they were learnt.
+
+    Raises:
+        AdapterError: there is no receipt with the hash of weights, or its version was removed.
+        TextsError: a document has changed or cannot be read.
+        MachineError: the training would be on a GPU.
+    """
+    devices.refuse_several_processes()
+    if texts is not None:
+        texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
     if call.device.type != "cpu":
         raise MachineError(
             "A GPU adds in another order each time, so a training cannot be made again bit for bit there; verify with "
