@@ -126,7 +126,9 @@ def read_receipts(adapter: Adapter) -> list[Receipt]:
         try:
             receipts.append(parse_dataclass(read_json(path) | {"path": str(path)}, Receipt))
         except (OSError, ValueError, TypeError) as error:
-            raise AdapterError(f"The receipt {str(path)!r} cannot be read, so nothing can be verified by it.") from error
+            raise AdapterError(
+                f"The receipt {str(path)!r} cannot be read, so nothing can be verified by it."
+            ) from error
     return receipts
 
 

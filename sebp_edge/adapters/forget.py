@@ -458,9 +458,7 @@ def versions_with(adapter: Adapter, hashes: set[int]) -> list[int]:
     return [version.number for version in _read_versions(adapter) if version.knows({version.salt: hashes})]
 
 
-def find_remaining(
-    adapter: Adapter, version: int, texts: list | None, read: Callable[[list], Reading]
-) -> Remaining:
+def find_remaining(adapter: Adapter, version: int, texts: list | None, read: Callable[[list], Reading]) -> Remaining:
     """Returns what a version was trained on, to train it again.
 
     Raises:

@@ -68,7 +68,9 @@ def verify(
     if knowing := versions_with(adapter, forgotten):
         return found(False, f"Version {knowing[-1]} of {adapter.name!r} knows what was forgotten; it was learnt again.")
     if version is None:
-        return found(True, f"No version of {adapter.name!r} knows what was forgotten, and none was trained in its place.")
+        return found(
+            True, f"No version of {adapter.name!r} knows what was forgotten, and none was trained in its place."
+        )
     _require(adapter, receipt)
     saved = adapter.open(version)
     if saved.weights_hash() != receipt.weights:
@@ -81,7 +83,11 @@ def verify(
             f"training on its {saved.record.documents:,} documents gives.",
             again,
         )
-    return found(False, f"A training on the documents of version {version} gives other weights{_others(saved.record, packages)}.", again)
+    return found(
+        False,
+        f"A training on the documents of version {version} gives other weights{_others(saved.record, packages)}.",
+        again,
+    )
 
 
 def _require(adapter: Adapter, receipt: Receipt) -> None:

@@ -49,8 +49,8 @@ def forget(
     The other documents must be unchanged. They are read where they were learnt, or from --texts if they were moved. A
     receipt is saved beside the adapter.
 
-    Exit codes: 0 forgotten or verified, 3 forgotten but the new version is not better than the base model and not active, 130
-    interrupted, 2 invalid option, 1 not verified or any other error.
+    Exit codes: 0 forgotten or verified, 3 forgotten but the new version is not better than the base model and not
+    active, 130 interrupted, 2 invalid option, 1 not verified or any other error.
     """
     with one_sentence_errors(as_json=as_json, takes_time=True), contextlib.ExitStack() as stack:
         if verify == bool(documents):

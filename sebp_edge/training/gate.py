@@ -18,8 +18,8 @@ from sebp_edge.training.quiz import QuizResult
 
 # How much worse than an earlier version a new one may be, as a share of that version's loss.
 TOLERANCE = 0.02
-# The chance of a wrong replacement that all decisions of an adapter share, by Student's t. That of real losses is higher:
-# in up to 5 % of simulated lives of 50 decisions, a version replaced one that was better beyond the tolerance.
+# The chance of a wrong replacement that all decisions of an adapter share, by Student's t. Real losses are skewed: with
+# this, up to 5 % of lives of 50 decisions replace a version by one that is worse beyond the tolerance.
 _CHANCE = 0.003
 
 
@@ -152,9 +152,7 @@ class GateResult:
                 f"{change}. But it cannot be compared with version {active.version}, which is active: {active.reason}."
             )
         if left_out is not None and self.verdict is Verdict.BETTER:
-            return (
-                f"{change}. It was not compared with version {left_out.version}, the best so far: {left_out.reason}."
-            )
+            return f"{change}. It was not compared with version {left_out.version}, the best so far: {left_out.reason}."
         if self.verdict is Verdict.REFIT_FAILED:
             return (
                 f"{change}. But the last training, on all documents, ended with a higher loss than before "

@@ -31,7 +31,9 @@ QUIZ = QuizResult(
     Replies(("no",) * 60, ("no",) * 60, ("no",) * 60, ("yes",) * 9),
     Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60, ("no",) * 60, ("yes",) * 9),
 )
-PLAIN = GateResult(Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, life=Life(ACTIVE), gain_over_active=WORSE, refit_loss=3.744)
+PLAIN = GateResult(
+    Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, life=Life(ACTIVE), gain_over_active=WORSE, refit_loss=3.744
+)
 OUTCOMES = {
     "kept": PLAIN,
     "no gain": replace(PLAIN, verdict=Verdict.NO_GAIN, gain=UNSURE),

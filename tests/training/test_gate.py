@@ -149,7 +149,9 @@ def test_a_rise_in_boilerplate_does_not_hide_a_gain():
 
 def test_nothing_is_judged_without_test_documents():
     for version in (None, active(BASE)):
-        assert Gate(0.01, {}, life=Life(version)).judge(None, None) == GateResult(Verdict.NOT_JUDGED, life=Life(version))
+        assert Gate(0.01, {}, life=Life(version)).judge(None, None) == GateResult(
+            Verdict.NOT_JUDGED, life=Life(version)
+        )
 
 
 def test_nothing_is_judged_if_the_documents_do_not_allow_it():
