@@ -1,4 +1,4 @@
-"""Verifies a receipt of `forget`: no version knows the documents, and a training without them gives the same weights."""
+"""Verifies a receipt of `forget`: no version knows the documents, and a training gives the weights once more."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
