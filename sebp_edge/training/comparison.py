@@ -9,7 +9,7 @@ import numpy as np
 from sebp_edge.training.evaluation import HeldOutLoss
 
 # 95 % would do for normal differences. Those of real notes are skewed and of unequal size: a bound at 95 % is too high
-# in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/studies.md).
+# in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/gate.md).
 _LEVEL = 0.985
 
 
