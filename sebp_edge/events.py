@@ -65,6 +65,15 @@ def message(record: dict, job: str) -> dict:
     return {"v": PROTOCOL, "time": now(), "job": job, **record}
 
 
+def finite(value):
+    """Returns values of JSON with null for NaN and infinity, which JSON lacks, and lists for tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 @dataclass(frozen=True)
 class Event:
     """Base class of all events; `event` is the event's name in JSON.
@@ -423,6 +432,5 @@ class JsonLines:
             record = (record if self.job is None else record.of_job(self.job)).to_dict()
         else:
             record = message(record, self.job or "")
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self.stream.write(json.dumps(finite) + "\n")
+        self.stream.write(json.dumps(finite(record)) + "\n")
         self.stream.flush()

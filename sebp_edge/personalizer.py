@@ -24,18 +24,14 @@ from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.run.asking import Turn, ask
+from sebp_edge.run import asking, exporting, generating, measuring, resuming
 from sebp_edge.run.call import Call
-from sebp_edge.run.exporting import export_adapter
-from sebp_edge.run.generating import complete, generate
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
-from sebp_edge.run.measuring import analyze_gradients, sweep_learning_rates
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
 from sebp_edge.run.one_call import OneCall
 from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.run.resuming import resume, run_adapt, run_forget
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.verifying import run_verify
@@ -115,9 +111,9 @@ class Personalizer:
         least the recipe's margin, and not above that of the active and the best version by more than 2 %.
 
         If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
-        and on a few others, and does nothing if there are none. If it must start over, a notice says why. A NameInUse
-        event says so first if the version was made from other texts, for another model or with another recipe; if the
-        sink raises an error then, nothing has changed. A version that becomes active during the call stays active.
+        and on a few others, and does nothing if there are none. If it must start over, a notice says why; a NameInUse
+        event says so if the version is of other texts, another model or another recipe. A version that becomes active
+        during the call stays active.
 
         Args:
             texts: None for a recipe that trains on bundled notes.
@@ -134,7 +130,7 @@ class Personalizer:
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
         with self._begin(stop_when) as call:
-            return run_adapt(call, place, texts, options)
+            return resuming.run_adapt(call, place, texts, options)
 
     def forget(
         self,
@@ -167,7 +163,7 @@ class Personalizer:
         """
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
         with self._begin(stop_when) as call:
-            return run_forget(call, Place(self.store, name), documents, texts, options, on_found)
+            return resuming.run_forget(call, Place(self.store, name), documents, texts, options, on_found)
 
     def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
         """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
@@ -180,20 +176,17 @@ class Personalizer:
         """Goes on with a training that was paused, stopped or killed; returns or raises what its call would have.
 
         On the CPU, the adapter is bit for bit that of a training that nothing has interrupted. This Personalizer needs
-        the job's model and device, as `Personalizer(**store.jobs.get(job).arguments())` has.
+        the job's model and device, as `Personalizer(**store.jobs.get(job).arguments())` has. Raises a JobError if the
+        job cannot go on as it was begun or runs already, and TextsChanged if documents have changed or are gone.
 
         Args:
             job: the id of a job in the store; by default the only one that does not run.
             texts: the same texts, if they were no files or were moved. New documents are left for the next adaptation.
             changed: what to do if documents have changed or are gone: "refuse"; "without", to go on without them,
                 though it knows what it has learnt of them; or "again", to start over in any case.
-
-        Raises:
-            TextsChanged: documents have changed or are gone.
-            JobError: there is no such job, it runs already, or it cannot go on as it was begun.
         """
         with self._begin(stop_when) as call:
-            return resume(call, self.store.jobs.get(job), texts, changed)
+            return resuming.resume(call, self.store.jobs.get(job), texts, changed)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, if any, as Ctrl-C would; that call raises Interrupted.
@@ -249,7 +242,7 @@ class Personalizer:
         DistilBERT). Its loss is that of classes drawn by the seed; a head that it lacks gets random weights.
         """
         with self._begin(stop_when) as call:
-            return analyze_gradients(call, texts, examples)
+            return measuring.analyze_gradients(call, texts, examples)
 
     def lr_range(
         self,
@@ -266,7 +259,7 @@ class Personalizer:
         or more, and 10 or more for each power of ten between the learning rates of the first and the last one.
         """
         with self._begin(stop_when) as call:
-            return sweep_learning_rates(call, texts, lowest, highest, steps)
+            return measuring.sweep_learning_rates(call, texts, lowest, highest, steps)
 
     def generate(
         self,
@@ -305,7 +298,7 @@ class Personalizer:
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed)
         with self._begin(stop_when) as call:
             choice = AdapterChoice(adapter, version)
-            return generate(call, prompt, choice, sampling, on_text, sparse_kernels=sparse_kernels)
+            return generating.generate(call, prompt, choice, sampling, on_text, sparse_kernels=sparse_kernels)
 
     def complete(
         self,
@@ -329,14 +322,15 @@ class Personalizer:
             min_probability: of the words together, by the model: that the text goes on with just these.
         """
         with self._begin(stop_when) as call:
-            return complete(call, before, AdapterChoice(adapter, version), max_new_tokens, min_probability, on_text)
+            choice = AdapterChoice(adapter, version)
+            return generating.complete(call, before, choice, max_new_tokens, min_probability, on_text)
 
     def ask(
         self,
         question: str,
         texts,
         *,
-        before: Sequence[Turn] = (),
+        before: Sequence[asking.Turn] = (),
         adapter: str | Path | Current | None = Current.ADAPTER,
         version: int | None = None,
         num_passages: int = NUM_PASSAGES,
@@ -359,7 +353,7 @@ class Personalizer:
         sampling = Sampling(max_new_tokens, temperature=0, stop=("\n",))
         with self._begin(stop_when) as call:
             choice = AdapterChoice(adapter, version)
-            return ask(call, question, self._searched, texts, before, choice, sampling, num_passages, on_text)
+            return asking.ask(call, question, self._searched, texts, before, choice, sampling, num_passages, on_text)
 
     def export(
         self,
@@ -389,7 +383,7 @@ class Personalizer:
             ExportError: it cannot be written in this format, or the files compute something else. Nothing is left then.
         """
         with self._begin(stop_when) as call:
-            return export_adapter(call, adapter, version, to, format, quant, texts)
+            return exporting.export_adapter(call, adapter, version, to, format, quant, texts)
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
         """Puts a saved adapter on the base model instead of the current one; returns its record.

@@ -40,10 +40,10 @@ def encoder_batch(head, padding="right"):
     return batch
 
 
-def with_lora(model):
+def with_lora(model, modules="all-linear"):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+        lora = get_peft_model(model, LoraConfig(r=3, target_modules=modules, init_lora_weights=False))
     return lora.double()
 
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections import Counter
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,9 +68,6 @@ logging.root.addHandler(logging.NullHandler())
 
 HOMES = itertools.count()
 
-# Of a parametrised test, so many run in the quick half.
-QUICK_CASES = 2
-
 
 def pytest_xdist_auto_num_workers(config):
     """One process per core, at most eight; tests named one by one run in this process, which a debugger needs."""
@@ -82,13 +78,13 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Leaves the quick half, `-m "not slow"`, two cases of each parametrised test."""
-    cases = Counter()
+    """Leaves the quick half, `-m "not slow"`, the first case of each parametrised test."""
+    seen = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        cases[test] += 1
-        if cases[test] > QUICK_CASES:
+        if test in seen:
             item.add_marker(pytest.mark.slow)
+        seen.add(test)
 
 
 def pytest_collection_finish():

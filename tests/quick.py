@@ -1,6 +1,7 @@
 """Leaves out what most tests of trainings do not look at, and what takes longer than these trainings."""
 
 import functools
+import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ SHORT_ASSESSMENT = {
 
 # PEFT writes a model card with each adapter, whose template is compiled each time: a tenth of a tiny adaptation's time.
 Environment.compile = functools.lru_cache(maxsize=32)(Environment.compile)
+# A twentieth of that time goes into reading the versions of libraries twice.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
 def skip_losses_of_texts(patch) -> None:

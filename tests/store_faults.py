@@ -20,6 +20,7 @@ import signal
 import stat
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 from stored_adapter import RECORD
@@ -81,8 +82,8 @@ def state_of(store: AdapterStore) -> dict[str, tuple[dict[int, str], list[int]]]
 def make_template(folder: Path) -> AdapterStore:
     """Makes a store with three versions of "mine" and two of the second name, and an archive beside it."""
     store = AdapterStore(folder)
-    for name, count in zip(NAMES, (4, 2, 0), strict=True):
-        for number in range(count):
+    for name, versions in zip(NAMES, (4, 2, 0), strict=True):
+        for number in range(versions):
             store.adapter(name).save(Weights(), record(), activate=number != 1, where=WHERE)
     store.adapter("mine").export_archive(folder / "archive", 1)
     return store
@@ -315,8 +316,10 @@ def cut_power(folder: Path, step: int) -> dict:
     make_template(folder / "template")
     cuts, watching = 0, []
 
+    events = count(random.randrange(step))
+
     def hook(event, arguments):
-        if watching and (event in WRITES or event in OTHERS[:2]):
+        if watching and (event in WRITES or event in OTHERS[:2]) and not next(events) % step:
             disk, trees = watching.pop()  # no events of its own
             for tree in (disk.survivors(), disk.named()):
                 if tree not in trees:
@@ -345,7 +348,7 @@ def cut_power(folder: Path, step: int) -> dict:
         work(store)
         watching.clear()
         done, final = state_of(store), disk.survivors()
-        for tree in [*trees[random.randrange(step) :: step], final]:
+        for tree in [*trees, final]:
             build(tree, folder / "rebuilt")
             rebuilt = AdapterStore(folder / "rebuilt")
             used = {name: max(versions) for name, (versions, _) in before.items()}

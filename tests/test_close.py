@@ -35,6 +35,7 @@ def test_the_model_and_its_adapter_are_freed_at_once(make, notes_folder):
     assert [each() for each in freed] == [None] * len(freed)
 
 
+@pytest.mark.slow
 def test_the_process_shrinks_by_most_of_the_model(tmp_path, tokenizer):
     folder = tmp_path / "wide"
     make_llama(hidden_size=512, vocab_size=60_000, tie_word_embeddings=True).save_pretrained(folder)

@@ -15,6 +15,7 @@ BEFORE = "the ferry left at six and the w"
 EACH = {"min_probability": 0.0, "max_new_tokens": 6}
 
 
+@pytest.mark.slow
 def test_it_uses_the_adapter_in_use_a_stored_one_or_none(make, notes_folder):
     plain = make().complete(BEFORE, **EACH)
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200)

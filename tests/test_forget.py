@@ -34,7 +34,7 @@ def train_without(make, folder, earlier, forgotten, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "split"), [(24, "train"), (24, "test"), (15, "fold 1")])
+@pytest.mark.parametrize(("count", "split"), [(24, "test"), (15, "fold 1")])
 def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, notes_folder, tmp_path, count, split):
     for path in sorted(notes_folder.iterdir())[count:]:
         path.unlink()

@@ -49,6 +49,7 @@ def record_prompts(personalizer):
     return seen
 
 
+@pytest.mark.slow
 def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, make_adapted):
     plain = make().generate(PROMPT, seed=3, max_new_tokens=12)
     adapted = make_adapted().generate(PROMPT, seed=3, max_new_tokens=12)

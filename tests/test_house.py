@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_845
+MAX_LINES = 47_853
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_596,
-    "adapters": 3_352,
+    "files at the root": 1_598,
+    "adapters": 3_360,
     "ask": 718,
-    "basics": 526,
+    "basics": 703,
     "basics.pages": 331,
-    "cli": 2_983,
-    "export": 1_987,
-    "machine": 645,
+    "cli": 2_991,
+    "export": 1_991,
+    "machine": 646,
     "memory": 1_392,
-    "models": 4_525,
+    "models": 4_539,
     "models.gguf": 1_174,
     "questions": 341,
-    "research": 3_331,
-    "run": 4_708,
-    "serve": 2_362,
-    "sparse": 1_479,
-    "sparse.patches": 2_166,
+    "research": 3_142,
+    "run": 4_727,
+    "serve": 2_245,
+    "sparse": 1_482,
+    "sparse.patches": 2_213,
     "sparse.rows": 759,
     "texts": 10_401,
-    "training": 3_069,
+    "training": 3_100,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -89,6 +89,16 @@ HOMES = {
     "markdown_it": ("sebp_edge/texts/formats/markdown.py",),
     "yaml": ("sebp_edge/texts/formats/front_matter.py",),
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
+    # Whoever starts a program makes it end with this one: see basics/children.py.
+    "subprocess": (
+        "sebp_edge/basics/children.py",
+        "sebp_edge/basics/job_object.py",
+        "sebp_edge/cli/doctor_checks.py",
+        "sebp_edge/export/child.py",
+        "sebp_edge/machine/process.py",
+        "sebp_edge/serve/streams.py",
+        "sebp_edge/texts/template_child.py",
+    ),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
     # Chat templates are programs in its language.

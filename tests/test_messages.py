@@ -95,6 +95,7 @@ def test_an_adaptation_and_its_repetition_keep_to_the_schema(adapt, own_data_fol
     assert again["unchanged"] and again["result_of"] == "adapt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -175,6 +176,7 @@ def test_an_invalid_option_is_a_line_of_json_too(arguments):
     assert run(*arguments).stdout == ""
 
 
+@pytest.mark.slow
 def test_an_invalid_option_of_a_process_is_a_line_of_json_too():
     with process("adapt", "--json", "--epoch", "3", cold=True) as one:
         output, errors = one.communicate(timeout=100)

@@ -165,15 +165,14 @@ def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [6, 19])
-def test_few_documents_are_tested_with_folds(make, count):
+def test_few_documents_are_tested_with_folds(make):
     events = []
-    result = make(on_event=events.append).adapt(make_sentences(count, words=60))
+    result = make(on_event=events.append).adapt(make_sentences(6, words=60))
     phases = [event.phase for event in events if isinstance(event, TrainingStarted)]
     assert phases == ["fold 1", "fold 2", "fold 3", "all documents"]
     assert result.trained_on_all
     tested = [event.test_documents for event in events if isinstance(event, TrainingStarted)]
-    assert sum(tested) == count
+    assert sum(tested) == 6
 
 
 @pytest.mark.slow
@@ -292,7 +291,7 @@ def bytes_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [TrainingStarted, StepDone, Evaluated])
+@pytest.mark.parametrize("kind", [TrainingStarted, Evaluated])
 def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_verdict(
     make, notes_folder, store_of_notes, kind
 ):
@@ -383,8 +382,11 @@ def stop_in_copies(event):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [stop_in_general_text, stop_in_copies, stop_at_the_end])
-@pytest.mark.parametrize("recipe", [RECIPE, RECIPE.replace(refit=False)], ids=["refit", "no refit"])
+@pytest.mark.parametrize(
+    ("stop", "recipe"),
+    [(stop_in_general_text, RECIPE), (stop_in_copies, RECIPE), (stop_at_the_end, RECIPE.replace(refit=False))],
+    ids=["general text", "copies", "at the end, no refit"],
+)
 def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder, store_of_notes, stop, recipe):
     whole = store_of_notes.adapter("default").open()
     personalizer = make(recipe=recipe, on_event=after_training("all documents" if recipe.refits else "train", stop))
@@ -527,8 +529,7 @@ def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_f
     assert torch.equal(before, logits(personalizer))
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("words", [20, 150])
+@pytest.mark.parametrize(("count", "words"), [(1, 20), (2, 150), (5, 20), (5, 150)])
 def test_a_few_questions_with_answers_are_trained_on_or_refused_in_one_sentence(make, count, words):
     pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
     records = [{"prompt": question, "completion": answer} for question, answer in pairs]
@@ -577,6 +578,7 @@ def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
         make(after=True, model=other).load_adapter("default")
 
 
+@pytest.mark.slow
 def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_folder, tmp_path, tokenizer):
     folder, model = tmp_path / "my-llama", make_llama()
     tokenizer.save_pretrained(folder)
@@ -590,14 +592,12 @@ def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, machine):
-    machine.computes_in(dtype)
+def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder):
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
     before = logits(personalizer, personalizer.in_use.load(silent).model).clone()
     result = personalizer.adapt(notes_folder)
     assert result.passed
-    loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=dtype)
+    loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=torch.float32)
     torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
     personalizer.in_use.adaptation.detach()
     assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
@@ -613,12 +613,9 @@ def secret_notes(notes_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [24, 9])
 def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list(
-    make, secret_notes, own_home, tmp_path, caplog, capfd, count
+    make, secret_notes, own_home, tmp_path, caplog, capfd
 ):
-    for path in sorted(secret_notes.iterdir())[count:]:
-        path.unlink()
     caplog.set_level(logging.NOTSET)
     events = []
     result = make(on_event=events.append).adapt(secret_notes, activate_anyway=True)

@@ -137,6 +137,7 @@ def test_a_walk_raises_where_a_pattern_would_find_nothing(place):
 # ----------------------------------------------------------------------------------------------------- private folders
 
 
+@pytest.mark.slow
 def test_whatever_is_made_for_adapters_is_private(adapt, own_home):
     """With the usual umask, and from the data and the cache folder on, which are made here."""
     before = os.umask(0o022)

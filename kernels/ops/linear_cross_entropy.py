@@ -14,6 +14,8 @@ head sums over rows, whose upstream gradients it needs first; the backward pass 
 Shapes: C rows, D hidden, V vocabulary, K other targets.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -31,11 +33,13 @@ CHUNK_LOGITS = 2**26
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     @precise_sums()
-    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits, check):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
+            check()
             logits = hidden_CD[chunk] @ weight_VD.T
+            check()
             losses_C[chunk], dlogits = _losses_and_dlogits_(
                 logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=dhidden_CD is not None
             )
@@ -51,22 +55,23 @@ class _FrozenHead(torch.autograd.Function):
         (dhidden_CD,) = ctx.saved_tensors
         # In fp32: rounding the same small number for all rows would scale every gradient.
         out_CD = torch.mul(dhidden_CD, dlosses_C[:, None], out=torch.empty_like(dhidden_CD))
-        return out_CD, None, None, None, None, None, None
+        return out_CD, None, None, None, None, None, None, None
 
 
 class _TrainedHead(torch.autograd.Function):
     @staticmethod
     @precise_sums()
-    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits, check):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
+            check()
             logits = hidden_CD[chunk] @ weight_VD.T
             losses_C[chunk], _ = _losses_and_dlogits_(
                 logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=False
             )
             del logits
         ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
-        ctx.others, ctx.scale, ctx.softcap, ctx.max_logits = others, scale, softcap, max_logits
+        ctx.others, ctx.scale, ctx.softcap, ctx.max_logits, ctx.check = others, scale, softcap, max_logits, check
         return losses_C
 
     @staticmethod
@@ -76,6 +81,7 @@ class _TrainedHead(torch.autograd.Function):
         hidden_CD, weight_VD, targets_C = ctx.saved_tensors
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
         for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
+            ctx.check()
             logits = hidden_CD[chunk] @ weight_VD.T
             _, dlogits = _losses_and_dlogits_(
                 logits, targets_C[chunk], _rows(ctx.others, chunk), ctx.scale, ctx.softcap, needs_gradient=True
@@ -84,7 +90,7 @@ class _TrainedHead(torch.autograd.Function):
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
             del logits, dlogits
-        return dhidden_CD, dweight_VD, None, None, None, None, None
+        return dhidden_CD, dweight_VD, None, None, None, None, None, None
 
 
 def _chunks(hidden_CD: Tensor, weight_VD: Tensor, max_logits: int) -> list[slice]:
@@ -138,6 +144,7 @@ def linear_cross_entropy(
     scale: float = 1.0,
     softcap: float | None = None,
     max_logits: int = CHUNK_LOGITS,
+    check: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """The cross-entropy of each row's logits, `hidden @ weight.T`, with its target.
 
@@ -151,6 +158,7 @@ def linear_cross_entropy(
         scale: factor on the logits (Cohere, Granite).
         softcap: if given, logits are softcap * tanh(logits / softcap) (Gemma 2).
         max_logits: most logits of a chunk, which has at least one row.
+        check: called between large products; may raise to end the pass.
 
     Returns:
         fp32 [C], in nats. First-order gradients only.
@@ -159,4 +167,4 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     head = _TrainedHead if weight.requires_grad and torch.is_grad_enabled() else _FrozenHead
-    return head.apply(hidden, weight, targets, others, scale, softcap, max_logits)
+    return head.apply(hidden, weight, targets, others, scale, softcap, max_logits, check)

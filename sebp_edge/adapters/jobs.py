@@ -11,7 +11,6 @@ process ends, however it ends: no process number can be mistaken for another pro
 """
 
 import dataclasses
-import json
 import os
 import secrets
 import shutil
@@ -25,7 +24,14 @@ from pathlib import Path
 from sebp_edge.adapters.folders import JOBS, put_aside, size_of
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.lock import lock_file
-from sebp_edge.basics.files import make_private, parse_dataclass, read_json, storage_errors, write_atomically
+from sebp_edge.basics.files import (
+    make_private,
+    parse_dataclass,
+    read_checked_json,
+    read_json,
+    storage_errors,
+    write_checked_json,
+)
 from sebp_edge.errors import AdapterError, JobError, suggest
 from sebp_edge.recipe import Recipe
 
@@ -121,6 +127,8 @@ class Job:
             JobError: another process does.
         """
         deadline = time.monotonic() + _WAIT_SECONDS
+        with storage_errors("Cannot write to", self.folder):
+            (self.folder / _LOCK).touch(mode=0o600)
         while True:
             with lock_file(self.folder / _LOCK) as is_free:
                 if is_free:
@@ -134,9 +142,8 @@ class Job:
     def update(self, **changes) -> None:
         """Changes values of its record."""
         self.record = dataclasses.replace(self.record, **changes)
-        text = json.dumps(asdict(self.record), indent=1, default=str)
         with storage_errors("Cannot write to", self.folder):
-            write_atomically(self.folder / _RECORD, text + "\n")
+            write_checked_json(self.folder / _RECORD, asdict(self.record))
 
     def start_over(self) -> None:
         """Deletes its checkpoint, and what was chosen when it was begun."""
@@ -203,6 +210,16 @@ class Jobs:
                 if adapter in (None, job.record.adapter):
                     found.append(job)
         return sorted(found, key=lambda job: (job.record.begun, job.id))
+
+    def damaged(self) -> "list[str]":
+        """Returns a sentence about each job that cannot be read."""
+        sentences = []
+        for folder in self._folders():
+            try:
+                self._read(folder)
+            except JobError as error:
+                sentences.append(str(error))
+        return sentences
 
     def get(self, id: str | None = None) -> Job:
         """Returns a job; without an id, the only one that does not run.
@@ -284,9 +301,9 @@ class Jobs:
     @staticmethod
     def _read(folder: Path) -> Job:
         try:
-            return Job(folder, parse_dataclass(read_json(folder / _RECORD), JobRecord))
+            return Job(folder, parse_dataclass(read_checked_json(folder / _RECORD), JobRecord))
         except (OSError, ValueError) as error:
             raise JobError(
-                f"The job {folder.name!r} cannot be read, or was written by a newer sebp-edge; `sebp-edge jobs remove "
+                f"The job {folder.name!r} is damaged, or was written by another sebp-edge; `sebp-edge jobs remove "
                 f"{folder.name}` deletes it."
             ) from error

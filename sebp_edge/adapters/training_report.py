@@ -5,12 +5,12 @@ asked to keep samples. Versions that were saved before have neither file.
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.errors import AdapterError
+from sebp_edge.events import finite
 from sebp_edge.questions.answers import Answered
 from sebp_edge.texts.documents import LeftOut
 
@@ -269,7 +269,7 @@ def write_report(folder: Path, report: TrainingReport, samples: KeptSamples | No
     """
     for name, content in ((REPORT, report), (SAMPLES, samples)):
         if content is not None:
-            text = json.dumps(_finite(asdict(content)), allow_nan=False) + "\n"
+            text = json.dumps(finite(asdict(content)), allow_nan=False) + "\n"
             (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -306,12 +306,3 @@ def _read(path: Path, kind: type):
         raise AdapterError(
             f"{str(path)!r} cannot be read{reason}; restore the file, or delete it to do without it."
         ) from error
-
-
-def _finite(value):
-    """Returns JSON-ready values with None for NaN and infinity, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

@@ -9,6 +9,7 @@ import stat
 import tempfile
 import types
 import typing
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
 _MAX_BYTES = 2**24
 _MAX_FLOAT = 1e30
+_CHECKSUM = "crc32"
 
 Kind = TypeVar("Kind")
 
@@ -93,13 +95,36 @@ def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
 
 def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict:
     """Reads the object in a JSON file of at most `max_bytes`; raises an OSError or ValueError."""
+    return _object(read_text(path, max_bytes))
+
+
+def _object(text: str) -> dict:
     try:
-        values = json.loads(read_text(path, max_bytes))
+        values = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")
     return values
+
+
+def read_checked_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict:
+    """Reads what `write_checked_json` has written; raises an OSError, or a ValueError if a bit of it has changed."""
+    text = read_text(path, max_bytes)
+    values = _object(text)
+    values.pop(_CHECKSUM, None)
+    if text != _checked(values):
+        raise ValueError("its checksum is wrong")
+    return values
+
+
+def write_checked_json(path: Path, values: dict) -> None:
+    """Writes a JSON file atomically, with a checksum."""
+    write_atomically(path, _checked(json.loads(json.dumps(values, default=str))))
+
+
+def _checked(values: dict) -> str:
+    return json.dumps(values | {_CHECKSUM: zlib.crc32(json.dumps(values).encode())}) + "\n"
 
 
 def parse_dataclass(values: dict, kind: type[Kind]) -> Kind:

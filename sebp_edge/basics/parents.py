@@ -1,4 +1,7 @@
-"""Ends a child process together with the process that started it."""
+"""Ends a child process together with the process that started it.
+
+`python parents.py PID COMMAND...` does so for any program: see `children.ending_with_this`. It imports nothing else.
+"""
 
 import ctypes
 import os
@@ -34,3 +37,20 @@ def _look_at(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os._exit(1)
+
+
+def run(parent: int, command: list[str]) -> None:
+    """Becomes a program that ends with the parent; without the kernel's signal, starts it and looks at the parent."""
+    if sys.platform == "linux":
+        end_with_parent(parent)
+        os.execvp(command[0], command)
+    program = os.spawnvp(os.P_NOWAIT, command[0], command)
+    while (ended := os.waitpid(program, os.WNOHANG))[0] == 0:
+        if os.getppid() != parent:
+            os.kill(program, signal.SIGKILL)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    sys.exit(os.waitstatus_to_exitcode(ended[1]))
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), sys.argv[2:])

@@ -13,7 +13,7 @@ from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
-from sebp_edge.basics.units import gigabytes
+from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json, parse_path, path_option
@@ -184,7 +184,7 @@ def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json 
     with one_sentence_errors(as_json=as_json):
         adapter = open_store().adapter(name)
         versions = adapter.versions()
-        what = f"{name!r} with {len(versions)} version{'s' * (len(versions) != 1)}"
+        what = f"{name!r} with {plural(len(versions), 'version')}"
         if version is not None:
             adapter.version_folder(version)
             versions, what = [version], f"version {version} of {name!r}"

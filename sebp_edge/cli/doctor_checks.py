@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.units import gigabytes, plural, sizes_apart
 from sebp_edge.machine import devices
 from sebp_edge.ops.backend import has_triton
@@ -60,7 +61,7 @@ def _nvidia_driver() -> str:
     command = shutil.which("nvidia-smi")
     if command is None:
         return "no NVIDIA driver found"
-    query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    query = ending_with_this([command, "--query-gpu=driver_version", "--format=csv,noheader"])
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):

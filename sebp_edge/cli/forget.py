@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sebp_edge.basics.units import plural
 from sebp_edge.cli.base_model import find_base_model, open_store
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
@@ -101,10 +102,9 @@ def _ask(found, *, yes: bool, activate_anyway: bool, as_json: bool) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        count = len(found.versions)
         raise OptionError(
-            f"This removes {count} version{'s' * (count != 1)} of {found.name!r} for good. Nothing was changed; pass "
-            "--yes to go on without a question."
+            f"This removes {plural(len(found.versions), 'version')} of {found.name!r} for good. Nothing was changed; "
+            "pass --yes to go on without a question."
         )
     if not typer.confirm("Forget, for good?"):
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ import typer
 
 from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.cli.base_model import open_store
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json
 from sebp_edge.texts.documents import printable
 
@@ -19,7 +19,10 @@ def jobs(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with one_sentence_errors(as_json=as_json):
-        found = [job.to_dict() for job in open_store().jobs.list()]
+        stored = open_store().jobs
+        found = [job.to_dict() for job in stored.list()]
+        for sentence in stored.damaged():
+            print_note(sentence)
         for job in found if as_json else ():
             print_json({"event": "stored_job"} | job)
         if as_json:

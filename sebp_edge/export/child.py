@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
@@ -42,7 +43,9 @@ def run(module: str, program: str, request: dict, check: Check) -> Predicted:
 def communicate(command: list[str], request: bytes, check: Check) -> tuple[int, bytes]:
     """Runs a command; returns its exit code and its output. `check` is called several times a second."""
     unsent: bytes | None = request
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    started = children()
+    with started.start(command, **pipes) as process:
         try:
             while True:
                 try:
@@ -51,9 +54,8 @@ def communicate(command: list[str], request: bytes, check: Check) -> tuple[int, 
                 except subprocess.TimeoutExpired:
                     unsent = None
                     check()
-        except BaseException:
-            process.kill()
-            raise
+        finally:
+            started.kill(process)
 
 
 def _main() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.export.child import communicate
@@ -24,6 +25,7 @@ def find_program(quant: str) -> str:
 
 def requantise(source: Path, target: Path, quant: str, check: Check) -> None:
     """Quantises a file in f16; raises an ExportError if the program fails."""
-    code, _ = communicate([find_program(quant), str(source), str(target), quant.upper()], b"", check)
+    command = [find_program(quant), str(source), str(target), quant.upper()]
+    code, _ = communicate(ending_with_this(command), b"", check)
     if code or not target.is_file():
         raise ExportError(f"{_PROGRAM} failed with the code {code}; nothing was exported.")

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from sebp_edge.basics.children import ending_with_this
 from sebp_edge.machine import devices, stacks
 
 # Bytes that a process uses outside torch's allocator, without stacks, once all that a training needs is loaded: 0.63 to
@@ -187,7 +188,7 @@ class GpuMemory:
 
 def _nvidia_smi(query: str) -> str:
     """Returns nvidia-smi's answer, a line for each GPU or process; "" if it is missing or fails."""
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    command = ending_with_this(["nvidia-smi", query, "--format=csv,noheader,nounits"])
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ModelError
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.catalog import ModelReference
@@ -56,8 +57,10 @@ def refuse_unknown(file: GgufFile) -> dict[str, str]:
     return names
 
 
-def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict[str, "_LazyWeight"]:
-    """Returns the weights of a model by name; each is read when it is needed.
+def lazy_weights(
+    file: GgufFile, on_meta: nn.Module, dtype: torch.dtype, check: Check = lambda: None
+) -> dict[str, "_LazyWeight"]:
+    """Returns the weights of a model by name; each is read when it is needed, after a check that may raise.
 
     Raises:
         ModelError: the file lacks weights, has others, or some of another shape or of a type that cannot be read.
@@ -74,7 +77,7 @@ def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict
             raise ModelError(
                 f"{file.name!r} has {names[name]!r} of shape {list(found)}, expected {list(shape)}; download it again."
             )
-    return {name: _LazyWeight(file, names[name], dtype, lock) for name in expected}
+    return {name: _LazyWeight(file, names[name], dtype, lock, check) for name in expected}
 
 
 class _LazyWeight:
@@ -84,11 +87,12 @@ class _LazyWeight:
     before has taken is released first: the heap would keep it, and scatter the weights that stay over it.
     """
 
-    def __init__(self, file: GgufFile, name: str, dtype: torch.dtype, lock: threading.Lock):
-        self._file, self._name, self._dtype, self._lock = file, name, dtype, lock
+    def __init__(self, file: GgufFile, name: str, dtype: torch.dtype, lock: threading.Lock, check: Check):
+        self._file, self._name, self._dtype, self._lock, self._check = file, name, dtype, lock, check
 
     def __getitem__(self, _) -> Tensor:
         with self._lock:
+            self._check()
             if self._file.tensors[self._name].size > _LARGE:
                 release_memory(_CPU)
             return read_weight(self._file, self._name, self._dtype)

@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from transformers.utils import logging as transformers_logging
 
 from sebp_edge.basics.files import read_json
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
 from sebp_edge.models import hub
@@ -116,8 +117,13 @@ def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
         )
 
 
-def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.device) -> BaseModel:
+def load_base_model(
+    reference: ModelReference, recipe: Recipe, device: torch.device, check: Check = lambda: None
+) -> BaseModel:
     """Loads the model that `reference` names.
+
+    Args:
+        check: called between its parts; may raise to end the loading.
 
     Raises:
         ModelError: it is not available, is no decoder, or its files are damaged.
@@ -129,17 +135,18 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         options |= _four_bit_options(device, dtype)
     with without_progress_bars():
         load = _load_gguf if reference.is_gguf else _load_folder
-        model, report, tokenizer, identity, folder = load(reference, options)
+        model, report, tokenizer, identity, folder = load(reference, options, check)
     if report["missing_keys"]:
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
+    check()
     _make_exact(reference, model, device)
     with raising_model_error(reference, _NEEDS):
         refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
-def _load_folder(reference: ModelReference, options: dict) -> tuple:
+def _load_folder(reference: ModelReference, options: dict, check: Check) -> tuple:
     """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
     config = _read_decoder_config(reference, folder)
@@ -151,18 +158,21 @@ def _load_folder(reference: ModelReference, options: dict) -> tuple:
         tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
         _reserve_memory(config, options)
+        check()
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
+        check()
         return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
 
 
-def _load_gguf(reference: ModelReference, options: dict) -> tuple:
+def _load_gguf(reference: ModelReference, options: dict, check: Check) -> tuple:
     """Like `_load_folder`, from a GGUF file; there is no folder."""
     config = _read_decoder_config(reference)
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
         file.forget_tokenizer()  # which is read by itself
-        weights = lazy_weights(file, _on_meta(config), options["dtype"])
+        weights = lazy_weights(file, _on_meta(config), options["dtype"], check)
         tokenizer = read_gguf_tokenizer(reference)
         tokenizer("a")
+        check()
         identity = file_fingerprint(file.path)
         _reserve_memory(config, options)
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

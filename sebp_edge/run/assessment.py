@@ -1,6 +1,7 @@
 """Assesses an adaptation beside its training: the versions that it shall match, what it writes, and what it cost."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -127,7 +128,7 @@ class Assessor:
             after = continue_each(base, self._beginnings, self._check)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         self._job.enter(GENERAL)
-        general = general_loss(base, adaptation, self._on_event, run.task.options)
+        general = general_loss(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
             samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
@@ -184,7 +185,8 @@ class Assessor:
         """Yields the documents of which the adapter repeats much more than the base model does."""
         run, task = self._run, self._run.task
         examples = task.dataset.examples
-        for copy in longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options):
+        found = longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options, self._check)
+        for copy in found:
             if copy.is_long:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 
@@ -196,17 +198,19 @@ class Assessor:
         for check in self._checks:
             check()
 
-    def _load(self, folder: Path) -> Adaptation:
-        """Attaches an earlier adapter, rounded as the new one is."""
-        return load(self._run.base, folder, self._run.task.recipe.merge_for)
-
-    def _continue_before(self, folder: Path) -> None:
-        adaptation = self._load(folder)
+    @contextmanager
+    def _attached(self, folder: Path) -> Iterator[Adaptation]:
+        """Context with an earlier adapter, rounded as the new one is."""
+        adaptation = load(self._run.base, folder, self._run.task.recipe.merge_for)
         try:
-            self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
-            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
+            yield adaptation
         finally:
             adaptation.detach()
+
+    def _continue_before(self, folder: Path) -> None:
+        with self._attached(folder):
+            self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
+            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
 
     def _score(self, folder: Path, number: int, states: Mapping[int, int | None]) -> HeldOutLoss:
         """Scores a judged state of an earlier version on the test documents that it has to be used for."""
@@ -217,8 +221,5 @@ class Assessor:
         ]
         if not examples:
             return HeldOutLoss()
-        adaptation = self._load(folder)
-        try:
+        with self._attached(folder) as adaptation:
             return self._run.score(adaptation, examples)
-        finally:
-            adaptation.detach()

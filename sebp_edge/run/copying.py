@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import ExamplesEvaluated, Sink
 from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.sparse.patches.patch import Patch
+from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example, Outline, outlines
 from sebp_edge.texts.schedule import RowLimit
@@ -54,6 +56,7 @@ def longest_copies(
     seed: int,
     on_event: Sink,
     options: MemoryOptions = FASTEST,
+    check: Check = lambda: None,
 ) -> list[Copy]:
     """Returns the longest copy of each document among some training examples, the longest first.
 
@@ -63,6 +66,7 @@ def longest_copies(
         adaptation: attached to `base`, without patches.
         on_event: receives the progress after each micro-batch; may raise to stop.
         options: what to hold in memory at once.
+        check: called several times within a micro-batch; may raise to stop.
     """
     drawn, limit = _draw(examples, seed), RowLimit.on(base.device, options.max_rows, pads=True)
 
@@ -74,7 +78,7 @@ def longest_copies(
             on_event(ExamplesEvaluated(before + event.done, 2 * len(drawn)))
 
         longest = {}
-        with _MostLikelyTokens(base.model) as most_likely:
+        with Stops(base.model, check), _MostLikelyTokens(base.model) as most_likely:
             for micro_batch, predicted in in_micro_batches(predict, outlines(drawn), limit, base.device, report):
                 for outline, tokens in zip(micro_batch, predicted, strict=True):
                     example = drawn[outline.number]

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from sebp_edge.basics.files import cache_folder, make_private, read_json, write_atomically
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Sink
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
@@ -41,7 +42,11 @@ class GeneralLoss:
 
 
 def general_loss(
-    base: BaseModel, adaptation: Adaptation, on_event: Sink, options: MemoryOptions = FASTEST
+    base: BaseModel,
+    adaptation: Adaptation,
+    on_event: Sink,
+    options: MemoryOptions = FASTEST,
+    check: Check = lambda: None,
 ) -> GeneralLoss:
     """Returns the loss on the probe; computes the base model's only the first time.
 
@@ -49,12 +54,13 @@ def general_loss(
         adaptation: attached to `base`.
         on_event: receives the progress after each micro-batch; may raise to stop.
         options: what to hold in memory at once.
+        check: see `RowLosses`.
     """
     examples = _encode_probe(base)
 
     def loss() -> float:
         collator = Collator(CONTEXT_LENGTH, base.pad_token_id)
-        return score(adaptation.model, examples, collator, base.device, on_event, options).mean
+        return score(adaptation.model, examples, collator, base.device, on_event, options, check).mean
 
     key = _key(base, adaptation, examples)
     known = _read(key)

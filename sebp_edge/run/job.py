@@ -13,7 +13,7 @@ from threading import Thread
 from typing import TypeVar
 
 from sebp_edge.basics.clock import WorkClock
-from sebp_edge.basics.stopping import Check
+from sebp_edge.basics.stopping import Check, StopSignal
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
@@ -154,25 +154,29 @@ class Job:
         left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
         self._send(elapsed / (elapsed + left) if elapsed else 0.0, left)
 
-    def watch(self, compute: Callable[[], Result], check: Check) -> Result:
+    def watch(self, compute: Callable[[Check], Result], check: Check) -> Result:
         """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
 
-        After a stop, nobody waits for it.
+        After a stop, nobody waits for it, and the check that the function is given ends it.
         """
         if not self._reports:
-            return compute()
-        made: Future[Result] = Future()
+            return compute(check)
+        made, unwanted = Future(), StopSignal()
 
         def run() -> None:
             try:
                 with quiet_libraries():
-                    made.set_result(compute())
+                    made.set_result(compute(unwanted.check))
             except BaseException as error:
                 made.set_exception(error)
 
         Thread(target=copy_context().run, args=(run,), daemon=True).start()
-        while not wait([made], SECONDS / 2).done:
-            check()
+        try:
+            while not wait([made], SECONDS / 2).done:
+                check()
+        except BaseException:
+            unwanted.set()
+            raise
         return made.result()
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, OptionError
 from sebp_edge.events import ModelLoaded, Notice, Sink
 from sebp_edge.machine import devices
@@ -76,7 +77,7 @@ class ModelInUse:
         self,
         on_event: Sink,
         recipe: Recipe | None = None,
-        watch: Callable[[Callable[[], BaseModel]], BaseModel] = lambda load: load(),
+        watch: Callable[[Callable[[Check], BaseModel]], BaseModel] = lambda load: load(lambda: None),
     ) -> BaseModel:
         """Returns the base model; loads it if necessary.
 

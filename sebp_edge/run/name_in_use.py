@@ -10,6 +10,7 @@ from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.names import check_name
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
@@ -71,9 +72,9 @@ def other_texts(adapter: Adapter, number: int, num_learnt: int, num_known: int, 
     before = [path for where in adapter.wheres().values() for path in where.paths]
     if _are_related(before, (Path(folder.path) for folder in folders)):
         return ""
-    documents = f"{num_known:,} document{'s' * (num_known != 1)}"
     found = f"only {num_learnt}" if num_learnt else "none"
-    return f"knows {documents}, {found} of which {'is' if num_learnt < 2 else 'are'} among these {number:,}"
+    among = f"{found} of which {'is' if num_learnt < 2 else 'are'} among these {number:,}"
+    return f"knows {plural(num_known, 'document')}, {among}"
 
 
 def _are_related(before: Iterable[Path], now: Iterable[Path]) -> bool:

@@ -9,6 +9,7 @@ from sebp_edge.adapters.documents import DocumentList
 from sebp_edge.adapters.history import Entry, history_of
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
+from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
 from sebp_edge.models.lora import read_factors
@@ -120,8 +121,7 @@ class Beginning:
         if lessons is None:
             return cls(active, obstacle="was trained on documents that are needed for tests now", forgets=sync)
         if sync and lessons.gone:
-            number = len(lessons.gone)
-            obstacle = f"knows {number:,} document{'s' * (number != 1)} that --sync (sync=True) forgets"
+            obstacle = f"knows {plural(len(lessons.gone), 'document')} that --sync (sync=True) forgets"
             return cls(active, obstacle=obstacle, forgets=True)
         return cls(active, start, lessons)
 

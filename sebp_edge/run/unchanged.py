@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
+from sebp_edge.basics.units import plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe
@@ -50,13 +51,12 @@ class UnchangedResult:
     @property
     def summary(self) -> str:
         """What was found."""
-        documents = f"{self.documents:,} document{'s' * (self.documents != 1)}"
         found = (
-            f"Nothing is new in {documents}: version {self.version} of the adapter {self.name!r} has learnt all of "
-            "them, and stays active."
+            f"Nothing is new in {plural(self.documents, 'document')}: version {self.version} of the adapter "
+            f"{self.name!r} has learnt all of them, and stays active."
         )
         if self.gone:
-            known = f"{self.gone:,} document{'s' * (self.gone != 1)} that {'is' if self.gone == 1 else 'are'}"
+            known = f"{plural(self.gone, 'document')} that {'is' if self.gone == 1 else 'are'}"
             found += f" It also knows {known} not among these texts; --sync (sync=True) learns again without."
         if self.changes:
             before, now = (" and ".join(settings) for settings in zip(*self.changes, strict=True))

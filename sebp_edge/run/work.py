@@ -390,6 +390,8 @@ class Work:
         record, store = self.job.record, call.store
         store.jobs.remove_older(record.adapter, record.newest)
         call.notify(JobStarted(self.job.id, self.job.progress))
+        if not (self._is_new or self.can_go_on):
+            call.notify(Notice("No steps of this training are saved, so that it starts from its beginning."))
         for other in store.jobs.list(record.adapter) if self._is_new else ():
             if not other.is_running:
                 call.notify(

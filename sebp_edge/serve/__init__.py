@@ -14,7 +14,7 @@ worker_process   the worker as the supervisor sees it
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; work, how it does that
 served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
-ends, windows    no process outlives the one that started it
+ends             no process outlives the one that started it
 client           a client in Python; client.ts is one in TypeScript
 mcp_server       tools for assistants, on a client's server
 """

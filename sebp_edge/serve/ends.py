@@ -5,17 +5,11 @@ the kernel when the process that started it ends. A worker ends with its standar
 where there is none by looking at its parent.
 """
 
-import ctypes
 import os
-import signal
-import subprocess
 import sys
 from contextlib import suppress
 
 import psutil
-
-from sebp_edge.serve.streams import PIPES
-from sebp_edge.serve.windows import JobObject
 
 # Start times that two programs tell of one process may differ so much, in seconds.
 _CLOCKS_DIFFER = 2.0
@@ -52,24 +46,3 @@ def command_of(flag: str, module: str) -> list[str]:
         return [sys.executable, f"--sebp-edge-{flag}"]
     # Without the current folder, which may hold anything.
     return [sys.executable, "-P", "-m", f"sebp_edge.serve.{module}"]
-
-
-class Children:
-    """Starts and kills child processes together with their own children. On Windows, see `windows.JobObject`."""
-
-    def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
-        """Starts a process in a session of its own, so that Ctrl-C is not for it, with pipes for the protocol."""
-        return subprocess.Popen(command, env=environment, start_new_session=True, **PIPES)
-
-    def kill(self, process: subprocess.Popen) -> int:
-        """Kills a process and all of its group; returns how it ended: an exit code, or minus the signal."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.wait()
-
-
-def children() -> Children | JobObject:
-    """Returns what starts and kills processes on this system."""
-    if os.name != "nt":
-        return Children()
-    return JobObject(ctypes.WinDLL("kernel32", use_last_error=True))

@@ -13,9 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
-from sebp_edge.events import message
+from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Journal
-from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams, finite
+from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})

@@ -349,14 +349,3 @@ def _value(value: object, kind: object) -> object:
 
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
-
-
-def finite(value: object) -> object:
-    """Returns a value with null for NaN and infinity, which JSON lacks, and lists for tuples."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return value

@@ -67,11 +67,11 @@ def pause_job(server, params: RunningJobParams) -> dict:
 
 
 def resume_job(server, params: ResumeJobParams) -> dict:
-    """Queues a paused or interrupted job again, which goes on where it was saved."""
+    """Queues a job again whose state was saved, which goes on there."""
     job = server.jobs.get(params.id)
     if job.state in ("queued", "starting", "running"):
         return {"job": asdict(job)}
-    if job.state not in ("paused", "interrupted") or not job.resumable:
+    if not job.resumable or job.state not in ENDED | {"paused"}:
         raise _wrong_state(job)
     check_paths(params, server.folders)
     return {"job": asdict(server.jobs.resume(params))}

@@ -18,13 +18,15 @@ from pathlib import Path
 
 import psutil
 
+from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
-from sebp_edge.serve.ends import Parent, children
+from sebp_edge.events import finite
+from sebp_edge.serve.ends import Parent
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
-from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, finite, parse, read
+from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, parse, read
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
@@ -315,7 +317,7 @@ class Supervisor:
 
     def _job_ended(self, state: str, facts: dict) -> None:
         id, self._running, self._kill_at = self._running, None, None
-        facts["resumable"] = state in ("paused", "interrupted") and self._is_resumable(self.jobs.get(id))
+        facts["resumable"] = state != "done" and self._is_resumable(self.jobs.get(id))
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
         job = self.jobs.change(id, state, **facts)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, JobStarted, silent
+from sebp_edge.events import Event, JobStarted, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
@@ -21,7 +21,6 @@ from sebp_edge.serve.messages import (
     ResumeJobParams,
     TextsParams,
     error_of,
-    finite,
     parse,
 )
 from sebp_edge.serve.methods import METHODS

@@ -4,12 +4,13 @@ import os
 import time
 from collections.abc import Callable
 
-from sebp_edge.serve.ends import Children, command_of
-from sebp_edge.serve.streams import Lines, Outbox
+from sebp_edge.basics.children import Children
+from sebp_edge.serve.ends import command_of
+from sebp_edge.serve.streams import PIPES, Lines, Outbox
 
 
 class WorkerProcess:
-    """A running worker. Must be made in a thread that lives as long as the supervisor: see `ends.end_with_parent`.
+    """A running worker. Must be made in a thread that lives as long as the supervisor: see `parents.end_with_parent`.
 
     Args:
         receive: called in another thread with this object and each line, then with None once it has ended.
@@ -21,7 +22,7 @@ class WorkerProcess:
 
     def __init__(self, children: Children, environment: dict[str, str], receive: Callable):
         self._children = children
-        self._process = children.start([*command_of("works", "worker"), str(os.getpid())], environment)
+        self._process = children.start([*command_of("works", "worker"), str(os.getpid())], env=environment, **PIPES)
         self.pid = self._process.pid
         self._lines = Lines(os.dup(self._process.stdout.fileno()), lambda line: receive(self, line))
         self._lines.start()

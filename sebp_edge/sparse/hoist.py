@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of, head_size_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
@@ -50,6 +51,7 @@ class Hoisted(Patch):
         chunked_blocks: whether MLPs run on one chunk of rows at a time, recomputed in the backward pass, and
             attention's backward pass takes a few heads at a time.
         max_logits: the largest number of logits that exist at once; at least one row's.
+        check: called each time as many logits were computed; may raise to end the pass.
 
     Attributes:
         state: the model's state when its parts were last tried.
@@ -66,20 +68,21 @@ class Hoisted(Patch):
         offload: bool = False,
         chunked_blocks: bool = False,
         max_logits: int = CHUNK_LOGITS,
+        check: Check = lambda: None,
     ):
         super().__init__()
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
         self._num_checkpoints, self._offload = checkpoints, offload
-        self._chunked_blocks, self._max_logits = chunked_blocks, max_logits
+        self._chunked_blocks, self._max_logits, self._check = chunked_blocks, max_logits, check
         _refuse_convolutions(self._decoder)
         self._attach()
 
     def _attach(self) -> None:
         """Replaces what passes its trial in the model as it is now."""
         decoder, is_chunked = self._decoder, self._chunked_blocks
-        self._head = Head(decoder, self._max_logits)
+        self._head = Head(decoder, self._max_logits, self._check)
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder)
         self._fused_lora = FusedLora(self.model)

@@ -4,11 +4,12 @@
     <number>.safetensors        tensors: the best state of a training, or what the learner goes on from
 
 A checkpoint is complete once checkpoint.json names its files, which are on the disk then; those of the one before are
-deleted afterwards. It contains losses and weights; no text, no tokens, and no name of a document.
+deleted afterwards. So no kill damages it, but only a disk that loses what it said it had written. A second one would
+double what a training of all weights needs of the disk, for a training that can start over. It contains losses and
+weights; no text, no tokens, and no name of a document.
 """
 
 import dataclasses
-import json
 import os
 import time
 import zlib
@@ -20,7 +21,7 @@ from typing import BinaryIO
 from safetensors import safe_open
 from torch import Tensor
 
-from sebp_edge.basics.files import flush, read_json, storage_errors, write_atomically
+from sebp_edge.basics.files import flush, read_checked_json, storage_errors, write_checked_json
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import Notice, Sink
@@ -111,7 +112,7 @@ class CheckpointFiles:
                 written["learner"] = (), self._write_part(state.learner.tensors)
             files = {name: entry for name, (_, entry) in written.items()}
             flush(self.folder)
-            write_atomically(self.folder / FILE, json.dumps(values | {"files": files}))
+            write_checked_json(self.folder / FILE, values | {"files": files})
             self._written = written
             self._delete_others()
 
@@ -124,7 +125,7 @@ class CheckpointFiles:
         if not (self.folder / FILE).exists():
             return None
         try:
-            values = read_json(self.folder / FILE, _MAX_BYTES)
+            values = read_checked_json(self.folder / FILE, _MAX_BYTES)
             if values["format"] != _FORMAT:
                 raise ValueError("format")
             tensors = {name: self._read_part(entry) for name, entry in values["files"].items()}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
@@ -46,6 +47,7 @@ class Learner:
         examples: see `RowLosses`.
         options: what the training holds in memory at once.
         guard: checks how much memory the process uses.
+        check: see `RowLosses`.
 
     Attributes:
         adaptation: the adaptation whose parameters are trained.
@@ -64,12 +66,13 @@ class Learner:
         on_event: Sink,
         options: MemoryOptions,
         guard: MemoryGuard,
+        check: Check = lambda: None,
     ):
         self.adaptation, self._on_event, self._guard = adaptation, on_event, guard
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
         self.hook = adaptation.training_hook()
-        self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options)
+        self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options, check)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)

@@ -5,11 +5,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.sparse.patches.patch import Patch
+from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
 from sebp_edge.sparse.sparsify import Sparsified
@@ -25,6 +28,7 @@ class RowLosses:
         examples: the examples, whose tokens are looked up by the numbers of outlines; some are used to test whether
             hoisting is exact.
         options: what the training holds in memory at once; padded batches always hold all their activations.
+        check: called several times within a micro-batch on the CPU, where one takes long; may raise to end it.
 
     Attributes:
         examples: the examples.
@@ -41,10 +45,11 @@ class RowLosses:
         device: torch.device,
         on_event: Sink,
         options: MemoryOptions = FASTEST,
+        check: Check = lambda: None,
     ):
         self.examples, self._collator, self._device = examples, collator, device
-        # GPUs have no kernels for attention to a shared prefix.
         on_cpu = device.type == "cpu"
+        # GPUs have no kernels for attention to a shared prefix.
         self.shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self.hoisted, reason = hoist_if_exact(
             model,
@@ -54,8 +59,14 @@ class RowLosses:
             offload=options.offload,
             chunked_blocks=options.chunked_blocks,
             max_logits=options.max_logits,
+            check=check if on_cpu else lambda: None,
         )
         self._padded = Sparsified(model) if self.hoisted is None else None
+        # A GPU's passes are short, and a captured one must not end midway.
+        self._patches: list[Patch] = [self.hoisted or self._padded]
+        # A GPU's passes are short, and a captured one must not end midway.
+        if on_cpu:
+            self._patches.append(Stops(model, check))
         self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
             max_rows = min(options.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
@@ -92,4 +103,5 @@ class RowLosses:
         return self
 
     def __exit__(self, *exception) -> None:
-        (self.hoisted or self._padded).remove()
+        for patch in reversed(self._patches):
+            patch.remove()

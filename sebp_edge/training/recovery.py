@@ -70,7 +70,7 @@ class RecoveringLearner(Learner):
     Args:
         examples, options: see `Learner`.
         guard: limits the memory; by default to all free memory.
-        check: called between the micro-batches of a step that changes nothing before its end; may raise to end it.
+        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
 
     Attributes:
         schedule: the current schedule.
@@ -89,13 +89,13 @@ class RecoveringLearner(Learner):
         guard: MemoryGuard | None = None,
         check: Check = lambda: None,
     ):
-        self._check = check
+        self._check, self._is_stepping = check, False
         device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
         guard = guard or MemoryGuard(device)
         guard.begin()
-        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard)
+        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, self._check_within)
         self.limit = self.row_losses.limit
         self._prepared_rows = self.limit.max_rows
         self.schedule = Schedule([])
@@ -198,6 +198,13 @@ class RecoveringLearner(Learner):
         If memory runs out, the step starts again with smaller micro-batches.
         """
         self._check_memory()
+        self._is_stepping = True
+        try:
+            return self._step(step, learning_rate)
+        finally:
+            self._is_stepping = False
+
+    def _step(self, step: Group, learning_rate: float) -> Outcome:
         self.begin_step(learning_rate)
         done, loss_tokens = 0, step.num_loss_tokens
         while done < len(step.micro_batches):
@@ -212,8 +219,7 @@ class RecoveringLearner(Learner):
                 self.discard_step()
                 step.cut(self.limit)
                 done = 0
-            if self.can_be_left:
-                self._check()
+            self._check_within()
         return self.finish_step()
 
     def __enter__(self) -> "RecoveringLearner":
@@ -229,6 +235,10 @@ class RecoveringLearner(Learner):
         self.remove()
         self._autograd_queue.clear()
         release_memory(self.device)
+
+    def _check_within(self) -> None:
+        if not self._is_stepping or self.can_be_left:
+            self._check()
 
     def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
         """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.

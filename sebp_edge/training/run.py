@@ -232,7 +232,7 @@ class TrainingRun:
         """Returns the losses of examples with another adaptation, which is attached to the base model now."""
         tokens_of, options = self.task.dataset.all_examples, self.task.options
         examples = [tokens_of[outline.number] for outline in chosen]
-        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, options)
+        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, options, self._check)
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""

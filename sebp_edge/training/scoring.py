@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.events import ExamplesEvaluated, Sink, silent
 from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -27,14 +28,18 @@ def score(
     device: torch.device,
     on_event: Sink,
     options: MemoryOptions = FASTEST,
+    check: Check = lambda: None,
 ) -> HeldOutLoss:
     """Computes the losses of examples by document, as an evaluation during a training does; restores the model.
+
+    Args:
+        check: see `RowLosses`.
 
     Raises:
         RuntimeError, MemoryError: a single example does not fit into memory.
     """
     # The training tells the user if the model runs on padded batches.
-    with RowLosses(model, examples, collator, device, silent, options) as row_losses:
+    with RowLosses(model, examples, collator, device, silent, options, check) as row_losses:
 
         def losses(micro_batch: list[Outline]) -> tuple[Tensor, Tensor]:
             losses_C, sequences_C = row_losses(micro_batch)

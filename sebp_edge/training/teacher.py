@@ -51,7 +51,7 @@ def with_teacher(
         return list(examples)
     alone, taught = list(read.values()), {}
     # The training tells the user if the model runs on padded batches.
-    with RowLosses(model, alone, collator, device, silent, options) as row_losses:
+    with RowLosses(model, alone, collator, device, silent, options, check) as row_losses:
 
         def teach(micro_batch: list[Outline]) -> list[TeacherTokens]:
             chunks = map(partial(tokens_and_shares, k=k), row_losses.row_logits(micro_batch))

@@ -157,6 +157,7 @@ def test_a_version_without_the_file_has_no_history(tmp_path):
     assert read_history(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_five_thousand_documents_take_a_small_file_that_is_read_quickly(tmp_path):
     write_history(tmp_path, random_history(5000))
     assert (tmp_path / DOCUMENTS).stat().st_size < 5_000_000

@@ -25,6 +25,7 @@ def test_types_are_timed():
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_an_export_is_measured(tmp_path):
     export.prepare(tmp_path, "tiny")
     row = export.measure(tmp_path, "q4_0", read_back=False)

@@ -32,6 +32,7 @@ def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path):
     lines = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))

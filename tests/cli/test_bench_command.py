@@ -104,6 +104,7 @@ def test_padding_is_as_requested(model_folder):
     assert record["context_length"] == 96
 
 
+@pytest.mark.slow
 def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     dense = VARIANTS[0]
     broken = Variant("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)

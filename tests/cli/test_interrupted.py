@@ -102,6 +102,7 @@ PRINTING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", PRINTING, ids=str)
 def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(arguments):
     with closed_pipe() as gone, process(*arguments, stdout=gone, cold="inspect" not in arguments) as one:
@@ -109,6 +110,7 @@ def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(a
         assert one.stderr.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", PRINTING, ids=str)
 def test_a_full_disk_at_the_output_is_one_sentence(arguments):
@@ -117,6 +119,7 @@ def test_a_full_disk_at_the_output_is_one_sentence(arguments):
         assert one.stderr.read() == "sebp-edge: The output could not be written: No space left on device.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("streams", [["stderr"], ["stdout", "stderr"]], ids="+".join)
 def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):

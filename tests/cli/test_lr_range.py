@@ -23,6 +23,7 @@ def lr_range(notes_folder, model_folder, recipe):
     ]
 
 
+@pytest.mark.slow
 def test_a_range_test_on_a_pipe_is_a_table_and_a_sentence(lr_range):
     result = run(*lr_range)
     assert result.exit_code == 0
@@ -32,6 +33,7 @@ def test_a_range_test_on_a_pipe_is_a_table_and_a_sentence(lr_range):
     assert result.stdout.splitlines()[-1].startswith("The loss ")
 
 
+@pytest.mark.slow
 def test_a_range_test_in_json_ends_with_its_outcome(lr_range):
     *events, last = records(run(*lr_range, "--json").stdout)
     assert {"model_loaded", "texts_read", "step"} <= {event["event"] for event in events}

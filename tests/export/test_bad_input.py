@@ -45,6 +45,7 @@ def export(model, *arguments):
     return run("export", "mine", "--model", model, *arguments)
 
 
+@pytest.mark.slow
 def test_the_command_exports(stored, model, place):
     result = export(model, "--to", place / "out", "--format", "ollama", "--quant", "q4_0")
     assert result.exit_code == 0, result.output
@@ -128,8 +129,10 @@ def test_another_bases_adapter_is_refused(stored, tmp_path, place):
     assert not list(place.iterdir())
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json", "sebp_edge.json"])
-@pytest.mark.parametrize("format", ["gguf", "peft"])
+@pytest.mark.parametrize(
+    ("file", "format"),
+    [("adapter_model.safetensors", "gguf"), ("adapter_config.json", "peft"), ("sebp_edge.json", "gguf")],
+)
 def test_a_damaged_adapter_is_refused(stored, model, place, file, format):
     path = stored.folder / "mine" / "1" / file
     path.write_bytes(path.read_bytes()[:-40])
@@ -157,7 +160,8 @@ def test_a_disk_without_space_is_refused_before_anything_is_written(stored, mode
     assert not list(place.iterdir())
 
 
-@pytest.mark.parametrize("format", ["gguf", "merged", "peft", "gguf-lora", "mlx"])
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["gguf", "merged", "peft"])
 def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypatch, format):
     disk = mount_disk("64k")
     monkeypatch.setattr("sebp_edge.export.export.check_space", lambda target, size: None)
@@ -207,6 +211,7 @@ def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_
     assert sorted(path.name for path in place.iterdir()) == ["in progress", "next"]
 
 
+@pytest.mark.slow
 def test_a_disk_without_locks_is_exported_to(stored, model, place, monkeypatch):
     def refuse(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -148,9 +148,7 @@ def test_an_adapter_that_was_not_trained_on_chats_continues_texts(template):
     ("record", "template", "expected"),
     [
         ({}, CHATML, RAW),
-        ({"chat": False}, CHATML, RAW),
         ({"chat": True}, CHATML, FORMATS["chatml"].template),
-        ({"recipe": {"name": "notes", "method": "lora", "chat_template": True}}, CHATML, FORMATS["chatml"].template),
         ({"recipe": {"name": "know", "method": "lora", "questions": "rules"}}, CHATML, FORMATS["chatml"].template),
         ({"recipe": {"name": "know", "method": "lora", "questions": "rules"}}, None, f"Question: {RAW}\nAnswer:"),
     ],

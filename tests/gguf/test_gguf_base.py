@@ -48,6 +48,7 @@ def in_ollama(gguf_file, tmp_path, monkeypatch):
     return digest
 
 
+@pytest.mark.slow
 def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folder, recipe, tmp_path):
     file = shutil.copy(gguf_file, tmp_path)
     done = run("adapt", notes_folder, "--model", file, "--recipe", recipe)

@@ -188,6 +188,7 @@ def test_plans_get_slower_before_they_get_less_precise(shape_3b):
     assert len({each.options.max_rows for each in chosen}) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, machine):
     full, weights = RECIPE.replace(method="full"), 2 * shape_3b.parameters
@@ -246,6 +247,7 @@ def test_values_that_the_recipe_states_are_kept(shape_3b, stated):
         assert choice.recipe.method == recipe.method
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_activations_are_recomputed_if_smaller_micro_batches_would_be_slower(shape_3b):
     # A long example fills the GPU alone; short ones must share a micro-batch.

@@ -53,8 +53,7 @@ def bits(tensors):
     return [tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor for tensor in tensors]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(("case", "graphs"), [*((case, False) for case in CASES), ("lora", True)])
 def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs):
     recipe, padded = CASES[case]
     examples = uneven_examples()
@@ -127,7 +126,7 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
             learner.prepare(schedule)
         before = snapshot(learner.adaptation)
         (largest,) = learner.limit.cut(outlined(learner, examples))
-        for number in range(1, counting.count, 1 + counting.count // 10):
+        for number in range(1, counting.count, 1 + counting.count // 4):
             limit_rows(learner, 4096)
             learner._largest_dry_run = (0, 0)
             learner.events.clear()
@@ -212,10 +211,6 @@ def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_save
     assert last.step < last.steps
     assert equal(weights_of(personalizer), before)
     assert not any("forward" in vars(module) for module in personalizer.in_use.base.model.modules())
-    # With enough memory, the next adaptation works.
-    taken.clear()
-    personalizer.on_event = events.append
-    assert personalizer.adapt(texts, name="mine").version == 2
 
 
 def hold_memory_beside(monkeypatch, rows, size):

@@ -96,6 +96,7 @@ def tiny():
     return load_base_model(resolve("tiny"), Recipe.load("notes"), torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TOGETHER)
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
@@ -114,6 +115,7 @@ def test_batches_of_any_size_give_the_same(model, options):
     assert decode(model, prompts, ends=ends, **options) == expected
 
 
+@pytest.mark.slow
 def test_small_passes_give_the_same(model, monkeypatch):
     expected = decode(model, make_prompts())
     for fill_tokens, max_filled_up in ((1, 64), (40, 64), (40, 3), (7, 0)):

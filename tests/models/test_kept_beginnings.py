@@ -92,6 +92,7 @@ def test_a_value_changed_without_a_trace_is_used_by_the_next_call(sizes):
         model.get_input_embeddings().weight.data[token, column] += draw.uniform(-1000, 1000)
 
 
+@pytest.mark.slow
 def test_a_model_in_use_computes_everything_again_after_each_change(model_folder, sizes):
     recipe = Recipe.load("notes").replace(r=4, load_in_4bit=False)
     in_use = ModelInUse(resolve(model_folder), recipe, torch.device("cpu"))

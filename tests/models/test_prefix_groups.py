@@ -4,8 +4,6 @@ import random
 import time
 from itertools import chain
 
-import pytest
-
 from sebp_edge.models.prefix_groups import PASS_TOKENS, PrefixGroup, group_by_prefix, make_batches
 
 
@@ -30,22 +28,22 @@ def most_saved(prompts, max_rows):
     return best(0)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_no_other_cut_saves_more(seed):
-    draw = random.Random(seed)
-    stems = [[draw.randrange(3) for _ in range(draw.randint(1, 40))] for _ in range(3)]
-    prompts = [
-        draw.choice(stems)[: draw.randint(1, 40)] + [draw.randrange(3) for _ in range(draw.randint(1, 30))]
-        for _ in range(draw.randint(1, 11))
-    ]
-    max_rows = draw.choice([1, 2, 4, 20])
-    groups = group_by_prefix(prompts, max_rows)
-    assert sorted(chain.from_iterable(group.numbers for group in groups)) == list(range(len(prompts)))
-    for group in groups:
-        assert len(group.numbers) <= max_rows
-        assert len({tuple(prompts[number][: group.prefix]) for number in group.numbers}) == 1
-        assert all(len(prompts[number]) > group.prefix for number in group.numbers)
-    assert saved(prompts, groups) == most_saved(prompts, max_rows)
+def test_no_other_cut_saves_more():
+    for seed in range(30):
+        draw = random.Random(seed)
+        stems = [[draw.randrange(3) for _ in range(draw.randint(1, 40))] for _ in range(3)]
+        prompts = [
+            draw.choice(stems)[: draw.randint(1, 40)] + [draw.randrange(3) for _ in range(draw.randint(1, 30))]
+            for _ in range(draw.randint(1, 11))
+        ]
+        max_rows = draw.choice([1, 2, 4, 20])
+        groups = group_by_prefix(prompts, max_rows)
+        assert sorted(chain.from_iterable(group.numbers for group in groups)) == list(range(len(prompts)))
+        for group in groups:
+            assert len(group.numbers) <= max_rows
+            assert len({tuple(prompts[number][: group.prefix]) for number in group.numbers}) == 1
+            assert all(len(prompts[number]) > group.prefix for number in group.numbers)
+        assert saved(prompts, groups) == most_saved(prompts, max_rows)
 
 
 def test_questions_about_a_note_are_a_group_despite_a_common_beginning():
@@ -64,27 +62,27 @@ def test_a_short_prefix_is_not_worth_a_pass():
 
 def test_thousands_of_nested_prompts_take_little_time():
     prompts = [[5] * length for length in range(1, 2001)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     groups = group_by_prefix(prompts, 64)
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
     assert sum(len(group.numbers) for group in groups) == 2000
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_batches_keep_to_rows_and_cells_and_take_every_prompt_once(seed):
-    draw = random.Random(seed)
-    columns = [draw.randint(1, 90) for _ in range(40)]
-    max_rows, max_cells = draw.choice([1, 3, 7, 100]), draw.choice([1, 50, 300, 10**6])
-    left, groups = draw.sample(range(40), 40), []
-    while left:
-        size = draw.randint(1, max(1, min(max_rows, max_cells // max(columns))))
-        groups.append(PrefixGroup(draw.choice([0, 3]), left[:size]))
-        left = left[size:]
-    batches = make_batches(groups, columns, max_rows, max_cells)
-    assert sorted(chain.from_iterable(batch.numbers for batch in batches)) == list(range(40))
-    assert {id(group) for batch in batches for group in batch.groups} == {id(group) for group in groups}
-    for batch in batches:
-        rows = len(batch.numbers)
-        assert batch.columns == max(columns[number] for number in batch.numbers)
-        assert rows == 1 or (rows <= max_rows and rows * batch.columns <= max_cells)
-    assert [batch.columns for batch in batches] == sorted((batch.columns for batch in batches), reverse=True)
+def test_batches_keep_to_rows_and_cells_and_take_every_prompt_once():
+    for seed in range(10):
+        draw = random.Random(seed)
+        columns = [draw.randint(1, 90) for _ in range(40)]
+        max_rows, max_cells = draw.choice([1, 3, 7, 100]), draw.choice([1, 50, 300, 10**6])
+        left, groups = draw.sample(range(40), 40), []
+        while left:
+            size = draw.randint(1, max(1, min(max_rows, max_cells // max(columns))))
+            groups.append(PrefixGroup(draw.choice([0, 3]), left[:size]))
+            left = left[size:]
+        batches = make_batches(groups, columns, max_rows, max_cells)
+        assert sorted(chain.from_iterable(batch.numbers for batch in batches)) == list(range(40))
+        assert {id(group) for batch in batches for group in batch.groups} == {id(group) for group in groups}
+        for batch in batches:
+            rows = len(batch.numbers)
+            assert batch.columns == max(columns[number] for number in batch.numbers)
+            assert rows == 1 or (rows <= max_rows and rows * batch.columns <= max_cells)
+        assert [batch.columns for batch in batches] == sorted((batch.columns for batch in batches), reverse=True)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise import pairwise
 from random_cases import DEVICE, DTYPES, assert_as_good, assert_no_worse_than_torch, draw
 
 from sebp_edge.ops import reference, select_rows
@@ -23,9 +24,7 @@ def selected(num_rows, active, capacity, weighted, seed=0):
     return select_rows(keep, draw(num_rows, seed=seed).abs() if weighted else None, capacity=capacity)
 
 
-@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (9, 7), (33, 513)])
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.4, 1.0])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pairwise(share=[0.0, 0.03, 0.4, 1.0], dtype=DTYPES, **{"num_rows, num_columns": [(1, 1), (9, 7), (33, 513)]})
 def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, dtype, poisoned_memory):
     rows = random_rows(num_rows, round(share * num_rows))
     x = draw(num_rows, num_columns, dtype=dtype)
@@ -60,10 +59,7 @@ TILES = [Tiles(16, 32, 16, 1, 4, 2), Tiles(32, 16, 32, 3, 4, 3)]
 SHAPES = [(1, 1, 1), (17, 32, 32), (37, 45, 41)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pairwise(shape=SHAPES, share=[0.0, 0.4, 1.0], tiles=TILES, dtype=DTYPES)
 def test_products_of_active_rows_equal_dense_ones(shape, share, tiles, dtype, poisoned_memory):
     num_rows, num_inputs, num_outputs = shape
     ids = random_rows(num_rows, max(1, round(share * num_rows)) if share else 0)
@@ -83,9 +79,7 @@ def test_products_of_active_rows_equal_dense_ones(shape, share, tiles, dtype, po
         assert_no_worse_than_torch(found.dbias, dout[ids].sum(0), dout[ids].double().sum(0))
 
 
-@pytest.mark.parametrize("active", [0, 1, 20, 36])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("tiles", TILES)
+@pairwise(active=[0, 1, 20, 36], weighted=[False, True], tiles=TILES)
 def test_products_read_the_count_from_the_device(active, weighted, tiles, poisoned_memory):
     rows = selected(37, active, capacity=36, weighted=weighted)
     x, weight, dout = draw(37, 45), draw(41, 45, seed=1), draw(37, 41, seed=2)
@@ -115,9 +109,9 @@ def test_products_take_any_strides_and_are_bitwise_reproducible(tiles):
     assert torch.equal(dweight, again)
 
 
-@pytest.mark.parametrize(("num_rows", "num_columns"), [(0, 5), (1, 1), (9, 7), (5, 1025), (33, 2100)])
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pairwise(
+    share=[0.0, 0.4, 1.0], dtype=DTYPES, **{"num_rows, num_columns": [(0, 5), (1, 1), (9, 7), (5, 1025), (33, 2100)]}
+)
 def test_row_norms_and_nonzero_rows_equal_plain_pytorchs(num_rows, num_columns, share, dtype, poisoned_memory):
     x = torch.zeros(num_rows, num_columns, dtype=dtype, device=DEVICE)
     rows = random_rows(num_rows, round(share * num_rows))
@@ -147,10 +141,14 @@ def test_row_norms_take_any_strides():
         assert reduce_rows.nonzero_rows(strided).all()
 
 
-@pytest.mark.parametrize(("num_rows", "vocabulary"), [(0, 5), (1, 2), (5, 11), (7, 300), (3, 9000)])
-@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (2.0, 5.0)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("needs_gradient", [True, False])
+@pairwise(
+    dtype=DTYPES,
+    needs_gradient=[True, False],
+    **{
+        "num_rows, vocabulary": [(0, 5), (1, 2), (5, 11), (7, 300), (3, 9000)],
+        "scale, softcap": [(1.0, None), (0.25, None), (2.0, 5.0)],
+    },
+)
 def test_losses_and_gradients_equal_plain_pytorchs(
     num_rows, vocabulary, scale, softcap, dtype, needs_gradient, poisoned_memory
 ):
@@ -169,9 +167,9 @@ def test_losses_and_gradients_equal_plain_pytorchs(
         torch.testing.assert_close(found, gradient)
 
 
-@pytest.mark.parametrize("columns", [(1,), (130,), (5, 3), (200, 64, 129)])
-@pytest.mark.parametrize(("num_rows", "rank"), [(0, 4), (1, 16), (67, 5)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pairwise(
+    columns=[(1,), (130,), (5, 3), (200, 64, 129)], dtype=DTYPES, **{"num_rows, rank": [(0, 4), (1, 16), (67, 5)]}
+)
 def test_rank_products_of_a_group_equal_plain_pytorchs(columns, num_rows, rank, dtype, poisoned_memory):
     down, weight = draw(num_rows, rank * len(columns), dtype=dtype), draw(sum(columns), rank, dtype=dtype, seed=1)
     bias, dout = draw(sum(columns), dtype=dtype, seed=2), draw(num_rows, sum(columns), dtype=dtype, seed=3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 
 from sebp_edge.ops import linear_cross_entropy, reference
 
@@ -32,10 +33,12 @@ def losses_and_gradients(function, hidden, weight, upstream, trained):
     return losses.detach(), [hidden.grad] + ([weight.grad] if trained else [])
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 5), (1, 1, 2), (5, 8, 11), (67, 16, 130)])
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("options", [{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}])
-@pytest.mark.parametrize("max_logits", [1, 500, 2**26])
+@pairwise(
+    shape=[(0, 4, 5), (1, 1, 2), (5, 8, 11), (67, 16, 130)],
+    trained=[False, True],
+    options=[{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}],
+    max_logits=[1, 500, 2**26],
+)
 def test_losses_and_gradients_equal_plain_ones(shape, trained, options, max_logits, monkeypatch, poisoned_memory):
     compute, chunks = reference.cross_entropy_and_dlogits_, []
 
@@ -106,10 +109,12 @@ def random_others(rows, vocabulary, number, targets, seed=1):
     return (ids, shares), wanted
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 5), (1, 1, 2), (5, 8, 11), (67, 16, 130)])
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("options", [{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}])
-@pytest.mark.parametrize("max_logits", [1, 500, 2**26])
+@pairwise(
+    shape=[(0, 4, 5), (1, 1, 2), (5, 8, 11), (67, 16, 130)],
+    trained=[False, True],
+    options=[{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}],
+    max_logits=[1, 500, 2**26],
+)
 def test_with_other_targets_it_is_the_cross_entropy_with_their_shares(
     shape, trained, options, max_logits, poisoned_memory
 ):

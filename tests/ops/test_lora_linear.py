@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from random_cases import quantised, random_group
 
 from sebp_edge.ops import LoraGroup, LoraProjection, Recompute, ScratchBuffer, detect, lora_linear, select_rows
@@ -34,9 +35,11 @@ def outputs_and_gradients(function, x, projections, douts):
     return outputs, [x.grad, *(p.lora_A.grad for p in leaves), *(p.lora_B.grad for p in leaves)]
 
 
-@pytest.mark.parametrize("shape", [(1, 1, (1,), 1), (7, 5, (3, 2), 2), (65, 33, (17, 9, 9), 4)])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("given", ["rows", "detect", "all"])
+@pairwise(
+    shape=[(1, 1, (1,), 1), (7, 5, (3, 2), 2), (65, 33, (17, 9, 9), 4)],
+    share=[0.0, 0.3, 1.0],
+    given=["rows", "detect", "all"],
+)
 def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
     active = round(share * shape[0])
     x, projections, rows, douts = random_group(*shape, active)

@@ -50,6 +50,7 @@ def views(dtype=torch.float32, seed=0):
     yield draw(5, 1, 16, dtype=dtype, seed=seed).expand(5, 6, 16)
 
 
+@pytest.mark.slow
 def test_norms_take_any_strides(poisoned_memory):
     weight = draw(16, seed=3)
     for x in views():

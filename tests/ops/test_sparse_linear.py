@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from random_cases import gradients, random_case
 from torch import library
 
@@ -12,9 +13,7 @@ from sebp_edge.ops.tiles import Tiles
 SHAPES = [(1, 1, 1), (7, 5, 3), (64, 33, 17), (129, 64, 96)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.4, 1.0])
-@pytest.mark.parametrize("find", ["given", "shared", "detected"])
+@pairwise(shape=SHAPES, share=[0.0, 0.01, 0.4, 1.0], find=["given", "shared", "detected"])
 def test_gradients_equal_dense_ones(shape, share, find, poisoned_memory):
     active = max(1, round(share * shape[0])) if share else 0
     x, weight, bias, rows, dout = random_case(*shape, active)
@@ -134,10 +133,12 @@ def test_weights_and_capacity_of_selected_rows_are_used(capacity, chosen, poison
 SMALL = Tiles(16, 16, 16, 2, 4, 2)
 
 
-@pytest.mark.parametrize("dx", [None, SMALL])
-@pytest.mark.parametrize("dweight", [None, SMALL])
-@pytest.mark.parametrize("trained", ["xwb", "x", "w", "b", "xb", "xw"])
-@pytest.mark.parametrize("given", ["ids", "detect", "weighted"])
+@pairwise(
+    dx=[None, SMALL],
+    dweight=[None, SMALL],
+    trained=["xwb", "x", "w", "b", "xb", "xw"],
+    given=["ids", "detect", "weighted"],
+)
 def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
     monkeypatch.setattr(choices, "choose", lambda shape, device: choices.Algorithms(dx, dweight))
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -44,9 +45,7 @@ def results(function, x, dout, parameters):
     return out, *torch.autograd.grad(out, leaves, dout)
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (24,), (2, 3, 4)])
-@pytest.mark.parametrize("active", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+@pairwise(shape=[(4, 6), (24,), (2, 3, 4)], active=ROWS, make=MODULES)
 def test_gradients_equal_dense_ones(make, active, shape, poisoned_memory):
     module = make()
     x, dout = case(module, active, shape=shape)

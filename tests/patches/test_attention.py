@@ -1,7 +1,7 @@
 """Which attention blocks are replaced: the trial detects other rotary embeddings, in bf16 and at any width."""
 
-import pytest
 import torch
+from pairwise import pairwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sebp_edge.sparse.hoist import ATTENTION
@@ -11,9 +11,7 @@ from sebp_edge.sparse.patches.attention import FusedAttention
 ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")
 
 
-@pytest.mark.parametrize("head_size", [16, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", [*ALIKE, *OTHERS])
+@pairwise(head_size=[16, 64], dtype=[torch.float32, torch.bfloat16], family=[*ALIKE, *OTHERS])
 def test_a_block_is_replaced_only_if_it_rotates_heads_as_ours_does(family, dtype, head_size):
     sizes = {"vocab_size": 128, "hidden_size": 4 * head_size, "intermediate_size": 96, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_size, "pad_token_id": 0}

@@ -5,6 +5,7 @@ import torch
 from against_dense import all_gradients, padded_batch, with_adapter
 from builders import make_llama, row_losses
 from model_families import MODELS
+from pairwise import pairwise
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.sparse.hoist import Hoisted
@@ -17,9 +18,7 @@ def assert_close(found, expected):
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5 * float(expected[name].abs().max()))
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("adapt", ["full", "lora"])
-@pytest.mark.parametrize("options", [{}, {"checkpoints": 1, "offload": True}], ids=str)
+@pairwise(family=[*MODELS], adapt=["full", "lora"], options=[{}, {"checkpoints": 1, "offload": True}])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_gradients_are_those_of_whole_mlps(family, adapt, options, chunk_rows):
     chunk_rows(7)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from against_dense import dense_losses, gradients, padded_batch
 from builders import SIZES, make_llama, row_losses
 from model_families import MODELS
+from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -57,9 +58,7 @@ def norms_in_fp64(model):
             del norm.forward
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("adapt", ["full", "lora"])
-@pytest.mark.parametrize("prompt", [0, 5])
+@pairwise(family=[*MODELS], adapt=["full", "lora"], prompt=[0, 5])
 def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
     model, draw = MODELS[family]().double(), torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -164,6 +164,7 @@ def test_removing_a_handle_restores_the_model(kind):
     state.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "first"), [(group, first) for group, handles in TOGETHER.items() for first in handles]
 )

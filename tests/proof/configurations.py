@@ -249,7 +249,7 @@ def in_an_app(recorder):
         app.generate("the ferry left", adapter=None, temperature=0, **sampling),
         app.generate(chat, top_k=5, top_p=0.5, repetition_penalty=1.2, stop=["."], **sampling),
     ]
-    recorder.json_lines("generated", [{"text": text} for text in texts])
+    recorder.json_lines("generated", [{"event": "generated", "text": text} for text in texts])
 
 
 @configuration

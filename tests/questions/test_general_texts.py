@@ -1,5 +1,6 @@
 """General text and questions: what is trained on, and what is asked, are different."""
 
+import pytest
 from builders import make_tokenizer
 
 from sebp_edge.questions.general_texts import TEXTS, chat_examples, chat_questions, general_examples
@@ -8,6 +9,7 @@ from sebp_edge.texts.examples import NO_DOCUMENT
 from sebp_edge.texts.general_probe import read_probe
 
 
+@pytest.mark.slow
 def test_general_text_is_bounded_drawn_by_the_seed_and_of_no_document():
     tokenizer = make_tokenizer()
     none = general_examples(tokenizer, 128, 0, 0)

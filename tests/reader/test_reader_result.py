@@ -100,6 +100,7 @@ def test_other_recipes_need_texts(model, tmp_path):
         Personalizer(model, store=tmp_path).adapt()
 
 
+@pytest.mark.slow
 def test_the_plan_is_kept(make):
     personalizer = make(memory_budget="30GB")
     assert personalizer.plan().chosen.peak > 0
@@ -107,6 +108,7 @@ def test_the_plan_is_kept(make):
     assert result.passed and result.predicted_peak_bytes is not None
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs, tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
@@ -150,6 +152,7 @@ def test_a_chat_template_that_nothing_can_be_learnt_in_is_refused(make, tmp_path
     assert personalizer.store.names() == []
 
 
+@pytest.mark.slow
 def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     def watched(self, learner, best, *others):
         names = [name for name, parameter in self.adaptation.model.named_parameters() if parameter.requires_grad]
@@ -169,6 +172,7 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
         assert torch.equal(best, expected) and torch.equal(now, expected), name
 
 
+@pytest.mark.slow
 def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypatch):
     def evaluate(learner, general):
         states.append(snapshot(learner.adaptation))

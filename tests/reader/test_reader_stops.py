@@ -95,6 +95,7 @@ def assert_nothing_is_lost(personalizer, versions):
     assert ANSWER in personalizer.generate(question, adapter="reader", temperature=0, max_new_tokens=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [3, 4], ids=["base model", "new version"])
 def test_a_quiz_can_be_paused_and_is_asked_again(make, monkeypatch, learnt, asked):
     personalizer, answer_all, calls = make(after=True), asking.answer_all, []

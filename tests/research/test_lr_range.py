@@ -8,7 +8,6 @@ import pytest
 import torch
 from builders import make_sentences
 
-from sebp_edge import Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import StepDone
 from sebp_edge.research.lr_range import LearningRateRange, growing_rates
@@ -98,19 +97,14 @@ def weights_of(personalizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make, tmp_path, method):
-    events, texts = [], TEXTS
+def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make):
+    """With all weights, since an adapter of a random model learns little and never diverges."""
+    events = []
     personalizer = make(on_event=events.append)
-    if method == "lora":  # an adapter of a random model learns little and never diverges
-        texts = TEXTS[:8]
-        personalizer = Personalizer(
-            "tiny", recipe=personalizer.recipe, device="cpu", store=tmp_path / "tiny", on_event=events.append
-        )
-    personalizer.recipe = personalizer.in_use.recipe = personalizer.recipe.replace(method=method)
+    personalizer.recipe = personalizer.in_use.recipe = personalizer.recipe.replace(method="full")
     personalizer.generate("the ferry", max_new_tokens=1)
     before, modules = weights_of(personalizer)
-    found = personalizer.lr_range(texts, lowest=1e-3, highest=1e3, steps=100)
+    found = personalizer.lr_range(TEXTS, lowest=1e-3, highest=1e3, steps=100)
     after, modules_after = weights_of(personalizer)
     assert modules == modules_after
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())

@@ -67,13 +67,14 @@ def test_the_saved_model_has_the_pattern_and_was_compared_with_the_dense_base(ma
     names = ("q_proj", "o_proj", "up_proj") if method == "sdgf-geometric" else None
     texts = make_sentences(24, words=40)
     recipe = Recipe(**vars(RECIPE) | {"sparsity": None, "epochs": 1})
-    make(recipe=recipe, on_event=on_event).adapt(texts)
+    if method == "sr-ste":  # what is done before a training does not depend on the method
+        make(recipe=recipe, on_event=on_event).adapt(texts)
     recipe = RECIPE.replace(sparsity=PruningRecipe(pattern="2:4", method=method, dense=0.2, layers=names))
     result = make(recipe=recipe, on_event=on_event).adapt(texts, name="pruned")
     assert result.passed
     check_saved(result, names)
-    dense, pruned = losses.values()
-    assert pruned[0] == dense[0]
+    *dense, pruned = losses.values()
+    assert all(pruned[0] == other[0] for other in dense)
     assert result.heldout_loss_after == pruned[1]
 
 
@@ -170,8 +171,14 @@ def train_with_torch(model, recipe, steps, rate, clips_each):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("path", ["eager", "graphs", "update in backward"])
-@pytest.mark.parametrize("method", ["sr-ste", "mdgf-linear", "sdgf-stepwise"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("sr-ste", path) for path in ("eager", "graphs", "update in backward")),
+        ("mdgf-linear", "graphs"),
+        ("sdgf-stepwise", "update in backward"),
+    ],
+)
 def test_a_training_is_that_of_ones_own_loop(method, path, request, monkeypatch):
     if path == "graphs":
         request.getfixturevalue("plain_graphs")

@@ -1,6 +1,7 @@
 """The phases of N:M training: what each method prunes at each step."""
 
 import pytest
+from pairwise import pairwise
 
 from sebp_edge.errors import OptionError
 from sebp_edge.recipe import METHODS, Pattern, PruningRecipe
@@ -12,9 +13,9 @@ def stages(pattern, method, num_steps, dense=0.0, decay=0.5):
     return [phases.stage(step) for step in range(num_steps)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("pattern", ["1:2", "2:4", "1:4", "3:8", "1:16", "31:32", "1:32", "5:7"])
-@pytest.mark.parametrize("num_steps", [1, 3, 10, 101])
+@pairwise(
+    method=METHODS, pattern=["1:2", "2:4", "1:4", "3:8", "1:16", "31:32", "1:32", "5:7"], num_steps=[1, 3, 10, 101]
+)
 def test_a_training_is_dense_then_decays_then_has_the_pattern(method, pattern, num_steps):
     n, m = map(int, pattern.split(":"))
     dense = 0.2 if num_steps > 3 else 0.0

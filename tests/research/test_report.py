@@ -17,7 +17,6 @@ from sebp_edge.basics.pages import chart
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.research.analysis import paper
 from sebp_edge.research.analysis.analysis import Analysis, analyze
 from sebp_edge.research.analysis.heat_maps import HeatMap
 from sebp_edge.research.analysis.report import MARK
@@ -126,7 +125,6 @@ def test_it_adapts_to_the_window_and_the_systems_colours(html):
         # WCAG 2.1 requires 4.5 for text and 3 for graphics; a heat map's levels must be monotonic.
         assert contrast(colours["page"], colours["text"]) > 7
         assert contrast(colours["page"], colours["quiet"]) > 4.5
-        assert contrast(colours["ours"], colours["text"]) > 4.5
         assert contrast(colours["page"], colours["bar"]) > 3
         assert contrast(colours["page"], colours["knee"]) > 3
         levels = [luminance(colours[f"l{level}"]) for level in range(chart.LEVELS)]
@@ -172,34 +170,6 @@ def test_names_are_escaped():
     html = analysis_of(name='<b>"mine" & yours</b>').to_html()
     assert "<b>" not in html
     assert '<b>"mine" & yours</b>' in [words for _, words in Page(html).words]
-
-
-# --------------------------------------------------------------------------------------------------------------- paper
-
-
-def test_the_papers_tables_are_complete_and_compared_with_these_texts(analysis, html):
-    for table in paper.TABLES:
-        for rows in (table.tokens, table.intermediate, table.output):
-            assert [len(row) for row in rows] == [len(table.datasets)] * 3
-        assert f"Table {table.number}: {table.model}, context {table.contexts[0]}" in html
-        assert table.remark.replace("'", "&#39;") in html
-    ours = re.findall(r'<td class="ours">(.*?)</td>', html)
-    assert len(ours) == 2 * sum(9 + len({*table.contexts, analysis.context_length}) for table in paper.TABLES)
-    assert ours[:6:2] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
-
-
-def test_the_papers_average_lengths_give_the_padding_shown():
-    two, one, eleven = paper.TABLES
-    assert two.padding(4096)[-2:] == (0.875, 0.0)
-    # Its remark: RoBERTa's averages equal the share of padding to 128.
-    for name, printed, padding in zip(eleven.datasets, eleven.intermediate[0], eleven.padding(128), strict=True):
-        if name not in ("WikiText", "CoLA"):
-            assert abs(printed - padding) < 0.05
-    assert abs(eleven.intermediate[0][eleven.datasets.index("CoLA")] - (1 - 11 / 128)) < 0.05
-    for name in ("CoLA", "RTE"):
-        index = one.datasets.index(name)
-        assert one.intermediate[0][index] < one.intermediate[2][index]
-    assert min(two.padding(4096)[:6]) > 0.95 > max(two.intermediate[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

@@ -7,6 +7,7 @@ import pytest
 import torch
 from against_dense import loss_and_gradients, padded_batch, with_lora
 from builders import make_llama
+from pairwise import pairwise
 from random_cases import random_energy, random_gradient, selector
 
 from sebp_edge import sparsify
@@ -23,9 +24,7 @@ def chosen(rule, dout):
     return ids.tolist(), weights
 
 
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("n", [1, 3, 64, 1000])
-@pytest.mark.parametrize("ties", [False, True])
+@pairwise(num_rows=SIZES, n=[1, 3, 64, 1000], ties=[False, True])
 def test_top_n_keeps_the_largest_rows_and_the_first_of_equal_ones(num_rows, n, ties):
     energy = random_energy(num_rows, seed=n)
     energy = energy.log10().round().clamp(min=0) if ties else energy
@@ -86,6 +85,7 @@ def test_num_top_rows_is_the_fewest_rows_with_a_share_of_the_energy(num_rows, sh
     assert int(row_rules.num_top_rows(torch.zeros(num_rows), share)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_sum(num_rows, dtype):
@@ -116,9 +116,7 @@ def plain_threshold(energy, epsilon, max_lost):
     return sorted(kept), bound
 
 
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 1.0, 30.0])
-@pytest.mark.parametrize("max_lost", [0, 1e-6, 1e-3, 0.2, 1])
+@pairwise(num_rows=SIZES, epsilon=[1e-3, 0.5, 1.0, 30.0], max_lost=[0, 1e-6, 1e-3, 0.2, 1])
 def test_the_threshold_keeps_rows_above_it_and_enough_of_the_energy(num_rows, epsilon, max_lost):
     energy = random_energy(num_rows, seed=num_rows)
     expected, bound = plain_threshold(energy, epsilon, max_lost)
@@ -197,9 +195,7 @@ def test_no_row_of_a_zero_gradient_is_kept(rule, num_rows):
         assert len(ids) == 0
 
 
-@pytest.mark.parametrize("rule", [*RULES, Threshold()])
-@pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
-@pytest.mark.parametrize("among", ["others", "zeros"])
+@pairwise(rule=[*RULES, Threshold()], broken=[math.nan, math.inf, 1e30], among=["others", "zeros"])
 def test_a_non_finite_row_is_kept_with_weight_one(rule, broken, among):
     for row in (0, 4, 8):
         dout = random_gradient(9, 3).float() if among == "others" else torch.zeros(9, 3)

@@ -64,6 +64,7 @@ def test_too_few_documents_to_judge_are_said_before_the_training(count):
     assert "The adapter would be saved, but not judged, and so not activated." in found.summary
 
 
+@pytest.mark.slow
 def test_boilerplate_below_a_percent_is_not_worth_a_line(tmp_path):
     for number, text in enumerate(make_sentences(8, words=300)):
         (tmp_path / f"{number}.md").write_text(f"{text}\n{'the end' if number < 4 else ''}")
@@ -80,6 +81,7 @@ def test_the_text_of_the_user_is_in_the_examples_only(texts):
     assert first not in json.dumps({**found.to_dict(), "rendered": None})
 
 
+@pytest.mark.slow
 def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
     events = []
     personalizer = Personalizer("tiny", device="cpu", on_event=events.append)

@@ -1,10 +1,9 @@
 """Pause, kill and resume: on the CPU, a training that goes on ends, bit for bit, as one without interruption."""
 
 import gc
-import hashlib
 import json
-import os
 import random
+import re
 import shutil
 import signal
 import weakref
@@ -12,13 +11,12 @@ from dataclasses import asdict
 
 import pytest
 from builders import make_llama, make_sentences
-from command import assert_one_sentence, records, run, start
-from failing_memory import RECIPE as SMALL
-from quick import skip_assessment
+from command import run, start
+from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume, verdict, write
 
-from sebp_edge import AdapterStore, Personalizer
+from sebp_edge import AdapterStore
 from sebp_edge.adapters.history import read_history
-from sebp_edge.errors import AdapterError, Interrupted, JobError, MachineError, OptionError, Paused, TextsChanged
+from sebp_edge.errors import Interrupted, JobError, MachineError, OptionError, Paused, TextsChanged
 from sebp_edge.events import (
     AdapterSaved,
     Evaluated,
@@ -32,84 +30,11 @@ from sebp_edge.events import (
 )
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.sparse.patches.stops import _Checked
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
 
-pytestmark = pytest.mark.usefixtures("unassessed")
-RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory, tokenizer):
-    """A model with random weights so large that a few steps lower its loss by a tenth."""
-    folder = tmp_path_factory.mktemp("models") / "large-weights"
-    make_llama(initializer_range=0.1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def write(folder, texts):
-    folder.mkdir()
-    for number, text in enumerate(texts):
-        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def notes(tmp_path_factory):
-    """Folders of notes by their number: of 30 one part is for tests, 13 are trained on in folds."""
-    root = tmp_path_factory.mktemp("notes")
-    return {number: write(root / str(number), make_sentences(40)[:number]) for number in (13, 30)}
-
-
-def personalizer(model, store, at=None, **options):
-    """Makes a Personalizer that pauses itself at the event for which `at(event, number of its kind)` is true."""
-    made = None
-
-    def sink(event):
-        made.events.append(event)
-        number = sum(type(each) is type(event) for each in made.events)
-        if at is not None and at(event, number):
-            assert made.pause()
-
-    options = {"recipe": RECIPE, "device": "cpu", "on_event": sink} | options
-    made = Personalizer(model, store=store, **options)
-    made.events = []
-    return made
-
-
-def bits(store, version=1, name="default"):
-    """The bits of a version's weights, by their files; the order of a header's metadata is random."""
-    folder = store.adapter(name).version_folder(version)
-    return {str(path.relative_to(folder)): _tensors(path.read_bytes()) for path in folder.rglob("*.safetensors")}
-
-
-def _tensors(content):
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header.pop("__metadata__", None)
-    return header, hashlib.sha256(content[end:]).hexdigest()
-
-
-def verdict(result):
-    return result.verdict, result.heldout_loss_before, result.heldout_loss_after, result.gain_at_least
-
-
-@pytest.fixture(scope="session")
-def whole(model, notes, tmp_path_factory):
-    """What uninterrupted trainings on folders of notes are, by the folder."""
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        skip_assessment(patch)
-        for number, folder in notes.items():
-            made = personalizer(model, tmp_path_factory.mktemp("whole") / "store")
-            result = made.adapt(folder, activate_anyway=True)
-            found[number] = bits(made.store), verdict(result), result.report.training.curves, made.events
-    return found
-
-
-def at_step(phase, step):
-    return lambda event, _: isinstance(event, StepDone) and (event.phase, event.step) == (phase, step)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
 
 def at_loss(split, epoch, best=True):
@@ -125,17 +50,12 @@ def of_kind(kind, number=1):
 # The number of notes, and the event.
 PLACES = {
     "reading": (30, of_kind(JobStarted)),
-    "model": (30, of_kind(ModelLoaded)),
     "texts": (30, of_kind(TextsRead)),
-    "start": (30, of_kind(TrainingStarted)),
-    "test before": (30, of_kind(ExamplesEvaluated)),
     "validation before": (30, of_kind(ExamplesEvaluated, 2)),
     "first step": (30, at_step("train", 1)),
     "within the second epoch": (30, at_step("train", 5)),
     "within a validation": (30, of_kind(ExamplesEvaluated, 3)),
-    "validation": (30, at_loss("validation", 1)),
     "test": (30, at_loss("test", 2)),
-    "refit": (30, at_step("all documents", 2)),
     "after the refit": (30, at_loss("train", 2)),
     "second fold": (13, at_step("fold 2", 2)),
     "between folds": (13, lambda event, _: isinstance(event, TrainingStarted) and event.phase == "fold 3"),
@@ -162,26 +82,28 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     assert not any(job.folder.parent.iterdir())
 
 
-THIRD_STEP = at_step("train", 3)
+@pytest.mark.parametrize("method", ["__call__", "_check_backward"])
+def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_most(
+    model, notes, whole, tmp_path, monkeypatch, method
+):
+    store, run, layers = AdapterStore(tmp_path / "store"), getattr(_Checked, method), []
 
+    def pausing(checked, *given, **options):
+        layers.append(any(isinstance(event, StepDone) for event in paused.events))
+        if layers.count(True) == 3:
+            assert paused.pause()
+        return run(checked, *given, **options)
 
-@pytest.fixture
-def pause(model, notes, tmp_path):
-    """A function that pauses a training on 30 notes of its own; returns its store, its job and its folder."""
-
-    def paused(at=THIRD_STEP, **options):
-        folder = shutil.copytree(notes[30], tmp_path / "notes", dirs_exist_ok=True)
-        store = AdapterStore(tmp_path / "store")
+    paused = personalizer(model, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Checked, method, pausing)
         with pytest.raises(Paused):
-            personalizer(model, store, at, **options).adapt(folder, activate_anyway=True)
-        return store, store.jobs.list()[-1], folder
-
-    return paused
-
-
-def resume(store, job=None, **options):
-    made = personalizer(**store.jobs.get(job).arguments(), store=store)
-    return made, made.resume(job, **options)
+            paused.adapt(notes[30], activate_anyway=True)
+    assert layers.count(True) == 3
+    assert sum(isinstance(event, StepDone) for event in paused.events) == 1
+    resumed = personalizer(**store.jobs.get().arguments(), store=store)
+    result = resumed.resume()
+    assert (bits(store), verdict(result), result.report.training.curves) == whole[30][:3]
 
 
 def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
@@ -337,25 +259,79 @@ def checkpoint_of(job):
     return json.loads((job.folder / "checkpoint.json").read_text())
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "manifest", "missing"])
-def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, damage):
-    store, job, _ = pause()
-    file = job.folder / checkpoint_of(job)["files"]["learner"]["file"]
-    content = file.read_bytes()
-    if damage == "cut":
-        file.write_bytes(content[:-1])
-    elif damage == "flipped":
-        place = random.Random().randrange(len(content))
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    elif damage == "manifest":
-        (job.folder / "checkpoint.json").write_text('{"format": 1')
-    else:
-        file.unlink()
-    with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
-        resume(store)
-    assert store.jobs.get().state == "paused"
+def damage(path, how):
+    content = path.read_bytes()
+    match how:
+        case "cut":
+            path.write_bytes(content[: random.randrange(len(content) - 1)])
+        case "zeros":  # what some disks leave after a power cut
+            path.write_bytes(bytes(len(content)))
+        case "flipped":
+            place = random.randrange(len(content))
+            path.write_bytes(
+                content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
+            )
+        case "missing":
+            path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
+@pytest.mark.parametrize("part", ["learner", "best 0", "checkpoint.json"])
+def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, part, how):
+    store, job, _ = pause(at_step("train", 5))
+    files = checkpoint_of(job)["files"]
+    damage(job.folder / (files[part]["file"] if part in files else part), how)
+    if (part, how) != ("checkpoint.json", "missing"):  # as if none had been written: see the next test
+        with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
+            resume(store)
+        assert store.jobs.get().state == "paused"
     _, result = resume(store, changed="again")
-    assert verdict(result) == whole[30][1]
+    assert (bits(store), verdict(result)) == whole[30][:2]
+
+
+def test_a_training_without_a_checkpoint_says_that_it_starts_from_its_beginning(pause, whole):
+    store, job, _ = pause()
+    (job.folder / "checkpoint.json").unlink()
+    made, result = resume(store)
+    assert Notice("No steps of this training are saved, so that it starts from its beginning.") in of_no_job(
+        made.events
+    )
+    assert (bits(store), verdict(result)) == whole[30][:2]
+
+
+def of_no_job(events):
+    return [event.of_job(None) for event in events]
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
+@pytest.mark.parametrize("part", ["job.json", "known_texts.json", "documents.json", "lock"])
+def test_whatever_is_damaged_of_a_job_is_told_in_one_sentence_or_changes_nothing(pause, whole, monkeypatch, part, how):
+    store, job, _ = pause()
+    monkeypatch.setenv(
+        "XDG_DATA_HOME", str(shutil.move(store.folder.parent, job.folder.parents[3] / "sebp-edge").parent)
+    )
+    store = AdapterStore()
+    folder = store.jobs.list()[0].folder
+    if part == "lock" and how != "missing":
+        pytest.skip("it has no content")
+    damage(folder / part, how)
+    if part == "job.json":
+        (sentence,) = store.jobs.damaged()
+        remove = f"`sebp-edge jobs remove {job.id}` deletes it."
+        assert sentence == f"The job '{job.id}' is damaged, or was written by another sebp-edge; {remove}"
+        with pytest.raises(JobError, match=re.escape(sentence)):
+            store.jobs.get(job.id)
+        listed = run("jobs")
+        assert (listed.exit_code, listed.stderr) == (0, f"note: {sentence}\n")
+        assert run("jobs", "remove", job.id).exit_code == 0
+        assert not folder.exists()
+        return
+    try:
+        _, result = resume(store)
+    except (JobError, TextsChanged) as error:
+        assert re.search("is damaged|are not there as they were|is not there as", str(error))
+        _, result = resume(store, changed="again")
+    assert (bits(store), verdict(result)) == whole[30][:2]
 
 
 def test_what_a_kill_leaves_half_written_is_never_taken(pause, whole):
@@ -453,21 +429,6 @@ def test_the_recipe_and_the_seed_are_the_jobs(pause, whole, model):
     assert (bits(store), verdict(result)) == whole[30][:2]
 
 
-def test_a_newer_version_ends_a_job(pause, notes):
-    store, job, _ = pause()
-    made = personalizer(**job.arguments(), store=store)
-    made.adapt(notes[13], activate_anyway=True)
-    assert any("is paused at" in getattr(event, "message", "") for event in made.events)
-    assert store.jobs.list() == []
-
-
-def test_two_processes_do_not_go_on_with_the_same_job(pause):
-    store, job, _ = pause()
-    with job.held(), pytest.raises(JobError, match="is running in another process"):
-        resume(store, job.id)
-    assert store.jobs.get(job.id).state in ("interrupted", "paused")
-
-
 def test_texts_that_are_no_files_are_given_again(model, tmp_path, whole, notes):
     store, texts = AdapterStore(tmp_path / "store"), make_sentences(40)[:30]
     with pytest.raises(Paused):
@@ -537,7 +498,7 @@ made.adapt(Path(notes), activate_anyway=True)
 """
 
 
-@pytest.mark.parametrize(("kind", "number"), [("step", 3), ("tensors", 7), ("manifest", 9), ("step", 5)])
+@pytest.mark.parametrize(("kind", "number"), [("step", 3), ("tensors", 7), ("manifest", 9)])
 def test_a_killed_training_goes_on_from_its_last_checkpoint(model, notes, whole, tmp_path, kind, number):
     recipe = json.dumps(asdict(RECIPE))
     with start([KILLED, model, tmp_path / "store", notes[30], kind, number, recipe], stderr=None) as killed:
@@ -547,97 +508,6 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(model, notes, whole,
     assert (job.state, job.has_checkpoint, store.names()) == ("interrupted", True, [])
     _, result = resume(store)
     assert (bits(store), verdict(result)) == whole[30][:2]
-    assert store.jobs.list() == []
-
-
-def all_bytes(folder):
-    return b"".join(path.read_bytes() + str(path).encode() for path in folder.rglob("*") if path.is_file())
-
-
-def test_a_checkpoint_has_no_text_and_no_name_of_a_document(pause):
-    _, job, folder = pause()
-    content = all_bytes(job.folder)
-    for path in folder.iterdir():
-        assert path.name.encode() not in content
-        for word in path.read_text().split():
-            assert len(word) < 5 or word.encode() not in content.replace(str(folder).encode(), b"")
-    private = (job.folder / "job.json").read_bytes()
-    assert str(folder).encode() in private
-    assert str(folder).encode() not in content.replace(private, b"")
-    if os.name != "nt":
-        assert {path.stat().st_mode & 0o077 for path in (job.folder, *job.folder.iterdir())} == {0}
-
-
-@pytest.mark.parametrize("how", ["forget", "remove", "remove the version"])
-def test_what_is_forgotten_or_removed_takes_its_checkpoints_along(model, notes, tmp_path, how):
-    store = AdapterStore(tmp_path / "store")
-    folder = shutil.copytree(notes[30], tmp_path / "notes")
-    personalizer(model, store).adapt(folder, activate_anyway=True)
-    (folder / "canary.md").write_text(make_sentences(60)[59])
-    with pytest.raises(Paused) as error:
-        personalizer(model, store, at_step("train", 1)).adapt(folder, activate_anyway=True)
-    known = json.loads((store.jobs.get().folder / "known_texts.json").read_text())["texts"]
-    canaries = [name.encode() for name in ("canary", error.value.job)] + [(folder / "canary.md").read_bytes()]
-    adapter = store.adapter("default")
-    if how == "forget":
-        key = next(document.hash for document in adapter.documents(1) if document.name == "note-03.md")
-        canaries += [key.encode(), next(text for text, own in known.items() if own == key).encode()]
-        personalizer(model, store).forget("note-03.md", activate_anyway=True)
-        # The receipt says what was forgotten.
-        receipt = next(adapter.folder.glob("forgotten-*.json"))
-        canaries.remove(key.encode())
-        assert key in receipt.read_text()
-    elif how == "remove":
-        adapter.remove()
-    else:
-        shutil.copytree(adapter.folder / "1", adapter.folder / "2")
-        adapter.remove(1)
-    content = all_bytes(store.folder)
-    assert [canary for canary in canaries if canary in content] == []
-    assert store.jobs.list() == []
-
-
-def test_a_document_that_only_a_job_knows_is_not_said_to_be_unknown(pause):
-    store, job, folder = pause()
-    personalizer(**job.arguments(), store=store).adapt(folder, name="other", activate_anyway=True)
-    job.update(adapter="other", newest=1)
-    with pytest.raises(AdapterError, match=f"may know it; to delete that: sebp-edge jobs remove {job.id}"):
-        personalizer(**job.arguments(), store=store).forget("nothing.md", name="other")
-
-
-def test_a_renamed_adapter_keeps_its_jobs(model, notes, tmp_path):
-    store = AdapterStore(tmp_path / "store")
-    personalizer(model, store).adapt(notes[13], activate_anyway=True)
-    with pytest.raises(Paused):
-        personalizer(model, store, at_step("train", 1)).adapt(notes[30], activate_anyway=True)
-    store.adapter("default").rename("mine")
-    assert [job.record.adapter for job in store.jobs.list("mine")] == [store.jobs.get().record.adapter] == ["mine"]
-
-
-def test_a_job_that_is_deleted_while_it_runs_ends_without_it(model, notes, tmp_path, whole, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
-    store = AdapterStore(tmp_path / "store")
-
-    def sink(event):
-        if THIRD_STEP(event, 0):
-            store.jobs.list()[0].remove()
-        events.append(event)
-
-    events, made = [], Personalizer(model, store=store, recipe=RECIPE, device="cpu", on_event=lambda event: sink(event))
-    result = made.adapt(notes[30], activate_anyway=True)
-    assert (bits(store), verdict(result)) == whole[30][:2]
-    assert sum("can no longer be resumed" in getattr(event, "message", "") for event in events) == 1
-    assert store.jobs.list() == []
-
-
-def test_pause_is_refused_where_there_is_no_job(model, notes, tmp_path):
-    store = AdapterStore(tmp_path / "store")
-    made = personalizer(model, store)
-    asked = []
-    made.on_event = lambda event: asked.append(made.pause())
-    made.adapt(notes[30], out=tmp_path / "out")
-    assert set(asked) == {False}
-    assert not made.pause()
     assert store.jobs.list() == []
 
 
@@ -672,40 +542,3 @@ def test_less_memory_than_the_plan_takes_is_refused(pause):
     with pytest.raises(MachineError, match=r"The training began with a plan for .* and the memory budget is .* now"):
         made.resume()
     assert store.jobs.get().state == "paused"
-
-
-def test_the_command_line_lists_resumes_and_removes_jobs(model, notes):
-    store = AdapterStore()
-    for name in ("one", "two"):
-        with pytest.raises(Paused):
-            personalizer(model, store, THIRD_STEP).adapt(notes[30], name=name, activate_anyway=True)
-    one, two = (store.jobs.list(name)[0].id for name in ("one", "two"))
-    listed = records(run("jobs", "--json").stdout)
-    assert [(job["id"], job["adapter"]) for job in listed] == [(one, "one"), (two, "two")]
-    assert 0 < listed[0]["progress"] < 1
-    assert run("jobs").stdout.splitlines()[0].split("\t")[:4] == [one, "one", "adapt", "paused"]
-    assert_one_sentence(run("adapt", "--resume"), f"2 trainings are paused or interrupted; name one of {one} ")
-    assert_one_sentence(run("adapt", "--resume", "aaaaaa"), "There is no job 'aaaaaa'; ")
-    refused = run("adapt", "--resume", "--epochs", "3")
-    assert (refused.exit_code, "--epochs does not go with --resume" in refused.stderr) == (2, True)
-    assert run("jobs", "remove", two).stdout == f"The job {two} is deleted.\n"
-    assert_one_sentence(run("jobs", "remove", two), f"There is no job '{two}'")
-    result = run("adapt", "--resume", "--json")
-    assert result.exit_code == 0, result.output
-    lines = records(result.stdout)
-    (began,) = (line for line in lines if line["event"] == "job_started")
-    assert (began["id"], lines[-1]["event"]) == (one, "result")
-    assert store.adapter("one").active() == 1
-    assert run("jobs").stdout == "No training runs, is paused or was interrupted.\n"
-    assert_one_sentence(run("adapt", "--resume", notes[30]), "No training is paused or interrupted")
-
-
-def test_listing_jobs_imports_no_torch(tmp_path):
-    code = """
-import sys
-from sebp_edge import AdapterStore
-AdapterStore(sys.argv[1]).jobs.list()
-print({"torch", "numpy"} & {*sys.modules})
-"""
-    with start([code, tmp_path], cold=True) as one:
-        assert one.communicate(timeout=60)[0] == "set()\n"

@@ -10,6 +10,14 @@ def settings(tmp_path, model_folder):
 
 
 @pytest.fixture
+def too_little(tmp_path, training):
+    """A training that is refused once its texts are read: all of a job but its seconds."""
+    (tmp_path / "little").mkdir()
+    (tmp_path / "little" / "a.md").write_text("The ferry.")
+    return training | {"paths": [str(tmp_path / "little")]}
+
+
+@pytest.fixture
 def training(tmp_path, notes_folder, model_folder):
     (tmp_path / "test.toml").write_text(RECIPE)
     recipe = str(tmp_path / "test.toml")

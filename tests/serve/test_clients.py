@@ -51,12 +51,12 @@ def test_python_client_is_refused_with_code_and_hint(settings):
 
 
 @pytest.mark.slow
-def test_python_client_starts_a_job_and_cancels_a_request(settings, training):
+def test_python_client_starts_a_job_and_cancels_a_request(settings, too_little):
     async def main():
         async with await Client.start(**settings) as client:
-            await client.call("jobs.start", id="first", params=training)
+            await client.call("jobs.start", id="first", params=too_little)
             numbers = [event["number"] async for event in client.events("first")]
-            assert numbers == list(range(1, len(numbers) + 1))
+            assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 3
             texts = []
             answer = await client.call("generate", prompt="the", device="cpu", max_new_tokens=4, on_text=texts.append)
             assert "".join(texts) == answer["text"]
@@ -117,9 +117,9 @@ def test_typescript_client_is_refused_and_answered(tmp_path, settings):
 
 
 @pytest.mark.slow
-def test_typescript_client_starts_a_job_and_cancels_a_request(tmp_path, settings, training):
-    found = run_typescript(tmp_path, settings, training)
-    assert found == ["unknown_job", ["jobs"], "queued", "starting", "running", "done", True, "cancelled"]
+def test_typescript_client_starts_a_job_and_cancels_a_request(tmp_path, settings, too_little):
+    found = run_typescript(tmp_path, settings, too_little)
+    assert found == ["unknown_job", ["jobs"], "queued", "starting", "running", "refused", True, "cancelled"]
 
 
 @pytest.mark.slow

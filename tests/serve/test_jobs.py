@@ -303,7 +303,7 @@ def test_a_job_is_shown_as_interrupted_after_its_server_was_killed(settings, req
         assert [event["number"] for event in replayed] == list(range(1, len(replayed) + 1))
 
 
-def test_the_journal_has_no_text_question_or_name_of_a_file(server, settings, request_of, tmp_path):
+def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(server, settings, request_of, tmp_path):
     """Canaries: in texts, in names of files and folders, in a question, in a prompt, in an answer."""
     canaries = {what: f"{what}{secrets.token_hex(6)}" for what in ("text", "file", "folder", "question", "prompt")}
     folder = tmp_path / canaries["folder"]
@@ -311,24 +311,21 @@ def test_the_journal_has_no_text_question_or_name_of_a_file(server, settings, re
     for number in range(20):
         (folder / f"{canaries['file']}-{number}.md").write_text(f"{canaries['text']} the boat {number} is green. " * 4)
     (folder / f"{canaries['file']}.bin").write_bytes(bytes(200))
-    server.call("jobs.start", id="first", params=request_of(paths=[str(folder)], texts=[canaries["text"] * 9]))
+    request = request_of(paths=[str(folder)], texts=[canaries["text"] * 9], name="secretly")
+    server.call("jobs.start", id="first", params=request)
     server.call("jobs.subscribe", id="first")
     server.state("first")
     server.call("ask", question=f"Where is {canaries['question']}?", paths=[str(folder)], device="cpu")
     answer = server.call("generate", prompt=canaries["prompt"], device="cpu", max_new_tokens=12)["text"]
-    server.call("shutdown")
-    server.process.wait(SECONDS)
-    files = list((Path(settings["store"]) / "adapters").glob("serve.sqlite*"))
-    kept = b"".join(file.read_bytes() for file in files)
-    assert b"texts_read" in kept
+
+    def kept_bytes():
+        files = (Path(settings["store"]) / "adapters").glob("serve.sqlite*")
+        return b"".join(file.read_bytes() for file in files)
+
+    kept = kept_bytes()
+    assert b"texts_read" in kept and b"secretly" in kept
     assert not [what for what, canary in canaries.items() if canary.encode() in kept]
     assert len(answer) < 4 or answer.encode() not in kept
-
-
-def test_removing_an_adapter_deletes_its_jobs_from_the_journal(server, settings, request_of):
-    server.call("jobs.start", id="first", params=request_of(name="secretly"))
-    server.call("jobs.subscribe", id="first")
-    server.state("first")
     server.call("adapters.rename", name="secretly", new_name="other")
     server.call("adapters.rename", name="other", new_name="secretly")
     server.call("adapters.remove", name="secretly")
@@ -338,8 +335,7 @@ def test_removing_an_adapter_deletes_its_jobs_from_the_journal(server, settings,
     database = sqlite3.connect(Path(settings["store"]) / "adapters" / "serve.sqlite")
     assert database.execute("SELECT count(*) FROM events").fetchone() == (0,)
     database.close()
-    kept = b"".join(path.read_bytes() for path in (Path(settings["store"]) / "adapters").glob("serve.sqlite*"))
-    assert b"secretly" not in kept
+    assert b"secretly" not in kept_bytes()
 
 
 @pytest.mark.gpu
@@ -358,3 +354,19 @@ def test_a_gpu_answers_the_same_while_it_trains(server, request_of):
         server.event("second", lambda event: event["event"] == "step")
         assert server.call("generate", **asked) == alone
     assert server.state("second")["state"] == "done"
+
+
+def test_a_job_whose_texts_have_changed_is_refused_and_goes_on_as_asked(server, request_of, folder, tmp_path):
+    notes = write_notes(tmp_path / "changing")
+    server.call("jobs.start", id="changed", params=request_of(paths=[str(notes)], activate_anyway=True))
+    server.call("jobs.subscribe", id="changed")
+    server.event("changed", lambda event: event["event"] == "step")
+    server.call("jobs.pause", expected_job_id="changed")
+    assert server.state("changed", {"paused"})["resumable"]
+    next(notes.iterdir()).write_text("Other words stand here now.")
+    server.call("jobs.resume", id="changed")
+    refused = server.state("changed", ENDED)
+    assert (refused["state"], refused["error"]["code"], refused["resumable"]) == ("refused", "texts_changed", True)
+    server.call("jobs.resume", id="changed", changed="without")
+    assert server.state("changed", ENDED)["state"] == "done"
+    assert not server.call("jobs.get", id="changed")["job"]["resumable"]

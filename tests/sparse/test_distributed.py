@@ -168,10 +168,8 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
     [
         ("ddp", "untied", False),
         ("root", "lora", False),
-        ("blocks", "lora", True),
         ("blocks and ends", "tied", True),
         ("layers", "untied", True),
-        ("layers", "tied", False),
         ("accelerate", "lora", False),
         ("blocks", "gpt2", True),
     ],

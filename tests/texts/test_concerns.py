@@ -142,13 +142,13 @@ def test_random_strings_are_found(name, tokenizer):
     assert (len(others) == 1 and UNREADABLE in others[0]) if name == "emoji" else not others
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["documents", "code"])
-def test_shuffled_words_are_found(name, seed, tokenizer):
-    order = random.Random(seed)
-    shuffled = [" ".join(order.sample(words, len(words))) for words in map(str.split, REAL[name])]
-    [concern] = concerns_of(shuffled, tokenizer)
-    assert WORDS in concern
+def test_shuffled_words_are_found(name, tokenizer):
+    for seed in range(5):
+        order = random.Random(seed)
+        shuffled = [" ".join(order.sample(words, len(words))) for words in map(str.split, REAL[name])]
+        [concern] = concerns_of(shuffled, tokenizer)
+        assert WORDS in concern
 
 
 @pytest.mark.parametrize("text", [CHINESE, JAPANESE], ids=["Chinese", "Japanese"])

@@ -87,9 +87,9 @@ def test_a_bomb_beside_the_text_of_a_word_file_is_not_unpacked(tmp_path):
         archive.writestr("word/document.xml", "<w:document xmlns:w='w'><w:body><w:t>a</w:t></w:body></w:document>")
         for number in range(2):
             archive.writestr(f"word/document{number}.xml", b"<w:t>a" + bytes(33_000_000))
-    started = time.monotonic()
+    started = time.process_time()
     assert (contents(tmp_path), left_out(tmp_path)) == (["a"], {})
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 PIECES = [
@@ -101,9 +101,9 @@ PIECES = [
 
 
 @pytest.mark.parametrize("ending", sorted(COUNTED.keys() - {*PACKED, ".htm", ".markdown"}))
-@pytest.mark.parametrize("piece", PIECES)
-def test_counting_takes_linear_time(tmp_path, ending, piece):
-    path = write_file(tmp_path, f"a{ending}", piece * (100_000 // len(piece)))
-    started = time.monotonic()
-    with_coverage(path, [])
-    assert time.monotonic() - started < 2
+def test_counting_takes_linear_time(tmp_path, ending):
+    for piece in PIECES:
+        path = write_file(tmp_path, f"a{ending}", piece * (100_000 // len(piece)))
+        started = time.process_time()
+        with_coverage(path, [])
+        assert time.process_time() - started < 2

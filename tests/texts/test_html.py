@@ -231,11 +231,12 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_page_takes_long(folder, piece):
     write_file(folder, "a.html", piece * (200_000 // len(piece)))
-    started = time.monotonic()
+    started = time.process_time()
     left_out(folder)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
+@pytest.mark.slow
 def test_small_pages_take_little_memory():
     """The standard opens what was left open again in each paragraph, and copies attributes."""
     script = """

@@ -47,6 +47,6 @@ def test_an_org_file_without_text_is_left_out(folder):
 @pytest.mark.parametrize("piece", ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"])
 def test_no_org_file_takes_long(folder, piece):
     write_file(folder, "a.org", piece * (1_000_000 // len(piece)))
-    started = time.monotonic()
+    started = time.process_time()
     left_out(folder)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10

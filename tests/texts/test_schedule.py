@@ -47,14 +47,14 @@ def test_the_order_depends_on_the_seed_only():
     assert shuffled_batches(many(), 300, 2, seed=5) != shuffled_batches(many(), 300, 2, seed=6)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_batches_have_about_equal_sizes(seed):
-    examples = many()
-    total = sum(example.num_loss_tokens for example in examples)
-    [batches] = shuffled_batches(examples, 400, 1, seed)
-    assert len(batches) == round(total / 400)
-    for batch in batches:
-        assert abs(sum(example.num_loss_tokens for example in batch) - total / len(batches)) <= 60
+def test_batches_have_about_equal_sizes():
+    for seed in range(5):
+        examples = many()
+        total = sum(example.num_loss_tokens for example in examples)
+        [batches] = shuffled_batches(examples, 400, 1, seed)
+        assert len(batches) == round(total / 400)
+        for batch in batches:
+            assert abs(sum(example.num_loss_tokens for example in batch) - total / len(batches)) <= 60
 
 
 def test_an_example_larger_than_a_batch_does_not_make_the_next_one_tiny():
@@ -248,17 +248,19 @@ def test_too_little_text_is_refused():
         make_schedules(dataset_of([example(5)]), RECIPE, seed=0)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_bound_a_step_and_an_epoch_has_its_least_number_of_steps(seed):
-    draw = random.Random(seed)
-    examples = [example(length := draw.randint(2, 90), draw.randint(1, length - 1)) for _ in range(draw.randint(1, 60))]
-    batch_rows, min_steps = draw.choice([40, 100, 400]), draw.choice([1, 4, 200])
-    (epoch,) = shuffled_batches(examples, 10**6, 1, seed, batch_rows=batch_rows, min_steps=min_steps)
-    assert sorted(map(id, chain.from_iterable(epoch))) == sorted(map(id, examples))
-    longest = max(each.num_active_tokens for each in examples)
-    assert max(sum(each.num_active_tokens for each in batch) for batch in epoch) <= 1.5 * batch_rows + longest
-    if min_steps <= len(examples) // 4:
-        assert len(epoch) >= min_steps / 2
+def test_rows_bound_a_step_and_an_epoch_has_its_least_number_of_steps():
+    for seed in range(20):
+        draw = random.Random(seed)
+        examples = [
+            example(length := draw.randint(2, 90), draw.randint(1, length - 1)) for _ in range(draw.randint(1, 60))
+        ]
+        batch_rows, min_steps = draw.choice([40, 100, 400]), draw.choice([1, 4, 200])
+        (epoch,) = shuffled_batches(examples, 10**6, 1, seed, batch_rows=batch_rows, min_steps=min_steps)
+        assert sorted(map(id, chain.from_iterable(epoch))) == sorted(map(id, examples))
+        longest = max(each.num_active_tokens for each in examples)
+        assert max(sum(each.num_active_tokens for each in batch) for batch in epoch) <= 1.5 * batch_rows + longest
+        if min_steps <= len(examples) // 4:
+            assert len(epoch) >= min_steps / 2
 
 
 def test_few_loss_tokens_in_many_rows_make_several_steps():

@@ -179,6 +179,6 @@ def test_what_logseq_keeps_for_itself_is_left_out(logseq):
 @pytest.mark.parametrize("app", ["obsidian", "logseq"])
 def test_no_note_takes_long(request, app, piece):
     vault = request.getfixturevalue(app)
-    started = time.monotonic()
+    started = time.process_time()
     read_texts([write_file(vault, "a.md", piece * (100_000 // len(piece))), "A text."])
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10

@@ -128,7 +128,8 @@ def test_with_its_adapter_disabled_a_model_teaches_as_the_base_model(base):
 def test_progress_is_reported_and_a_check_can_stop_it(small_evaluations, monkeypatch):
     model, events, checks = make_llama().eval(), [], []
     found = with_teacher(model, EXAMPLES, COLLATOR, CPU, events.append, lambda: checks.append(None))
-    assert [type(event) for event in events] == [ExamplesEvaluated] * len(checks)
+    assert {type(event) for event in events} == {ExamplesEvaluated}
+    assert len(checks) > len(events)  # within micro-batches too
     assert events[-1].done == events[-1].examples == len(EXAMPLES) and len(checks) > 2
 
     def stop():
@@ -271,6 +272,7 @@ def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
         assert graphs._captured[key] is before and len(graphs._captured) == 2
 
 
+@pytest.mark.slow
 def test_a_student_comes_closer_to_its_teacher(base):
     teacher = with_teacher(make_llama(initializer_range=0.1).eval(), EXAMPLES, COLLATOR, CPU, silent)
     with recovering_learner(base, teacher, RECIPE.replace(method="full")) as learner:

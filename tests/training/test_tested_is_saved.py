@@ -75,7 +75,8 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [(name, torch.bfloat16) for name in METHODS],  # in fp32 below, with folds
+    # In fp32 below, with folds; other methods without a refit.
+    [(name, torch.bfloat16) for name in ("lora", "lora, 4 bits", "full", "full, pruned")],
     ids=str,
 )
 def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
@@ -93,11 +94,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [
-        ("lora, 4 bits", torch.float32),
-        ("full", torch.float32),
-        *((name, torch.bfloat16) for name in ("lora, for q4_0", "full", "full, pruned")),
-    ],
+    [("full", torch.float32), ("lora, for q4_0", torch.bfloat16), ("full, large updates", torch.bfloat16)],
     ids=str,
 )
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
@@ -120,7 +117,7 @@ def test_with_folds_the_tested_state_of_each_is_beside_the_version(method, make_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "count"), [("lora", 9), ("lora", 24), ("full, large updates", 9)])
+@pytest.mark.parametrize(("method", "count"), [("lora", 24), ("full, large updates", 9)])
 def test_a_later_version_is_compared_with_the_tested_states(method, count, make_wide):
     """The same adaptation once more gains exactly nothing, although the first was trained on all documents."""
     texts = make_sentences(count, words=60)
@@ -189,13 +186,6 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
     assert personalizer.in_use.adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.refit_loss)
-
-
-@pytest.mark.slow
-def test_with_folds_a_better_last_training_is_kept_and_its_loss_is_reported(make):
-    result = make(recipe=RECIPE).adapt(make_sentences(6, words=60))
-    assert (result.passed, result.trained_on_all) == (True, True)
-    assert result.refit_loss < result.heldout_loss_before
 
 
 def test_what_the_gate_does_not_keep_is_not_trained_again(make, notes_folder):

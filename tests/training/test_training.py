@@ -65,6 +65,7 @@ def test_training_lowers_the_held_out_loss(base, examples):
     trainer.learner.adaptation.detach()
 
 
+@pytest.mark.slow
 def test_two_trainings_with_one_seed_are_bitwise_equal(base, examples):
     one, other = trained_state(base, examples), trained_state(base, examples)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -30,6 +30,7 @@ def learner(base, plain_graphs):
         yield learner
 
 
+@pytest.mark.slow
 def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learner):
     examples = MANY
     trainer = Trainer(learner, RECIPE, learner.events.append, "train")
@@ -47,6 +48,7 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     assert num_warm_ups == order.count("gradients") + order.count("losses")
 
 
+@pytest.mark.slow
 def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_capture(learner):
     """A warm-up after a capture would need memory in addition to that graph's."""
     examples = MANY

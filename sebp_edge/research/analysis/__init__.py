@@ -8,6 +8,5 @@ objectives           the losses whose gradients are analyzed
 gradients            computes the gradients, a layer at a time
 elements             the paper's threshold on elements
 heat_maps            norms by layer and position
-report               writes an analysis as a page, with the paper's tables
-paper                the paper's tables as printed
+report               writes an analysis as a page
 """

@@ -8,7 +8,7 @@ Shapes: B sequences, T positions.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,15 +81,13 @@ def sample(gradient: Tensor) -> Tensor:
     return gradient.flatten()[:: max(1, gradient.numel() // SAMPLE)].to("cpu", torch.float32, copy=True)
 
 
-def loss_and_gradients(
-    step: Step, model: nn.Module, copy_gradient: Callable[[Tensor], Tensor] = sample
-) -> tuple[float, Gradients]:
-    """The mean loss of a step within `running`, and what `copy_gradient` copies from each gradient."""
+def loss_and_gradients(step: Step, model: nn.Module) -> tuple[float, Gradients]:
+    """The mean loss of a step within `running`, and a sample of each gradient."""
     # The drop-in detects its rows in its first pass. Only later passes are timed, so one of those is checked.
     step.gradients()
     step.zero_grad()
     loss = float(step.gradients())
-    gradients = _gradients(model, copy_gradient)
+    gradients = _gradients(model)
     step.zero_grad()
     return loss, gradients
 
@@ -125,13 +123,13 @@ def _unpadded_loss_and_gradients(model: nn.Module, batch: Batch) -> tuple[float,
         weighted = loss * (count / sum(counts_B))
         weighted.backward()
         mean += float(weighted.detach())
-    gradients = _gradients(model, sample)
+    gradients = _gradients(model)
     model.zero_grad()
     return mean, gradients
 
 
-def _gradients(model: nn.Module, copy_gradient: Callable[[Tensor], Tensor]) -> Gradients:
-    return {name: copy_gradient(each.grad) for name, each in model.named_parameters() if each.requires_grad}
+def _gradients(model: nn.Module) -> Gradients:
+    return {name: sample(each.grad) for name, each in model.named_parameters() if each.requires_grad}
 
 
 def _norm(gradient: Tensor) -> float:

@@ -1,11 +1,11 @@
 """The result of a benchmark: JSON-ready figures, a CSV table, and a recommendation."""
 
 import csv
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from sebp_edge.errors import StorageError
+from sebp_edge.events import finite
 from sebp_edge.research.bench.advice import recommend
 from sebp_edge.research.bench.compare import Measurement
 
@@ -56,8 +56,8 @@ class BenchResult:
             "variant": one.variant.name,
             "status": one.status,
             "reason": one.reason,
-            "loss_error": _finite(deviation.loss_error) if deviation else None,
-            "gradient_error": _finite(deviation.gradient_error) if deviation else None,
+            "loss_error": finite(deviation.loss_error) if deviation else None,
+            "gradient_error": finite(deviation.gradient_error) if deviation else None,
             **{f"{part}_ms": None if value is None else 1e3 * value for part, value in seconds.items()},
             "peak_bytes": times.peak_bytes if times else None,
             "tokens_per_second": self.tokens / times.step if times else None,
@@ -80,8 +80,3 @@ class BenchResult:
                 writer.writerows(rows)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None if it is NaN or infinite: JSON has neither."""
-    return value if math.isfinite(value) else None

@@ -13,6 +13,7 @@ last_layer        the last layer on loss rows only
 tied_embedding    an embedding tied to the head: one gradient for both
 checkpoints       activation checkpoints of blocks, with inputs on the device or the host
 mlp_chunks        MLPs that run on one chunk of rows at a time
+stops             checks within a pass, which may end it
 state             what trials of a model depend on, compared at every call
 execution         the settings on which the memory of patched blocks depends
 """

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.models.architecture import has_library_loss
@@ -57,8 +58,8 @@ class Head:
             replaced.
     """
 
-    def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS):
-        self._linear = decoder.get_output_embeddings()
+    def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS, check: Check = lambda: None):
+        self._linear, self._check = decoder.get_output_embeddings(), check
         if own_class(self._linear) is not nn.Linear or self._linear.bias is not None:
             raise SparsityError("its head is not a linear layer without a bias.")
         if has_hooks(self._linear) or is_wrapped(self._linear):
@@ -92,7 +93,7 @@ class Head:
 
     def _losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None, others: Others | None) -> Tensor:
         weight_VD = self.weight if weight_VD is None else weight_VD
-        return linear_cross_entropy(hidden_CD, weight_VD, targets_C, others=others, **self._options)
+        return linear_cross_entropy(hidden_CD, weight_VD, targets_C, others=others, check=self._check, **self._options)
 
     def _logits(self, hidden_CD: Tensor) -> Tensor:
         return final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])[0]

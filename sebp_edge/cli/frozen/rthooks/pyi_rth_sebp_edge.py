@@ -16,3 +16,7 @@ if sys.argv[1:2] == ["--sebp-edge-works"]:
     from sebp_edge.serve.worker import main
 
     main()
+if sys.argv[1:2] == ["--sebp-edge-runs"]:
+    from sebp_edge.basics.parents import run
+
+    run(int(sys.argv[2]), sys.argv[3:])

@@ -4,7 +4,6 @@ import ctypes
 import subprocess
 
 from sebp_edge.errors import MachineError
-from sebp_edge.serve.streams import PIPES
 
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
@@ -42,7 +41,7 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """Has the interface of `ends.Children`. With this process, the job's only handle is closed, and all in it end.
+    """Has the interface of `children.Children`. With this process, the job's only handle is closed, and all in it end.
 
     Args:
         kernel32: the system's library.
@@ -53,15 +52,18 @@ class JobObject:
         self._kernel32.CreateJobObjectW.restype = ctypes.c_void_p
         self._job = self._make()
 
-    def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+    def start(self, command: list[str], **options) -> subprocess.Popen:
         """Starts a process in the job; its own children are in it too."""
-        options = {"creationflags": _NEW_GROUP_WITHOUT_WINDOW} if hasattr(subprocess, "STARTUPINFO") else {}
-        process = subprocess.Popen(command, env=environment, **PIPES, **options)
+        if hasattr(subprocess, "STARTUPINFO"):
+            options["creationflags"] = _NEW_GROUP_WITHOUT_WINDOW
+        process = subprocess.Popen(command, **options)
         handle = ctypes.c_void_p(int(getattr(process, "_handle", 0)))
         if not self._kernel32.AssignProcessToJobObject(self._job, handle):
             process.kill()
             process.wait()
-            raise MachineError("Windows refuses to put the worker into a job object, so it might outlive the app.")
+            raise MachineError(
+                "Windows refuses to put a child process into a job object, which might outlive this one."
+            )
         return process
 
     def kill(self, process: subprocess.Popen) -> int:
@@ -77,5 +79,5 @@ class JobObject:
         limits.BasicLimitInformation.LimitFlags = _KILL_ON_CLOSE
         size = ctypes.sizeof(limits)
         if not job or not self._kernel32.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), size):
-            raise MachineError("Windows refuses to make a job object, so a worker might outlive the app.")
+            raise MachineError("Windows refuses to make a job object, so a child might outlive this program.")
         return job

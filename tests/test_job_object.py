@@ -1,16 +1,16 @@
 """The job object of Windows, with a stand-in for its library: this has never run on Windows."""
 
 import ctypes
-import os
 import random
 import subprocess
 import sys
 
 import pytest
 
+from sebp_edge.basics.job_object import ExtendedLimits, JobObject
 from sebp_edge.errors import MachineError
-from sebp_edge.serve.windows import ExtendedLimits, JobObject
 
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 COMMAND = [sys.executable, "-c", "input()"]
 
 
@@ -51,7 +51,7 @@ def test_its_layout_is_that_of_64_bit_windows():
 def test_a_process_is_put_into_it_and_killed_with_it():
     kernel32 = Kernel32()
     children = JobObject(kernel32)
-    process = children.start(COMMAND, dict(os.environ))
+    process = children.start(COMMAND, **PIPES)
     ((_, job, handle),) = kernel32.named("AssignProcessToJobObject")
     assert (job, handle) == (kernel32._results["CreateJobObjectW"], None)  # there are no handles here
     process.kill()  # what the stand-in does not
@@ -77,7 +77,7 @@ def test_no_process_is_left_outside_of_it(refused, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", Watched)
     with pytest.raises(MachineError, match="Windows refuses"):
-        JobObject(Kernel32(**{refused: 0})).start(COMMAND, dict(os.environ))
+        JobObject(Kernel32(**{refused: 0})).start(COMMAND, **PIPES)
     for process in started:
         assert process.poll() is not None
         process.stdin.close(), process.stdout.close()

@@ -1,0 +1,54 @@
+"""Trainings that are paused, and what they are without a pause."""
+
+import shutil
+
+import pytest
+from builders import make_llama, make_sentences
+from paused_jobs import THIRD_STEP, bits, personalizer, verdict, write
+from quick import skip_assessment
+
+from sebp_edge import AdapterStore
+from sebp_edge.errors import Paused
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, tokenizer):
+    """A model with random weights so large that a few steps lower its loss by a tenth."""
+    folder = tmp_path_factory.mktemp("models") / "large-weights"
+    make_llama(initializer_range=0.1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def notes(tmp_path_factory):
+    """Folders of notes by their number: of 30 one part is for tests, 13 are trained on in folds."""
+    root = tmp_path_factory.mktemp("notes")
+    return {number: write(root / str(number), make_sentences(40)[:number]) for number in (13, 30)}
+
+
+@pytest.fixture(scope="session")
+def whole(model, notes, tmp_path_factory):
+    """What uninterrupted trainings on folders of notes are, by the folder."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        skip_assessment(patch)
+        for number, folder in notes.items():
+            made = personalizer(model, tmp_path_factory.mktemp("whole") / "store")
+            result = made.adapt(folder, activate_anyway=True)
+            found[number] = bits(made.store), verdict(result), result.report.training.curves, made.events
+    return found
+
+
+@pytest.fixture
+def pause(model, notes, tmp_path):
+    """A function that pauses a training on 30 notes of its own; returns its store, its job and its folder."""
+
+    def paused(at=THIRD_STEP, **options):
+        folder = shutil.copytree(notes[30], tmp_path / "notes", dirs_exist_ok=True)
+        store = AdapterStore(tmp_path / "store")
+        with pytest.raises(Paused):
+            personalizer(model, store, at, **options).adapt(folder, activate_anyway=True)
+        return store, store.jobs.list()[-1], folder
+
+    return paused
