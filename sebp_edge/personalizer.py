@@ -24,7 +24,7 @@ from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.recipe import Recipe
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.run import asking, exporting, generating, measuring, resuming
+from sebp_edge.run import asking, exporting, generating, measuring, resuming, verifying
 from sebp_edge.run.call import Call
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
@@ -34,7 +34,6 @@ from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.run.verifying import run_verify
 from sebp_edge.texts.prompts import Messages
 
 
@@ -168,7 +167,7 @@ class Personalizer:
     def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
         """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
         with self._begin(stop_when) as call:
-            return run_verify(call, Place(self.store, name), texts)
+            return verifying.run_verify(call, Place(self.store, name), texts)
 
     def resume(
         self, job: str | None = None, texts=None, *, changed: str = "refuse", stop_when: threading.Event | None = None
