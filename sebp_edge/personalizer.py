@@ -9,6 +9,7 @@ from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forget import Forgetting
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.verification import Verification
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
@@ -24,7 +25,7 @@ from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.run import asking, exporting, generating, measuring, resuming
+from sebp_edge.run import asking, exporting, generating, measuring, resuming, verifying
 from sebp_edge.run.call import Call
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
@@ -111,7 +112,7 @@ class Personalizer:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
         The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
-        least the recipe's margin, and not above the active version's by more than 2 %.
+        least the recipe's margin, and not above that of the active and the best version by more than 2 %.
 
         If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
         and on a few others, and does nothing if there are none. If it must start over, a notice says why; a NameInUse
@@ -168,6 +169,11 @@ class Personalizer:
         with self._begin(stop_when) as call:
             given = (call, Place(self.store, name), documents, texts, options, on_found)
             return resuming.politely(call, texts, lambda: resuming.run_forget(*given))
+
+    def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
+        """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
+        with self._begin(stop_when) as call:
+            return verifying.run_verify(call, Place(self.store, name), texts)
 
     def resume(
         self, job: str | None = None, texts=None, *, changed: str = "refuse", stop_when: threading.Event | None = None
