@@ -47,9 +47,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 48_941
+MAX_LINES = 48_936
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_628,
+    "files at the root": 1_622,
     "adapters": 3_366,
     "ask": 718,
     "basics": 734,
@@ -62,7 +62,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 5_106,
+    "run": 5_107,
     "serve": 2_267,
     "sparse": 1_482,
     "sparse.patches": 2_213,
@@ -169,7 +169,6 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
-    "sebp_edge/run/job.py": "StopRequested",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
