@@ -89,8 +89,7 @@ class Personalizer:
         self.recipe, self.device = Recipe.load(recipe), devices.pick_device(device)
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
-        self.seed = check_seed(seed)
-        self.me = (me,) if isinstance(me, str) else tuple(me)
+        self.seed, self.me = check_seed(seed), (me,) if isinstance(me, str) else tuple(me)
         self.politeness = (politeness or Politeness()).on(self.device.type)
         self.on_event, self.meanwhile = on_event, lambda: None  # which is called while a training waits
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
@@ -185,9 +184,8 @@ class Personalizer:
                 though it knows what it has learnt of them; or "again", to start over in any case.
         """
         with self._begin(stop_when) as call:
-            return resuming.politely(
-                call, texts, lambda: resuming.resume(call, self.store.jobs.get(job), texts, changed)
-            )
+            found = self.store.jobs.get(job)
+            return resuming.politely(call, texts, lambda: resuming.resume(call, found, texts, changed))
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, if any, as Ctrl-C would; that call raises Interrupted.
