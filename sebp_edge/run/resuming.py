@@ -81,6 +81,7 @@ def run_forget(
     """
     devices.refuse_several_processes()
     place.check_writable()
+    call.job.begin()
     documents = [documents] if isinstance(documents, str | Path) else list(documents)
     if texts is not None:
         texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
