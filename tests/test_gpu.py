@@ -441,7 +441,14 @@ def test_a_paused_training_with_graphs_goes_on_and_frees_its_memory(tmp_path, mo
         assert found[place] == pytest.approx(loss, rel=2e-2), place
 
 
-BUSY = "import torch; x = torch.ones(4096, 4096, device='cuda'); print(flush=True)\nwhile True: x @ x; torch.cuda.synchronize()"
+BUSY = """
+import torch
+x = torch.ones(4096, 4096, device="cuda")
+print(flush=True)
+while True:
+    x @ x
+    torch.cuda.synchronize()
+"""
 
 
 def test_what_another_process_computes_is_told_and_what_this_one_does_is_not():
