@@ -90,8 +90,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         self.recipe, self.device = Recipe.load(recipe), devices.pick_device(device)
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
-        self.seed = check_seed(seed)
-        self.me = (me,) if isinstance(me, str) else tuple(me)
+        self.seed, self.me = check_seed(seed), (me,) if isinstance(me, str) else tuple(me)
         self.politeness = (politeness or Politeness()).on(self.device.type)
         self.on_event, self.meanwhile = on_event, lambda: None  # which is called while a training waits
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
