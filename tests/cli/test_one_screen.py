@@ -1,16 +1,14 @@
 """What an owner of notes reads fits one screen: 24 lines of 80 columns, this machine's models first."""
 
 import json
-import time
 
 import pytest
-from command import RECIPE, run, without_controls
-from rich.progress import Progress
+from command import RECIPE, run
 from terminals import draw_on_terminal
 
-from sebp_edge.cli import analyze, console, listings, progress
+from sebp_edge.cli import analyze, console, listings
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import Evaluated, JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
+from sebp_edge.events import JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
 from sebp_edge.models.catalog import CATALOG
 
 LINES, COLUMNS = 24, 80
