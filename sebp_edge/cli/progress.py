@@ -29,6 +29,7 @@ from sebp_edge.events import (
     StepDone,
     TextsRead,
     TrainingStarted,
+    Waiting,
 )
 from sebp_edge.texts.documents import LeftOut
 
@@ -52,6 +53,7 @@ _PHASES = {
     "samples": "writing samples",
     "general text": "testing on general text",
     "copies": "searching for copies",
+    "waiting": "waiting",
     "gradients": "analyzing the gradients",
     "range test": "trying learning rates",
     "writing": "writing the files",
@@ -124,7 +126,7 @@ class ProgressPrinter:
         match event:
             case JobProgress():
                 self._job_progress(event)
-            case Notice() | NameInUse():
+            case Notice() | NameInUse() | Waiting():
                 self._print_note(escape(event.message))
             case JobStarted() if event.progress:
                 out.print(f"going on at {percent(event.progress, 0)}")

@@ -7,13 +7,14 @@ evaluations, decoding and so on. As they are done, the seconds that each kind re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import TypeVar
 
 from sebp_edge.basics.clock import WorkClock
-from sebp_edge.basics.stopping import Check, StopRequested
+from sebp_edge.basics.stopping import Check, StopSignal
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
@@ -27,6 +28,7 @@ from sebp_edge.events import (
     StepDone,
     TensorWritten,
     TrainingStarted,
+    Waiting,
     new_job,
 )
 from sebp_edge.models.libraries import quiet_libraries
@@ -98,6 +100,10 @@ class Job:
         match event:
             case JobStarted():
                 self._resumed_at = event.progress
+                self._began = self.clock()
+            case Waiting():
+                self._reports = True
+                self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
             case TrainingStarted():
                 self.enter(event.phase)
             case StepDone():
@@ -117,6 +123,10 @@ class Job:
                 self._marked = self.clock()  # the next step does not take this long again
             case PreparationProgress():
                 self._prepared(event)
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Context in which the call waits, which does not count."""
+        return self._own_clock.standing_still()
 
     def begin(self, phases: Sequence[Phase] = ()) -> None:
         """Begins to report, before the work is laid out; the second time, what took time until then is left out.
@@ -178,16 +188,12 @@ class Job:
         """
         if not self._reports:
             return compute(check)
-        made, is_wanted = Future(), True
-
-        def end_unless_wanted() -> None:
-            if not is_wanted:
-                raise StopRequested
+        made, unwanted = Future(), StopSignal()
 
         def run() -> None:
             try:
                 with quiet_libraries():
-                    made.set_result(compute(end_unless_wanted))
+                    made.set_result(compute(unwanted.check))
             except BaseException as error:
                 made.set_exception(error)
 
@@ -196,7 +202,7 @@ class Job:
             while not wait([made], SECONDS / 2).done:
                 check()
         except BaseException:
-            is_wanted = False
+            unwanted.set()
             raise
         return made.result()
 

@@ -24,7 +24,7 @@ from sebp_edge.run.job import (
     WRITING,
     Phase,
 )
-from sebp_edge.run.samples import NUM_SAMPLES, SAMPLING
+from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
 
@@ -160,7 +160,7 @@ def _evaluation(name: str, token: float, examples: int, tokens: int) -> Phase:
 def _samples(dataset: Dataset, token: float) -> float:
     """Returns the seconds that a model writes for: replies to the quiz, or else samples."""
     if dataset.quiz is None:
-        return _decoding(token, [20] * NUM_SAMPLES, SAMPLING.max_new_tokens)
+        return _decoding(token, [60] * NUM_BEGINNINGS, SAMPLING.max_new_tokens)
     questions = (*dataset.quiz.about_notes, *dataset.quiz.general)
     prompts = {each for question in questions for each in (question.alone, question.found, question.right) if each}
     return _decoding(token, list(map(len, prompts)), REPLY_TOKENS)
