@@ -10,6 +10,7 @@ from typing import Literal
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
+from sebp_edge.texts.word_figures import WordFigures
 
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
@@ -43,6 +44,8 @@ class AdapterRecord:
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
         quiz: what a quiz showed (see `sebp_edge.training.quiz.QuizFigures`); None without one.
+        words: what ghost text would have done in the test documents; None if that was not counted, and in older
+            records.
         created: when it was made, in UTC, as an ISO 8601 string.
         sebp_edge: the version of sebp-edge that made it.
         format: the format of the folder and of this record (see FORMAT).
@@ -70,6 +73,7 @@ class AdapterRecord:
     learnt_on_from: int | None = None
     packages: dict[str, str] | None = None
     quiz: dict[str, int | None] | None = None
+    words: WordFigures | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = dataclasses.field(default_factory=lambda: __version__)
     format: int = FORMAT

@@ -10,7 +10,7 @@ from sebp_edge.texts.documents import printable
 # Of a terminal; what does not fit is in the adapter's report.
 LINES, COLUMNS = 15, 80
 # Of the reasons for the verdict, so that warnings have room.
-REASON_LINES = 5
+REASON_LINES = 7
 
 
 # The paragraphs in the order in which they stand.

@@ -18,7 +18,7 @@ from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.general_loss import GeneralLoss, general_loss
 from sebp_edge.run.job import Job
 from sebp_edge.run.replies import ask_quiz
-from sebp_edge.run.samples import continue_each, find_beginnings
+from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
@@ -119,7 +119,7 @@ class Assessor:
         general = general_loss(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
-            samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
+            samples=choose(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
             expectation=expectation(
                 base.reference,
                 self._num_parameters,

@@ -99,6 +99,7 @@ def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | Non
         chat=task.dataset.is_chat,
         learnt_on_from=report.learnt_on.version if report.learnt_on else None,
         quiz=asdict(result.quiz.figures) if result and result.quiz else None,
+        words=result.words if result else None,
     )
 
 

@@ -16,6 +16,7 @@ from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.documents import LeftOut
+from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.quiz import QuizFigures
 
@@ -72,6 +73,7 @@ class _Facts:
     changed: int = _read("report.training.learnt_on.changed", 0)
     gone: int = _read("report.training.learnt_on.gone", 0)
     quiz: QuizFigures | None = _read("judged.quiz.figures")
+    words: WordFigures | None = _read("judged.words")
     concerns: tuple[str, ...] = _read("report.training.concerns")
     samples: tuple[Sample, ...] = _read("report.words.samples")
     expectation: str = _read("report.training.expectation")
@@ -129,6 +131,7 @@ class AdaptResult(_Facts):
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
+        words: what ghost text would have done in the test documents, before and after; None if that was not counted.
         quiz: what a quiz showed; None if the recipe has none. If not None, the quiz decides.
         answers: the quiz's questions about notes, and the adapter's answers; `repr` and `to_dict` leave them out.
         authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.

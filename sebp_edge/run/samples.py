@@ -6,8 +6,9 @@ Samples contain the user's text: they are for the screen, never for logs, metada
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
+from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import TextsError
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel
@@ -17,10 +18,18 @@ from sebp_edge.texts.documents import Completion, Content, Conversation, Documen
 from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
 
 NUM_SAMPLES = 3
-MAX_WORDS, MAX_CHARACTERS = 20, 200
-# Of a line, after its beginning: fewer show nothing of what was learnt.
-MIN_WORDS_LEFT = 4
-_ADDRESS = re.compile(r"://|www\.|\S{40}")
+# More are continued, since some continuations are the same.
+NUM_BEGINNINGS = 5
+# A beginning ends at a sentence or a line if it has so many characters by then.
+MIN_CHARACTERS, MAX_CHARACTERS = 12, 300
+# Otherwise it has so many words at most, and leaves so many of its line: fewer show nothing of what was learnt.
+MAX_WORDS, MIN_WORDS_LEFT = 20, 4
+# Two continuations are alike if they share so much of their pairs of words.
+_ALIKE = 0.5
+_ADDRESS = re.compile(r"://|www\.|[!-~]{40}")
+# A list's number ends no sentence; a paragraph ends with an empty line.
+_SENTENCE = re.compile(r"(?<!\d)[.!?…][\"'”’»)\]*_]*(?=\s)|[。！？][”’」』]*|\S(?=[^\S\n]*\n[^\S\n]*\n)")
+_LINE = re.compile(r"\S(?=[^\S\n]*\n)")
 # Repeatable. Without the penalty, small models repeat one phrase, which shows nothing of what they learnt.
 SAMPLING = Sampling(max_new_tokens=40, temperature=0, repetition_penalty=1.2)
 
@@ -43,25 +52,45 @@ class TextBeginning:
 def find_beginnings(
     documents: Sequence[Document], numbers: Iterable[int], base: BaseModel, *, chat_template: bool
 ) -> list[TextBeginning]:
-    """Returns the beginnings of the first three of these documents that the model can continue.
+    """Returns the beginnings of the first five of these documents that the model can continue.
+
+    No two documents begin alike.
 
     Args:
         numbers: indices of documents, in the order of preference.
         chat_template: whether prompt/completion records are rendered with the chat template, as in the recipe.
     """
-    found = []
+    found, begun = [], set()
     for number in numbers:
         content = documents[number].as_chat(chat_template=chat_template)
         beginning = _beginning_of(content)
         prompt = _encode(beginning, base)
-        if prompt is not None:
+        if prompt is not None and tuple(prompt.input_ids) not in begun:
+            begun.add(tuple(prompt.input_ids))
             # What other people wrote is not shown.
             is_others = isinstance(content, Conversation) and is_of_people(content.messages)
             text = beginning if isinstance(beginning, str) else "" if is_others else beginning[-1]["content"]
             found.append(TextBeginning(documents[number].source, text, prompt))
-        if len(found) == NUM_SAMPLES:
+        if len(found) == NUM_BEGINNINGS:
             break
     return found
+
+
+def choose(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """Returns three samples whose new continuations differ from each other, or fewer.
+
+    Those that differ from the base model's come before others, which show nothing of what was learnt.
+    """
+    chosen = []
+    for sample in sorted(samples, key=lambda sample: _are_alike(sample.base, sample.after)):
+        if len(chosen) < NUM_SAMPLES and not any(_are_alike(sample.after, other.after) for other in chosen):
+            chosen.append(sample)
+    return tuple(chosen)
+
+
+def _are_alike(one: str, other: str) -> bool:
+    pairs = [{*pairwise(["", *text.split(), ""])} for text in (one, other)]
+    return len(pairs[0] & pairs[1]) >= _ALIKE * min(map(len, pairs))
 
 
 def continue_each(base: BaseModel, beginnings: list[TextBeginning], check: Callable[[], None]) -> list[str]:
@@ -92,19 +121,35 @@ def _beginning_of(content: Content) -> str | list[dict[str, str]]:
 
 
 def _first_words(text: str) -> str:
-    """Returns the first words of a text, at most half of them.
+    """Returns how a text begins: sentences or paragraphs of its first half, or else lines, or else words.
 
-    A few words of the line are left to write, if possible, and neither of the words at the cut is an address.
+    Empty if it can only be cut within an address.
     """
     words, ends, good = list(re.finditer(r"\S+", text)), [], []
-    for number, word in enumerate(words[: min(MAX_WORDS, max(1, len(words) // 2))]):
+    for word in words[: min(MAX_WORDS, max(1, len(words) // 2))]:
         if word.end() <= MAX_CHARACTERS:
             ends.append(word.end())
-            rest = text[word.end() :].partition("\n")[0].split(maxsplit=MIN_WORDS_LEFT)
-            if len(rest) >= MIN_WORDS_LEFT and not any(_ADDRESS.search(each[0]) for each in words[number : number + 2]):
+            if len(text[word.end() :].partition("\n")[0].split(maxsplit=MIN_WORDS_LEFT)) >= MIN_WORDS_LEFT:
                 good.append(word.end())
+    most = min(MAX_CHARACTERS, len(text) // 2)
+    sentences, lines = (
+        [end.end() for end in kind.finditer(text[: most + 2]) if MIN_CHARACTERS <= end.end() <= most]
+        for kind in (_SENTENCE, _LINE)
+    )
+    for cuts in (sentences, lines, good, ends):
+        if away := [cut for cut in cuts if not _is_at_address(text, cut)]:
+            return text[: max(away)]
+    if ends:
+        return text[: max(ends)]
     # Languages without spaces have words of any length.
-    return text[: max(good or ends, default=MAX_CHARACTERS)]
+    begun = text[:MAX_CHARACTERS]
+    return "" if _ADDRESS.search(begun) else begun
+
+
+def _is_at_address(text: str, cut: int) -> bool:
+    """Whether the word before a cut, or the one after it, is an address."""
+    around = (text[:cut].split()[-1:], text[cut:].split(maxsplit=1)[:1])
+    return any(_ADDRESS.search(word) for word in chain.from_iterable(around))
 
 
 def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPrompt | None:

@@ -21,5 +21,6 @@ splits, lessons, schedule        outlines -> splits -> what is trained on -> epo
 general_probe                    general text on which the cost of an adaptation is measured
 progress                         events while texts are read, compared and tokenised
 batches                          a micro-batch -> packed active tokens, or a padded batch
+word_figures                     keystrokes that ghost text saves, and next words that are guessed
 teacher_tokens                   what a teacher finds probable at each loss token of an example
 """

@@ -8,7 +8,8 @@ quiz                  decides by right answers whether an adapter is better
 comparison            compares the test losses of two states, with a confidence bound
 loop                  runs one training: learning rates, steps, evaluations, the best state
 checkpoint            writes how far a run is, as often as it costs little, and reads it
-evaluation            computes held-out losses by document
+evaluation            computes held-out losses by document, and counts guessed words
+words                 reads from logits which words are guessed
 scoring               computes losses without training
 scale_down             scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.evaluation import HeldOutLoss
 
 # 95 % would do for normal differences. Those of real notes are skewed and of unequal size: a bound at 95 % is too high
@@ -70,6 +71,39 @@ def interval(losses: HeldOutLoss, cluster_of: Mapping[int, int]) -> tuple[float,
     if not math.isfinite(highest):
         return None
     return max(0.0, 2 * losses.mean - highest), highest
+
+
+def compare_words(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, int]) -> WordFigures | None:
+    """Compares the words that two models guess in the same documents.
+
+    Returns None if words were not read in all documents, or if no word follows a space.
+    """
+    is_read = all(test.words.keys() == test.tokens.keys() for test in (before, after))
+    if not is_read or not sum(before.words.values()):
+        return None
+    saved_more = _difference(before.saved, after.saved, before.characters, cluster_of)
+    guessed_more = _difference(before.guessed, after.guessed, before.words, cluster_of)
+    keystrokes, words = sum(before.characters.values()), sum(before.words.values())
+    saved, guessed = ([sum(getattr(test, name).values()) for test in (before, after)] for name in ("saved", "guessed"))
+    return WordFigures(keystrokes, *saved, *saved_more, words, *guessed, *guessed_more)
+
+
+def _difference(
+    before: Mapping[int, int], after: Mapping[int, int], total: Mapping[int, int], cluster_of: Mapping[int, int]
+) -> tuple[float, float] | tuple[None, None]:
+    """Returns a 95 % interval of how much more of a total is counted after than before, as a share of the total.
+
+    By the paired jackknife over clusters, with half of the gate's error on either side. There is none if fewer than two
+    clusters have changed.
+    """
+    units, unit_of = np.unique([cluster_of[document] for document in total], return_inverse=True)
+    totals = np.bincount(unit_of, list(total.values()), len(units))
+    more = np.bincount(unit_of, [after[document] - before[document] for document in total], len(units))
+    if np.count_nonzero(more) < 2:
+        return None, None
+    # With one nat of each, before, the gain is the share.
+    lowest = float(jackknife_bound(totals, totals - more, level=(1 + _LEVEL) / 2))
+    return lowest, 2 * float(more.sum() / totals.sum()) - lowest
 
 
 def jackknife_bound(before: np.ndarray, after: np.ndarray, level: float = _LEVEL) -> np.ndarray:

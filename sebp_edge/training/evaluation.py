@@ -1,16 +1,17 @@
-"""Computes held-out losses by document, apart for boilerplate."""
+"""Computes held-out losses by document, apart for boilerplate, and counts the words that were guessed."""
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from sebp_edge.texts.examples import Outline
+from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import Group
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.words import WordCounts, WordReader
 
 
 @dataclass
@@ -20,12 +21,17 @@ class HeldOutLoss:
     Attributes:
         nats, tokens: those of all loss tokens.
         boilerplate_nats, boilerplate_tokens: those of the loss tokens in boilerplate; without documents that have none.
+        characters, saved, words, guessed: the `WordCounts` of each document; empty if no words were read.
     """
 
     nats: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
     boilerplate_nats: dict[int, float] = field(default_factory=dict)
     boilerplate_tokens: dict[int, int] = field(default_factory=dict)
+    characters: dict[int, int] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)
+    words: dict[int, int] = field(default_factory=dict)
+    guessed: dict[int, int] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -47,47 +53,64 @@ class HeldOutLoss:
 
     def only(self, documents: Container[int]) -> "HeldOutLoss":
         """The loss of some of the documents."""
-        parts = (self.nats, self.tokens, self.boilerplate_nats, self.boilerplate_tokens)
-        return HeldOutLoss(*({n: value for n, value in part.items() if n in documents} for part in parts))
+        return self._changed(lambda part: {n: value for n, value in part.items() if n in documents})
 
     def renumbered(self, number_of: Mapping[int, int]) -> "HeldOutLoss":
         """The loss of the documents that have a new number, by that."""
-        parts = (self.nats, self.tokens, self.boilerplate_nats, self.boilerplate_tokens)
-        return HeldOutLoss(*({number_of[n]: value for n, value in part.items() if n in number_of} for part in parts))
+        return self._changed(lambda part: {number_of[n]: value for n, value in part.items() if n in number_of})
+
+    def _changed(self, change: Callable[[dict], dict]) -> "HeldOutLoss":
+        return HeldOutLoss(*map(change, vars(self).values()))
 
     @classmethod
     def merged(cls, parts: Sequence["HeldOutLoss"]) -> "HeldOutLoss":
         """Merges the losses of several folds, which share no document."""
         merged = cls()
         for part in parts:
-            merged.nats |= part.nats
-            merged.tokens |= part.tokens
-            merged.boilerplate_nats |= part.boilerplate_nats
-            merged.boilerplate_tokens |= part.boilerplate_tokens
+            for name, values in vars(part).items():
+                getattr(merged, name).update(values)
         return merged
 
 
-def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
-    """Evaluates a group; returns its losses by document."""
-    return sum_by_document(learner.losses(group))
+def evaluate(learner: RecoveringLearner, group: Group, *, reads_words: bool = False) -> HeldOutLoss:
+    """Evaluates a group; returns its losses by document, with its words if the learner can read them."""
+    words = learner.words if reads_words else None
+    return sum_by_document(learner.losses(group, reads_words=reads_words), words, learner.row_losses.examples)
 
 
-def sum_by_document(micro_batches: Iterable[tuple[list[Outline], Tensor, Tensor]]) -> HeldOutLoss:
+def sum_by_document(
+    micro_batches: Iterable[tuple[list[Outline], Tensor, Tensor]],
+    words: WordReader | None = None,
+    examples: Sequence[Example] = (),
+) -> HeldOutLoss:
     """Sums the losses of micro-batches by document.
 
     Args:
         micro_batches: the examples, the losses of their loss rows in nats, fp32 [C], and the example of each loss row,
-            int64 [C]; both tensors are on the host.
+            int64 [C]; both tensors are on the host. With `words`, instead of the losses what that has read.
+        words: counts the words.
+        examples: the tokens of all examples, by number.
     """
     result = HeldOutLoss()
-    for examples, losses_C, sequences_C in micro_batches:
-        _add(result.nats, result.tokens, examples, losses_C, sequences_C)
+    for outlines, found, sequences_C in micro_batches:
+        losses_C = found if words is None else found[:, 0]
+        _add(result.nats, result.tokens, outlines, losses_C, sequences_C)
         # Loss rows are in the order of the examples and of their loss tokens.
-        flags = (example.boilerplate or bytes(example.num_loss_tokens) for example in examples)
+        flags = (example.boilerplate or bytes(example.num_loss_tokens) for example in outlines)
         in_boilerplate = torch.tensor(list(chain.from_iterable(flags)))
         rows = in_boilerplate.nonzero().squeeze(1)
-        _add(result.boilerplate_nats, result.boilerplate_tokens, examples, losses_C[rows], sequences_C[rows])
+        _add(result.boilerplate_nats, result.boilerplate_tokens, outlines, losses_C[rows], sequences_C[rows])
+        if words is not None:
+            parts = found.split([example.num_loss_tokens for example in outlines])
+            for example, own in zip(outlines, parts, strict=True):
+                _add_words(result, example, words.count(examples[example.number], own, example.boilerplate))
     return result
+
+
+def _add_words(result: HeldOutLoss, example: Outline, counts: WordCounts) -> None:
+    for name, number in counts._asdict().items():
+        of_documents = getattr(result, name)
+        of_documents[example.document] = of_documents.get(example.document, 0) + number
 
 
 def _add(

@@ -11,7 +11,8 @@ from enum import StrEnum
 
 from sebp_edge.basics.units import percents_apart, plural
 from sebp_edge.texts.splits import MIN_CLUSTERS
-from sebp_edge.training.comparison import Comparison, compare
+from sebp_edge.texts.word_figures import WordFigures
+from sebp_edge.training.comparison import Comparison, compare, compare_words
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.quiz import QuizResult
 
@@ -54,6 +55,7 @@ class GateResult:
         before, after: the test losses of the base model and of the judged states; with folds, those of all folds
             together; None if there were no test documents.
         gain: the comparison of the two, without boilerplate lines; None if it was not judged.
+        words: what ghost text would have done in the test documents; None if that was not counted.
         active: the active version; None if there was none.
         gain_over_active: the comparison with it, on documents that neither has been trained on; None if there was none.
         refit_loss: the loss on the validation documents after the last training, which has seen them, in nats per
@@ -66,6 +68,7 @@ class GateResult:
     before: HeldOutLoss | None = None
     after: HeldOutLoss | None = None
     gain: Comparison | None = None
+    words: WordFigures | None = None
     active: ActiveVersion | None = None
     gain_over_active: Comparison | None = None
     refit_loss: float | None = None
@@ -83,7 +86,7 @@ class GateResult:
         if self.verdict is Verdict.NOT_JUDGED:
             return " ".join(concerns) or self._unjudged()
         tested = plural(len(self.after.rest.tokens), "document")
-        change = f"On {tested} held out of the training, {_describe(self.gain, margin)}"
+        change = f"On {tested} held out of the training, {self._described(margin)}"
         if self.verdict is Verdict.NO_GAIN:
             _, asked = percents_apart(self.gain.lower, margin)
             return f"{change}. The gate asks for a fall of at least {asked} with 95 % confidence; more text helps most."
@@ -102,6 +105,11 @@ class GateResult:
                 f"({self.refit_loss:.3f}); try a lower learning rate."
             )
         return f"{change}."
+
+    def _described(self, margin: float) -> str:
+        """Returns what the test showed: in words of use if they were counted, and of the loss."""
+        change = _describe(self.gain, margin)
+        return change if self.words is None else f"{self.words.sentence}. {change[0].upper()}{change[1:]}"
 
     def _unjudged(self) -> str:
         if self.before is not None:
@@ -145,7 +153,7 @@ def _describe(gain: Comparison, margin: float) -> str:
     """Returns how the loss changed, and how much it may have changed at worst, as the end of a sentence."""
     if math.isnan(gain.gain):
         return "the loss is not a finite number"
-    change = f"{_visible(gain.gain, margin)}, from {gain.before:.3f} to {gain.after:.3f} nats per token"
+    change = _visible(gain.gain, margin)
     lower = _visible(gain.lower, margin) if math.isfinite(gain.lower) else ""
     if gain.gain <= 0:
         sure = f" (with 95 % confidence, by no more than {lower})" if lower else ""
@@ -217,7 +225,8 @@ class Gate:
         own = after.rest
         if not own.tokens:  # all lines are boilerplate
             return result
-        result = replace(result, gain=compare(before.rest, own, self.cluster_of))
+        words = compare_words(before, after, self.cluster_of)
+        result = replace(result, gain=compare(before.rest, own, self.cluster_of), words=words)
         if not result.gain.lower >= self.margin:
             return replace(result, verdict=Verdict.NO_GAIN)
         if self.active is None:

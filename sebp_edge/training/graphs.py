@@ -26,9 +26,10 @@ from sebp_edge.sparse.patches.checkpoints import join_copies
 from sebp_edge.sparse.patches.state import ModelState
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
+from sebp_edge.training.words import WordReader
 
 # Parts of a micro-batch's work.
-GRADIENTS, LOSSES = "gradients", "losses"
+GRADIENTS, LOSSES, WORDS = "gradients", "losses", "words"
 
 
 class GraphPool:
@@ -106,12 +107,19 @@ class MicroBatchGraphs:
     Args:
         updates: the consumers of gradients, by name; each has its own graphs.
         loss: the accumulator of the losses, an fp32 scalar on the device.
+        words: reads the words of test documents; None to compute their losses only.
     """
 
     def __init__(
-        self, graphs: GraphPool, hoisted: Hoisted | HoistedEncoder, updates: dict[str, TakesGradients], loss: Tensor
+        self,
+        graphs: GraphPool,
+        hoisted: Hoisted | HoistedEncoder,
+        updates: dict[str, TakesGradients],
+        loss: Tensor,
+        words: WordReader | None = None,
     ):
         self._graphs, self._hoisted, self._updates, self._loss = graphs, hoisted, updates, loss
+        self._words = words
         self._buckets: list[Bucket] = []
         self._held: set[Bucket] = set()  # sizes that a bucket was chosen for
         self._planned: set[_Key] = set()
@@ -120,13 +128,17 @@ class MicroBatchGraphs:
         self._state: ModelState | None = None  # of the model that was captured
 
     def prepare(
-        self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = (), nums_soft_targets: Iterable[int] = (0,)
+        self,
+        needed: Iterable[Bucket],
+        validation: Iterable[Bucket] = (),
+        test: Iterable[Bucket] = (),
+        nums_soft_targets: Iterable[int] = (0,),
     ) -> None:
         """Chooses a few buckets that hold all later micro-batches.
 
         Args:
             needed: the sizes of micro-batches with gradients, as buckets on the grid.
-            held_out: the sizes of micro-batches without gradients, as buckets on the grid.
+            validation, test: the sizes of micro-batches without gradients, as buckets on the grid.
             nums_soft_targets: the numbers of soft targets that rows of micro-batches with gradients have.
         """
         new = [own for own in needed if own not in self._held]
@@ -138,7 +150,8 @@ class MicroBatchGraphs:
             for bucket in self._buckets
             for number in nums_soft_targets
         }
-        self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
+        self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in validation}
+        self._planned |= {self._key(WORDS if self._words else LOSSES, self.bucket(sizes)) for sizes in test}
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
@@ -171,8 +184,10 @@ class MicroBatchGraphs:
         fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
         return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
-    def losses(self, tokens: ActiveTokens) -> Tensor:
+    def losses(self, tokens: ActiveTokens, part: str = LOSSES) -> Tensor:
         """Returns the loss of every loss row, in nats: fp32 [C]. Tokens and losses are on the host.
+
+        With the part `WORDS`, returns what is read of their words instead, fp32 [C, 6].
 
         Raises:
             CannotCapture: the micro-batch cannot be captured.
@@ -180,7 +195,7 @@ class MicroBatchGraphs:
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
-        graph = self._get_graph(LOSSES, bucket, tokens)
+        graph = self._get_graph(part, bucket, tokens)
         graph.fill(filled)
         graph.replay()
         self._refuse_changes()
@@ -217,9 +232,9 @@ class MicroBatchGraphs:
         """Warms up the requested key and all planned ones that are not warmed up yet, the largest first.
 
         All are warmed up before the first capture, since a graph keeps the memory of its run, and later warm-ups would
-        need theirs in addition. A request for losses warms up losses only, since evaluations take no gradients.
+        need theirs in addition. A request of an evaluation warms up no gradients, since evaluations take none.
         """
-        planned = {key for key in self._planned if requested.part != LOSSES or key.part == LOSSES}
+        planned = {key for key in self._planned if requested.has_gradients or not key.has_gradients}
         for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
             # With weights of zero, gradients and loss do not change.
             filled = tokens.first_token(key.num_soft_targets).filled(key.bucket)
@@ -228,12 +243,18 @@ class MicroBatchGraphs:
             self._warmed_up.add(key)
 
     def _run(self, part: str, tokens: ActiveTokens) -> Tensor | None:
-        return self._row_losses(tokens) if part == LOSSES else self._take_gradients(part, tokens)
+        if part in self._updates:
+            return self._take_gradients(part, tokens)
+        return self._row_losses(tokens) if part == LOSSES else self._read_words(tokens)
 
     def _take_gradients(self, part: str, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
         self._updates[part].take_gradients(loss, is_warming_up=self._graphs.is_warming_up)
         self._loss.add_(loss.detach())
+
+    @torch.no_grad()
+    def _read_words(self, tokens: ActiveTokens) -> Tensor:
+        return self._words.read(self._hoisted.row_logits(tokens), tokens.targets)
 
     @torch.no_grad()
     def _row_losses(self, tokens: ActiveTokens) -> Tensor:
@@ -251,9 +272,13 @@ class _Key(NamedTuple):
     training: bool
     num_soft_targets: int
 
+    @property
+    def has_gradients(self) -> bool:
+        return self.part not in (LOSSES, WORDS)
+
     def order(self) -> tuple[bool, str, float, int]:
         """Sort key: those with gradients first, then the largest first."""
-        return self.part == LOSSES, self.part, -self.bucket.cost, -self.num_soft_targets
+        return not self.has_gradients, self.part, -self.bucket.cost, -self.num_soft_targets
 
 
 class _CapturedGraph:

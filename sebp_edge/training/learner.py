@@ -22,10 +22,11 @@ from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
-from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, LOSSES, WORDS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
+from sebp_edge.training.words import WordReader
 
 
 class Outcome(NamedTuple):
@@ -48,6 +49,7 @@ class Learner:
         options: what the training holds in memory at once.
         guard: checks how much memory the process uses.
         check: see `RowLosses`.
+        words: reads the words of test documents; None to compute their losses only.
 
     Attributes:
         adaptation: the adaptation whose parameters are trained.
@@ -67,8 +69,9 @@ class Learner:
         options: MemoryOptions,
         guard: MemoryGuard,
         check: Check = lambda: None,
+        words: WordReader | None = None,
     ):
-        self.adaptation, self._on_event, self._guard = adaptation, on_event, guard
+        self.adaptation, self._on_event, self._guard, self.words = adaptation, on_event, guard, words
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
         self.hook = adaptation.training_hook()
@@ -99,15 +102,18 @@ class Learner:
     def begin_graphs(self) -> None:
         """Starts to capture micro-batches, and replaces earlier graphs."""
         graphs = GraphPool(self.device, self._on_event)
-        self.graphs = MicroBatchGraphs(graphs, self.row_losses.hoisted, {GRADIENTS: self._update}, self._loss)
+        hoisted, updates = self.row_losses.hoisted, {GRADIENTS: self._update}
+        self.graphs = MicroBatchGraphs(graphs, hoisted, updates, self._loss, self.words)
 
-    def plan_graphs(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
+    def plan_graphs(
+        self, trained: Iterable[MicroBatch], validation: Iterable[MicroBatch], test: Iterable[MicroBatch]
+    ) -> None:
         """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
-            trained = list(trained)
-            needed, held_out = ([Bucket.holding(*each.sizes) for each in group] for group in (trained, evaluated))
+            groups = trained, validation, test = list(trained), list(validation), list(test)
+            needed, *held_out = ([Bucket.holding(*each.sizes) for each in group] for group in groups)
             soft_targets = {max(example.num_soft_targets for example in each.examples) for each in trained}
-            self.graphs.prepare(needed, held_out, soft_targets)
+            self.graphs.prepare(needed, *held_out, nums_soft_targets=soft_targets)
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
@@ -117,16 +123,20 @@ class Learner:
         return sizes.tokens, sizes.loss_rows
 
     @torch.no_grad()
-    def losses_of(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host."""
+    def losses_of(self, micro_batch: MicroBatch, *, reads_words: bool = False) -> tuple[Tensor, Tensor]:
+        """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host.
+
+        If it reads words, instead of the losses what it has read, [C, 6].
+        """
+        examples, words = micro_batch.examples, self.words if reads_words else None
         if self.graphs is not None:
-            tokens, graphs = self.row_losses.pack(micro_batch.examples), self.graphs
-            losses = self._captured(lambda: graphs.losses(tokens))
-            if losses is not None:
-                return losses, tokens.sequences
-        losses, sequences = self.row_losses(micro_batch.examples)
+            tokens, graphs = self.row_losses.pack(examples), self.graphs
+            found = self._captured(lambda: graphs.losses(tokens, LOSSES if words is None else WORDS))
+            if found is not None:
+                return found, tokens.sequences
+        found, sequences = self.row_losses(examples) if words is None else self.row_losses.read(examples, words)
         self._guard.check()
-        return losses.cpu(), sequences
+        return found.cpu(), sequences
 
     def begin_step(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""

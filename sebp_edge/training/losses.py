@@ -18,6 +18,7 @@ from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import RowLimit
+from sebp_edge.training.words import WordReader
 
 
 class RowLosses:
@@ -79,6 +80,11 @@ class RowLosses:
         batch = self._collator(self._look_up(examples))
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
         return losses, batch.plan.loss_rows // self._collator.context_length
+
+    def read(self, examples: list[Outline], words: WordReader) -> tuple[Tensor, Tensor]:
+        """Returns what `words` reads of a micro-batch's loss rows, [C, 6], and the example of each, int64 [C]."""
+        batch = self.pack(examples)
+        return words.read(self.row_logits(examples), batch.targets.to(self._device)), batch.sequences
 
     def row_logits(self, examples: list[Outline]) -> Iterable[Tensor]:
         """Returns the logits of a micro-batch's loss rows, some rows at a time: fp32 [c, V]."""

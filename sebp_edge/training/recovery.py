@@ -26,6 +26,7 @@ from sebp_edge.texts.examples import Example, Outline
 from sebp_edge.texts.schedule import Group, MicroBatch, Schedule
 from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
+from sebp_edge.training.words import WordReader
 
 
 class LearnerState(NamedTuple):
@@ -68,9 +69,10 @@ class RecoveringLearner(Learner):
     """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
 
     Args:
-        examples, options: see `Learner`.
+        examples, options, words: see `Learner`.
         guard: limits the memory; by default to all free memory.
         check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
+        rest: called between the micro-batches of other steps.
 
     Attributes:
         schedule: the current schedule.
@@ -88,14 +90,17 @@ class RecoveringLearner(Learner):
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
         check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
+        words: WordReader | None = None,
     ):
-        self._check, self._is_stepping = check, False
+        self._check, self._rest, self._is_stepping = check, rest, False
         device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
         guard = guard or MemoryGuard(device)
         guard.begin()
-        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, self._check_within)
+        check = self._check_within
+        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, check, words)
         self.limit = self.row_losses.limit
         self._prepared_rows = self.limit.max_rows
         self.schedule = Schedule([])
@@ -167,17 +172,17 @@ class RecoveringLearner(Learner):
         self._on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
         return True
 
-    def losses(self, group: Group) -> Iterator[tuple[list[Outline], Tensor, Tensor]]:
+    def losses(self, group: Group, *, reads_words: bool = False) -> Iterator[tuple[list[Outline], Tensor, Tensor]]:
         """Evaluates a group, one micro-batch at a time.
 
         Yields:
             The micro-batch's examples, the losses of its loss rows in nats, fp32 [C], and the example of each loss row,
-            int64 [C]; both tensors are on the host.
+            int64 [C]; both tensors are on the host. If it reads words, instead of the losses what it has read, [C, 6].
         """
         remaining, done = list(group.micro_batches), 0
         while remaining:
             with self._attempt(remaining[0]) as attempt:
-                losses, sequences = self.losses_of(remaining[0])
+                losses, sequences = self.losses_of(remaining[0], reads_words=reads_words)
             if attempt.did_not_fit:
                 self._reduce_memory(remaining[0])
                 self._cut_schedule()
@@ -239,6 +244,8 @@ class RecoveringLearner(Learner):
     def _check_within(self) -> None:
         if not self._is_stepping or self.can_be_left:
             self._check()
+        else:
+            self._rest()
 
     def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
         """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.
@@ -308,8 +315,15 @@ class RecoveringLearner(Learner):
 
     def _prepare_learner(self) -> None:
         schedules = (self.schedule, *self._later)
-        trained = chain.from_iterable(each.trained for each in schedules)
-        self.plan_graphs(trained, (micro_batch for each in schedules for _, micro_batch in each.evaluated))
+        trained, validation, test = (
+            chain.from_iterable(parts)
+            for parts in (
+                [each.trained for each in schedules],
+                [each.validation.micro_batches for each in schedules],
+                [each.test.micro_batches for each in schedules if not each.trains_on_all],
+            )
+        )
+        self.plan_graphs(trained, validation, test)
 
     def _notify_smaller_steps(self) -> None:
         if self.schedule.has_smaller_steps and not self._notified_smaller_steps:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import duration, percent
-from sebp_edge.errors import AdapterError, NonFiniteLoss
+from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
@@ -34,6 +34,7 @@ from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import score
+from sebp_edge.training.words import WordReader
 
 # A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180
@@ -68,6 +69,7 @@ class TrainingRun:
         resumed: how far an earlier process has come with the same task; None to begin.
         is_due: tells whether a checkpoint is to be written after the current step.
         check: called within steps; may raise to end the run.
+        rest: called within steps that cannot be left.
 
     Attributes:
         task: what is trained on, and how.
@@ -93,16 +95,18 @@ class TrainingRun:
         resumed: RunState | None = None,
         is_due: Callable[[], bool] = lambda: False,
         check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
+        self._words = _word_reader(base, task)
         self._judged = [schedule for schedule in task.schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
-        self._is_due, self._check = is_due, check
+        self._is_due, self._check, self._rest = is_due, check, rest
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
@@ -240,7 +244,8 @@ class TrainingRun:
         """Returns the losses of examples with another adaptation, which is attached to the base model now."""
         tokens_of, options = self.task.dataset.all_examples, self.task.options
         examples = [tokens_of[outline.number] for outline in chosen]
-        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, options, self._check)
+        sink, device = self._on_event, self.base.device
+        return score(adaptation.model, examples, self._collator, device, sink, options, self._check, self._words)
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""
@@ -266,6 +271,8 @@ class TrainingRun:
             task.options,
             self.guard,
             self._check,
+            self._rest,
+            self._words,
         )
 
     def _test_base(self, trainer: Trainer, schedule: Schedule, general: Group | None) -> None:
@@ -278,7 +285,7 @@ class TrainingRun:
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
         """Returns the test losses of the state that the adaptation is in."""
-        losses = evaluate(trainer.learner, schedule.test)
+        losses = evaluate(trainer.learner, schedule.test, reads_words=True)
         epoch = trainer.progress.best_epoch if is_trained else 0
         self._on_event(Evaluated(trainer.phase, "test", epoch, losses.mean, is_trained))
         return losses
@@ -387,3 +394,13 @@ class TrainingRun:
         tokens = sum(schedule.num_tokens for schedule in self.task.schedules)
         operations = passes * self.base.num_parameters * tokens
         return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)
+
+
+def _word_reader(base: BaseModel, task: Task) -> WordReader | None:
+    """Returns what reads the words of test documents; None if a quiz decides, or if the tokens' text is not known."""
+    if task.dataset.quiz is not None:
+        return None
+    try:
+        return WordReader(base.vocabulary, base.device)
+    except ModelError:
+        return None

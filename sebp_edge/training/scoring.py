@@ -16,6 +16,7 @@ from sebp_edge.texts.examples import Example, Outline, outlines
 from sebp_edge.texts.schedule import RowLimit
 from sebp_edge.training.evaluation import HeldOutLoss, sum_by_document
 from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.words import WordReader
 
 Result = TypeVar("Result")
 
@@ -29,11 +30,13 @@ def score(
     on_event: Sink,
     options: MemoryOptions = FASTEST,
     check: Check = lambda: None,
+    words: WordReader | None = None,
 ) -> HeldOutLoss:
     """Computes the losses of examples by document, as an evaluation during a training does; restores the model.
 
     Args:
         check: see `RowLosses`.
+        words: reads the words, too.
 
     Raises:
         RuntimeError, MemoryError: a single example does not fit into memory.
@@ -42,11 +45,11 @@ def score(
     with RowLosses(model, examples, collator, device, silent, options, check) as row_losses:
 
         def losses(micro_batch: list[Outline]) -> tuple[Tensor, Tensor]:
-            losses_C, sequences_C = row_losses(micro_batch)
-            return losses_C.cpu(), sequences_C
+            found, sequences_C = row_losses(micro_batch) if words is None else row_losses.read(micro_batch, words)
+            return found.cpu(), sequences_C
 
         computed = in_micro_batches(losses, outlines(examples), row_losses.limit, device, on_event)
-        return sum_by_document((micro_batch, *result) for micro_batch, result in computed)
+        return sum_by_document(((micro_batch, *result) for micro_batch, result in computed), words, examples)
 
 
 def in_micro_batches(

@@ -5,16 +5,18 @@ import torch
 from builders import make_sentences
 from failing_memory import RECIPE
 
+from sebp_edge.adapters.training_report import Sample
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.sampling import NonFiniteLogits
-from sebp_edge.run.samples import MAX_WORDS, continue_each, find_beginnings
+from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, choose, continue_each, find_beginnings
 from sebp_edge.texts.documents import Completion, Conversation, Document
 from sebp_edge.texts.examples import encode
 
 QUESTION = {"role": "user", "content": "where is the map"}
 ANSWER = {"role": "assistant", "content": "at home"}
 LONG = "the ferry left at six " * 100
+SENTENCES = "The ferry left. It came back at six."
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +36,16 @@ def beginnings_of(base, *contents, numbers=None, chat_template=False):
         (make_sentences(1, words=60)[0], " ".join(make_sentences(1, words=60)[0].split()[:MAX_WORDS])),
         ("the ferry left\nat six", "the ferry"),
         ("one", "one"),
-        ("字" * 1000, "字" * 200),
+        ("字" * 1000, "字" * MAX_CHARACTERS),
+        ("今日は雨でした。家にいました。" * 4, "今日は雨でした。家にいました。" * 2),
         ("see https://example.org/" + "x" * 300 + " for more of what was said there then", "see"),
         ("one two three four five six seven eight nine ten", "one two three four five"),
-        ("one two three four five\nsix seven eight nine ten and eleven", "one two three four five\nsix"),
+        ("one two three four five\nsix seven eight nine ten and eleven", "one two three four five"),
         ("one two three four www.example.org six seven eight nine ten", "one two three"),
+        ("The ferry left. It came back at six. Then the wind was from the west, and we took the map home.", SENTENCES),
+        ("The ferry left? It came\nback at six. " * 3, "The ferry left? It came\nback at six. The ferry left?"),
+        ("# The ferry to the west\n\n" + "and so we took the bread " * 30, "# The ferry to the west"),
+        ("1. the ferry and the soup\n2. the map that we took home", "1. the ferry and the soup"),
         (Completion("the ferry left", " at six"), "the ferry left"),
         (Conversation((QUESTION, ANSWER, QUESTION, ANSWER)), "where is the map"),
     ],
@@ -47,6 +54,10 @@ def test_the_beginning_of_a_document(base, content, text):
     base.model.config.max_position_embeddings = 2048
     (beginning,) = beginnings_of(base, content)
     assert beginning.text == text
+
+
+def test_a_document_that_can_only_be_cut_within_an_address_is_left_out(base):
+    assert beginnings_of(base, "https://example.org/" + "x" * 400, "the ferry left at six")[0].source == "document 1"
 
 
 @pytest.mark.parametrize("chat_template", [False, True])
@@ -68,18 +79,41 @@ def test_a_beginning_has_the_tokens_of_the_training(base, content, chat_template
         assert set(example.labels[: len(prompt)]) == {-100} and example.labels[len(prompt)] != -100
 
 
-def test_the_first_three_that_can_be_continued_are_taken_in_the_given_order(base):
+def sample(base_text, after, beginning="the ferry"):
+    return Sample("document", beginning, base_text, None, after)
+
+
+def test_samples_have_continuations_that_differ():
+    """From each other, and from the base model's if possible."""
+    unlearnt = sample(" left at six and then", " left at six and then")
+    one, same, other = (
+        sample(" left at six", after) for after in (" on the map now", " on the map then", " and bread")
+    )
+    more = [sample("", f" the {word} soup") for word in ("old", "new", "red")]
+    assert choose([unlearnt, one, same, other, *more]) == (one, other, more[0])
+    assert choose([unlearnt, one]) == (one, unlearnt)
+    assert choose([unlearnt, unlearnt]) == (unlearnt,)
+    assert choose([sample("", ""), one]) == (one, sample("", ""))
+    assert choose([]) == ()
+
+
+def test_documents_that_begin_alike_are_continued_once(base):
+    texts = [f"the ferry left at six. {rest}" for rest in ("and the wind was west so", "and the bread and the map of")]
+    assert [found.source for found in beginnings_of(base, *texts, "the old map")] == ["document 0", "document 2"]
+
+
+def test_the_first_that_can_be_continued_are_taken_in_the_given_order(base):
     contents = [
-        "the ferry left at six",
+        "one ferry left at six",
         Completion(LONG, "too long a prompt"),
         Completion("", "no prompt"),
         Conversation((ANSWER, QUESTION, ANSWER)),
         "the wind was from the west",
-        "the bread and the soup",
+        "some bread and the soup",
         "the old map",
     ]
-    found = beginnings_of(base, *contents, numbers=[6, 1, 2, 3, 5, 4, 0])
-    assert [beginning.source for beginning in found] == ["document 6", "document 5", "document 4"]
+    found = beginnings_of(base, *contents, *make_sentences(9), numbers=[6, 1, 2, 3, 5, 4, 0, *range(7, 16)])
+    assert [beginning.source for beginning in found] == [f"document {number}" for number in (6, 5, 4, 0, 7)]
 
 
 def test_continuations_are_repeatable_and_belong_to_the_present_state_of_the_model(base):

@@ -1,0 +1,76 @@
+"""Figures of a test that a person feels: keystrokes that ghost text saves, and next words that are guessed."""
+
+from dataclasses import dataclass
+
+from sebp_edge.basics.units import percent
+
+
+@dataclass(frozen=True)
+class WordFigures:
+    """What ghost text would have done in test documents, before and after a training; without boilerplate lines.
+
+    Attributes:
+        keystrokes: all characters.
+        saved_before, saved_after: how many of them ghost text would have saved at least, with the base model and with
+            the adapter: words after a space, accepted whole with one key, shown if their probability is 0.5 or more.
+        saved_more_lowest, saved_more_highest: a 95 % interval of how many more are saved after than before, as a share
+            of all; None if there are too few documents for one.
+        words: all words that follow a space.
+        guessed_before, guessed_after: how many of them are the likeliest next word.
+        guessed_more_lowest, guessed_more_highest: as of the keystrokes, as a share of the words.
+    """
+
+    keystrokes: int
+    saved_before: int
+    saved_after: int
+    saved_more_lowest: float | None
+    saved_more_highest: float | None
+    words: int
+    guessed_before: int
+    guessed_after: int
+    guessed_more_lowest: float | None
+    guessed_more_highest: float | None
+
+    @property
+    def saved(self) -> tuple[str, str]:
+        """The share of keystrokes saved before and after: "3.1 %"."""
+        before, after = (percent(saved / max(1, self.keystrokes)) for saved in (self.saved_before, self.saved_after))
+        return before, after
+
+    @property
+    def guessed(self) -> tuple[int, int]:
+        """How many of 100 next words were guessed before and after."""
+        before, after = (round(100 * found / max(1, self.words)) for found in (self.guessed_before, self.guessed_after))
+        return before, after
+
+    @property
+    def more_saved(self) -> str:
+        """The interval of the keystrokes saved more than before, in words; empty if there is none."""
+        return _points(self.saved_more_lowest, self.saved_more_highest)
+
+    @property
+    def more_guessed(self) -> str:
+        """The interval of the words guessed more than before, in words; empty if there is none."""
+        return _points(self.guessed_more_lowest, self.guessed_more_highest)
+
+    @property
+    def sentence(self) -> str:
+        """The figures, as the end of a sentence."""
+        before, after = self.saved
+        sure = f" ({self.more_saved})" if self.more_saved else ""
+        return (
+            f"ghost text would have saved at least {after} of keystrokes, {before.removesuffix(' %')} before{sure}, "
+            f"and {self.guessed[1]} of 100 next words were guessed, {self.guessed[0]} before"
+        )
+
+
+def _points(lowest: float | None, highest: float | None) -> str:
+    """Formats an interval of a difference of shares."""
+    if lowest is None or highest is None:
+        return ""
+    low, high = (f"{abs(100 * share):.1f}" for share in (lowest, highest))
+    if lowest >= 0:
+        return f"between {low} and {high} points more"
+    if highest <= 0:
+        return f"between {high} and {low} points fewer"
+    return f"from {low} points fewer to {high} more"

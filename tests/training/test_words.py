@@ -1,0 +1,278 @@
+"""Words are counted from a test's logits as `complete` shows them after each space, on every path."""
+
+import inspect
+import math
+import random
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from builders import WORDS, evaluated
+from failing_memory import CPU, recovering_learner, uneven_examples
+
+from sebp_edge import Personalizer
+from sebp_edge.errors import ModelError
+from sebp_edge.events import silent
+from sebp_edge.models.completion import complete_text
+from sebp_edge.models.decoding import Decoder
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.documents import Document
+from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.prompts import encode_texts
+from sebp_edge.training import run
+from sebp_edge.training.checkpoint import CheckpointFiles, RunState
+from sebp_edge.training.comparison import compare_words, t_quantile
+from sebp_edge.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.training.loop import TrainingProgress
+from sebp_edge.training.scoring import score
+from sebp_edge.training.words import MIN_PROBABILITY, WordReader
+
+WORD = re.compile(r"[a-z]*")
+
+
+@pytest.fixture
+def sure(base):
+    """A random model that is sure of what it predicts."""
+    base.model.model.norm.weight.data *= 12
+    return base
+
+
+def reader_of(base):
+    return WordReader(base.vocabulary, CPU)
+
+
+class Typist:
+    """Completes texts after each space."""
+
+    def __init__(self, base):
+        self._complete = partial(
+            complete_text, Decoder(base.model), base.vocabulary, partial(encode_texts, tokenizer=base.tokenizer)
+        )
+
+    def shown(self, before):
+        """The word that is shown."""
+        found = self._complete(before, 12, MIN_PROBABILITY)
+        return found.words[0] if found.words else ""
+
+    def guess(self, before):
+        """The likeliest word."""
+        return WORD.match(self._complete(before, 12, 0.0).text)[0]
+
+
+def begins_with_space(base, word):
+    (tokens,) = base.tokenizer([f"a {word}"], add_special_tokens=False)["input_ids"]
+    return len(base.vocabulary[tokens[1]]) > 1
+
+
+def text_of(base, typist, order):
+    """A text of words, of which the model has guessed some, with signs between them."""
+    text = order.choice(WORDS)
+    for _ in range(18):
+        text += order.choice([" ", " ", " ", " ", ", ", ".\n"])
+        guess = typist.guess(text) if text.endswith(" ") and order.random() < 0.7 else ""
+        text += guess if guess and begins_with_space(base, guess) else order.choice(WORDS)
+    return text + "."
+
+
+def test_the_counts_are_those_of_completing_after_each_space(sure):
+    typist, order = Typist(sure), random.Random()
+    texts = [text_of(sure, typist, order) for _ in range(2)]
+    examples, _ = encode([Document("", text) for text in texts], sure.tokenizer, 128)
+    assert len(examples) == len(texts)
+    collator = Collator(128, sure.pad_token_id)
+    found = score(sure.model, examples, collator, CPU, silent, words=reader_of(sure))
+    for number, text in enumerate(texts):
+        expected = {"words": 0, "saved": 0, "guessed": 0}
+        for space in re.finditer(r"(?<=\S) (?=[a-z])", text):
+            word = WORD.match(text, space.end())[0]
+            assert begins_with_space(sure, word)
+            expected["words"] += 1
+            expected["saved"] += len(word) - 1 if typist.shown(text[: space.end()]) == word else 0
+            expected["guessed"] += typist.guess(text[: space.end()]) == word
+        counted = {name: getattr(found, name)[number] for name in expected}
+        assert counted == expected, text
+        assert found.characters[number] == len(text)
+    assert sum(found.words.values()) > sum(found.guessed.values()) > 0 < sum(found.saved.values())
+
+
+@pytest.mark.usefixtures("plain_graphs")
+@pytest.mark.parametrize("path", ["hoisted", "padded", "graphs"])
+@pytest.mark.parametrize("max_rows", [64, 4096])
+def test_losses_and_words_are_the_same_on_every_path(sure, path, max_rows):
+    examples = uneven_examples()
+    with recovering_learner(sure, examples, max_rows=max_rows, padded=path == "padded", words=reader_of(sure)) as own:
+        if path == "graphs":
+            own.begin_graphs()
+        alone = evaluate(own, evaluated(own, examples))
+        found = evaluate(own, evaluated(own, examples), reads_words=True)
+    assert alone.words == {} and alone.tokens == found.tokens
+    assert found.nats == pytest.approx(alone.nats, rel=1e-5)
+    with recovering_learner(sure, examples, words=reader_of(sure)) as own:
+        expected = evaluate(own, evaluated(own, examples), reads_words=True)
+    for name in ("words", "characters", "guessed", "saved"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+@pytest.mark.usefixtures("plain_graphs")
+def test_a_test_is_captured_apart_from_evaluations_without_words(sure):
+    examples = uneven_examples()
+    with recovering_learner(sure, examples, words=reader_of(sure)) as own:
+        own.begin_graphs()
+        group = evaluated(own, examples)
+        own.plan_graphs([], [], group.micro_batches)
+        for reads_words in (True, False, True):
+            evaluate(own, group, reads_words=reads_words)
+        order = own.graphs._graphs.order
+    assert [part for part in order if part != "warm_up"] == ["words", "losses"]
+
+
+class Characters:
+    """A vocabulary in which each token is a text."""
+
+    def __init__(self, *tokens):
+        self.tokens = [token if token is None else token.encode() for token in tokens]
+
+    def __getitem__(self, number):
+        return self.tokens[number]
+
+    def going_on_after(self, character):
+        return torch.tensor([float(token is not None and token[:1].isalpha()) for token in self.tokens])
+
+    def beginning_with(self, prefix):
+        return [number for number, token in enumerate(self.tokens) if token is not None and token.startswith(prefix)]
+
+
+TOKENS = [None, " the", "re", " ferry", ".", " ", "\n", "six", "-ry", " é"]
+SURE, UNSURE = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0], [math.inf, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def count(labels, rows=None, flags=b"", prompt=(4,)):
+    example = Example([*prompt, *map(abs, labels)], [-100] * len(prompt) + labels, 0)
+    rows = [SURE] * example.num_loss_tokens if rows is None else rows
+    return tuple(WordReader(Characters(*TOKENS), CPU).count(example, torch.tensor(rows), flags))
+
+
+@pytest.mark.parametrize(
+    ("labels", "counted"),
+    [
+        ([1, 4], (5, 2, 1, 1)),
+        ([1, 2, 4], (7, 4, 1, 1)),
+        ([1, 3, 4], (11, 6, 2, 2)),
+        ([1, 0], (4, 2, 1, 1)),  # the token that ends a text
+        ([1], (4, 0, 1, 0)),  # nothing tells whether the model would have ended the word
+        ([1, -100, 4], (5, 0, 1, 0)),
+        ([7, 4], (4, 0, 0, 0)),  # no space
+        ([5, 7, 4], (5, 0, 0, 0)),  # the space is a token of its own
+        ([6, 1, 4], (6, 0, 0, 0)),  # the space begins a line
+        ([3, 8, 4], (10, 4, 1, 1)),  # a sign ends the word
+        ([9, 4], (3, 0, 1, 1)),  # a key is needed for a word of one letter
+    ],
+)
+def test_words_are_those_after_a_space_and_need_one_key(labels, counted):
+    assert count(labels) == counted
+
+
+def test_a_word_counts_if_all_of_it_is_right_and_ends():
+    labels, going_on = [1, 2, 4], [0.0, 1.0, 1.0, 1.0, 0.6, 1.0]
+    for wrong in range(2):
+        assert count(labels, [UNSURE if row == wrong else SURE for row in range(3)]) == (7, 0, 1, 0)
+    assert count(labels, [SURE, SURE, going_on]) == (7, 0, 1, 0)
+    half = [0.69, 1.0, 1.0, 0.0, 0.0, 1.0]
+    assert count(labels, [half, SURE, SURE]) == (7, 4, 1, 1)
+    assert count(labels, [half, half, SURE]) == (7, 0, 1, 1)
+    among_spaces = [1.38, 0.0, 1.0, 0.0, 0.0, 0.5]
+    assert count(labels, [among_spaces, SURE, SURE]) == (7, 4, 1, 1)
+    for broken in (math.nan, math.inf):
+        assert count(labels, [[broken] * 6] * 3) == (7, 0, 1, 0)
+
+
+def test_boilerplate_and_prompts_are_not_counted():
+    assert count([1, 4, 3, 4], flags=bytes([1, 1, 0, 0])) == (7, 4, 1, 1)
+    assert count([3, 4], prompt=(4, 1, 4)) == (7, 4, 1, 1)
+
+
+def test_ghost_text_is_shown_from_the_probability_of_complete():
+    assert inspect.signature(Personalizer.complete).parameters["min_probability"].default == MIN_PROBABILITY
+
+
+def test_a_tokenizer_whose_bytes_are_unknown_leaves_the_words_out(base, monkeypatch):
+    def refuse(base):
+        raise ModelError("unknown")
+
+    task = type("Task", (), {"dataset": type("Dataset", (), {"quiz": None})})
+    assert run._word_reader(base, task) is not None
+    monkeypatch.setattr(BaseModel, "vocabulary", property(refuse))
+    assert run._word_reader(base, task) is None
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+
+
+def outcome(saved, guessed=None, characters=1000, words=100):
+    documents = range(len(saved))
+    guessed = saved if guessed is None else guessed
+    every = ([10.0] * len(saved), [5] * len(saved)), ([characters] * len(saved), saved, [words] * len(saved), guessed)
+    nats, tokens = (dict(zip(documents, part, strict=True)) for part in every[0])
+    return HeldOutLoss(nats, tokens, {}, {}, *(dict(zip(documents, part, strict=True)) for part in every[1]))
+
+
+def alone(count):
+    return {document: document for document in range(count)}
+
+
+def test_the_interval_is_that_of_t_for_documents_of_one_size():
+    before, more = [30] * 8, np.array([4, 9, -2, 6, 8, 0, 5, 10])
+    found = compare_words(outcome(before), outcome((before + more).tolist()), alone(8))
+    assert (found.keystrokes, found.saved_before, found.saved_after) == (8000, 240, 240 + more.sum())
+    half = t_quantile(7, 0.9925) * (more / 1000).std(ddof=1) / math.sqrt(8)
+    expected = ((more / 1000).mean() - half, (more / 1000).mean() + half)
+    assert (found.saved_more_lowest, found.saved_more_highest) == pytest.approx(expected)
+    assert (found.guessed_more_lowest, found.guessed_more_highest) == pytest.approx([10 * each for each in expected])
+
+
+def test_there_is_no_interval_of_one_cluster_or_of_one_change():
+    before, after = outcome([30, 30, 30]), outcome([33, 35, 31])
+    for found in (
+        compare_words(before, after, dict.fromkeys(range(3), 7)),
+        compare_words(before, outcome([30, 35, 30]), alone(3)),
+        compare_words(before, before, alone(3)),
+    ):
+        assert found.saved_more_lowest is found.saved_more_highest is found.guessed_more_lowest is None
+        assert "points" not in found.sentence
+
+
+def test_words_that_were_not_read_in_all_documents_have_no_figures():
+    read = outcome([30, 31])
+    unread = HeldOutLoss(read.nats, read.tokens)
+    half = HeldOutLoss.merged([outcome([30]), HeldOutLoss({1: 10.0}, {1: 5})])
+    without = outcome([0, 0], words=0)
+    for before, after in ((read, unread), (unread, read), (half, half), (without, without)):
+        assert compare_words(before, after, alone(2)) is None
+    assert compare_words(read, read, alone(2)) is not None
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ([40, 44, 38, 41], r"4\.1 % of keystrokes, 3\.0 before \(between \d\.\d and \d\.\d points more\), and"),
+        ([20, 16, 22, 19], r"1\.9 % of keystrokes, 3\.0 before \(between \d\.\d and \d\.\d points fewer\), and"),
+        ([31, 29, 36, 28], r"3\.1 % of keystrokes, 3\.0 before \(from \d\.\d points fewer to \d\.\d more\), and"),
+        ([31, 30, 30, 30], r"3\.0 % of keystrokes, 3\.0 before, and"),
+    ],
+)
+def test_the_sentence_says_what_was_saved_and_how_sure_it_is(after, words):
+    said = compare_words(outcome([30] * 4), outcome(after), alone(4)).sentence
+    assert re.match(f"ghost text would have saved at least {words} ", said), said
+    assert said.endswith(f" {round(sum(after) / 4)} of 100 next words were guessed, 30 before")
+
+
+def test_words_are_kept_by_a_checkpoint(tmp_path):
+    before = outcome([30, 31])
+    state = RunState(0.5, 1.0, [TrainingProgress("train", before=before, after=HeldOutLoss())], None)
+    CheckpointFiles(tmp_path).write(state)
+    (progress,) = CheckpointFiles(tmp_path).read().progress
+    assert progress.before == before and progress.after == HeldOutLoss()
+    assert before.renumbered({1: 7}).saved == {7: 31}
