@@ -106,7 +106,7 @@ def test_words_that_were_not_counted_are_not_known():
         (
             words,
             [
-                "saves 3.1 % → 4.6 % at least, base model → version 1; with 95 % confidence, between 1.0 and 2.0 points",
+                "saves 3.1 % → 4.6 % at least, base model → version 1; with 95 % confidence, between 1.0 and",
                 "Next words guessed, of 100 27 → 29 23,456 words of test documents",
             ],
         ),
