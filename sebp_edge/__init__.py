@@ -27,6 +27,7 @@ _HOMES = {
     "LearningRateRange": "sebp_edge.research.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
+    "Politeness": "sebp_edge.machine.politeness",
     "Receipt": "sebp_edge.adapters.erasure",
     "Recipe": "sebp_edge.recipe",
     "SavedAdapter": "sebp_edge.adapters.saved",
@@ -49,6 +50,7 @@ __all__ = [
     "LearningRateRange",
     "Personalizer",
     "Plan",
+    "Politeness",
     "Receipt",
     "Recipe",
     "SavedAdapter",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from sebp_edge.ask.answer import Answer
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
+    from sebp_edge.machine.politeness import Politeness
     from sebp_edge.memory.plan import Plan
     from sebp_edge.models.completion import Completion
     from sebp_edge.personalizer import Personalizer

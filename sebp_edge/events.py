@@ -41,6 +41,7 @@ __all__ = [
     "TensorWritten",
     "TextsRead",
     "TrainingStarted",
+    "Waiting",
     "message",
     "new_job",
     "silent",
@@ -150,6 +151,24 @@ class JobStarted(Event):
     event: ClassVar[str] = "job_started"
     id: str
     progress: float
+
+
+@dataclass(frozen=True)
+class Waiting(Event):
+    """A training waits for other programs, or for mains power; it goes on by itself.
+
+    Until it does, the phase of the job is "waiting".
+
+    Attributes:
+        waits_for: "power", "memory" or "gpu".
+        holds_memory: whether the model stays in memory; otherwise the training begins again at its checkpoint.
+        message: why, in one sentence.
+    """
+
+    event: ClassVar[str] = "waiting"
+    waits_for: str
+    holds_memory: bool
+    message: str
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sebp_edge.basics.files import expand_user
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.result import ExportResult
 from sebp_edge.machine import devices
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
@@ -25,6 +26,7 @@ from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run import asking, exporting, generating, measuring, resuming
 from sebp_edge.run.call import Call
+from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
@@ -66,6 +68,7 @@ class Personalizer:
             the GPU, or of the host on the CPU. If no plan fits into what is free of it, `adapt` loads nothing.
         seed: the random seed.
         me: the owner's name in chats and mails, or a list, since each service may have another one.
+        politeness: how trainings give way to other programs; by default, they do not.
         on_event: receives every event (see `sebp_edge.events`).
     """
 
@@ -79,6 +82,7 @@ class Personalizer:
         store: AdapterStore | str | Path | None = None,
         seed: int = 0,
         me: str | Sequence[str] = (),
+        politeness: Politeness | None = None,
         on_event: Sink = silent,
     ):
         self.reference = resolve(model)
@@ -87,7 +91,8 @@ class Personalizer:
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
         self.me = (me,) if isinstance(me, str) else tuple(me)
-        self.on_event = on_event
+        self.politeness = (politeness or Politeness()).on(self.device.type)
+        self.on_event, self.meanwhile = on_event, lambda: None  # which is called while a training waits
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._searched, self._calls = SearchedTexts(), OneCall()
 
@@ -128,7 +133,7 @@ class Personalizer:
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
         with self._begin(stop_when) as call:
-            return resuming.run_adapt(call, place, texts, options)
+            return resuming.politely(call, texts, lambda: resuming.run_adapt(call, place, texts, options))
 
     def forget(
         self,
@@ -161,7 +166,8 @@ class Personalizer:
         """
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
         with self._begin(stop_when) as call:
-            return resuming.run_forget(call, Place(self.store, name), documents, texts, options, on_found)
+            given = (call, Place(self.store, name), documents, texts, options, on_found)
+            return resuming.politely(call, texts, lambda: resuming.run_forget(*given))
 
     def resume(
         self, job: str | None = None, texts=None, *, changed: str = "refuse", stop_when: threading.Event | None = None
@@ -179,7 +185,9 @@ class Personalizer:
                 though it knows what it has learnt of them; or "again", to start over in any case.
         """
         with self._begin(stop_when) as call:
-            return resuming.resume(call, self.store.jobs.get(job), texts, changed)
+            return resuming.politely(
+                call, texts, lambda: resuming.resume(call, self.store.jobs.get(job), texts, changed)
+            )
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, if any, as Ctrl-C would; that call raises Interrupted.
@@ -389,6 +397,6 @@ class Personalizer:
     def _begin(self, stop_when: threading.Event | None = None) -> AbstractContextManager[Call]:
         return self._calls.begin(self._make_call, stop_when)
 
-    def _make_call(self, *ends) -> Call:
-        own = (self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use)
-        return Call(*own, *ends, Job(self.on_event))
+    def _make_call(self, signal, *others) -> Call:
+        own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use), Job(self.on_event)
+        return Call(*own, signal, *others, job, GivingWay(self.politeness, self.device, job, signal, self.meanwhile))

@@ -1,4 +1,4 @@
-"""Simulates what a machine has: memory, GPUs, number formats."""
+"""Simulates what a machine has: memory, GPUs, number formats, power supplies."""
 
 import sys
 from types import SimpleNamespace
@@ -41,3 +41,13 @@ class FakeMachine:
     def multiplies(self, rate: float) -> None:
         """Sets how many floating-point operations a second a product of matrices makes."""
         self._monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: rate)
+
+
+def write_supplies(folder, plugged: bool | None = None, status: str | None = "Discharging") -> None:
+    """Writes what Linux tells of power supplies: whether the mains are plugged in, and the battery's state, if any."""
+    battery = {"status": status, "energy_now": 7, "energy_full": 9, "power_now": 1}
+    values = {"AC0": {} if plugged is None else {"online": int(plugged)}, "BAT0": battery if status else {}}
+    for name, files in values.items():
+        for file, value in files.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_text(f"{value}\n")

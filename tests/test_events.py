@@ -14,6 +14,7 @@ KINDS = {
     "progress": events.JobProgress,
     "notice": events.Notice,
     "job_started": events.JobStarted,
+    "waiting": events.Waiting,
     "name_in_use": events.NameInUse,
     "preparing": events.PreparationProgress,
     "memory_planned": events.MemoryPlanned,

@@ -58,8 +58,7 @@ def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, make_adapt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("just_made", [True, False])
+@pytest.mark.parametrize(("method", "just_made"), [("lora", False), ("full", True)])
 def test_one_personalizer_shows_before_and_after(make, make_adapted, method, just_made):
     personalizer = make_adapted(method)
     if not just_made:

@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 47_853
+MAX_LINES = 48_941
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_598,
-    "adapters": 3_360,
+    "files at the root": 1_628,
+    "adapters": 3_366,
     "ask": 718,
-    "basics": 703,
+    "basics": 734,
     "basics.pages": 331,
-    "cli": 2_991,
+    "cli": 2_972,
     "export": 1_991,
-    "machine": 646,
+    "machine": 838,
     "memory": 1_392,
     "models": 4_539,
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 4_727,
-    "serve": 2_245,
+    "run": 5_106,
+    "serve": 2_267,
     "sparse": 1_482,
     "sparse.patches": 2_213,
     "sparse.rows": 759,
-    "texts": 10_401,
-    "training": 3_100,
+    "texts": 10_478,
+    "training": 3_470,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -110,8 +110,8 @@ HOMES = {
 PUBLIC = {
     "sebp_edge": """
         AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
-        LearningRateRange Personalizer Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__
-        sparsify
+        LearningRateRange Personalizer Plan Politeness Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult
+        __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ClosedError ExportError Interrupted
@@ -121,7 +121,7 @@ PUBLIC = {
     "sebp_edge.events": """
         PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
         JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
-        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted message new_job silent
+        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
@@ -169,6 +169,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
+    "sebp_edge/run/job.py": "StopRequested",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
@@ -261,6 +262,14 @@ def test_no_room_outgrows_its_cap():
 def test_the_root_has_few_entries():
     entries = {path.name for path in (ROOT / "sebp_edge").iterdir()} - {"__pycache__"}
     assert len(entries) <= MAX_ENTRIES_AT_ROOT, sorted(entries)
+
+
+def test_every_mutation_still_applies(monkeypatch):
+    """`tests/proof/mutations.py` is run by hand; code that has changed meanwhile would end it."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "proof")
+    texts = [path.read_text(encoding="utf-8") for path in sources()]
+    mutations = importlib.import_module("mutations").MUTATIONS
+    assert [each.name for each in mutations if sum(each.code in text for text in texts) != 1] == []
 
 
 def test_contributing_lists_the_layers():

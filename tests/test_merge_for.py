@@ -55,6 +55,7 @@ def test_the_base_model_is_judged_as_rounded_too(make_wide, notes_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_the_version_records_what_it_was_trained_for_and_is_used_unrounded(make_wide, notes_folder):
     personalizer = make_wide()
     original = {name: each.clone() for name, each in personalizer.in_use.load(silent).model.state_dict().items()}
@@ -68,6 +69,7 @@ def test_the_version_records_what_it_was_trained_for_and_is_used_unrounded(make_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_the_active_version_is_compared_as_rounded(make_wide, notes_folder, monkeypatch):
     make_wide(PLAIN).adapt(notes_folder, activate_anyway=True)
     rounded, load_folder = [], LoraAdapter.from_folder.__func__

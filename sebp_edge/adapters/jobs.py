@@ -33,6 +33,7 @@ from sebp_edge.basics.files import (
     write_checked_json,
 )
 from sebp_edge.errors import AdapterError, JobError, suggest
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe
 
 CHECKPOINT = "checkpoint.json"
@@ -49,7 +50,7 @@ class JobRecord:
     Attributes:
         kind: "adapt" or "forget".
         adapter: the adapter's name.
-        settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed and me.
+        settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed, me and politeness.
         options: the other arguments of the call.
         texts: the values of each `Folder` that was given, with its absolute path; None if other texts were given.
         begun: when it was begun, in UTC, as an ISO 8601 string.
@@ -117,7 +118,8 @@ class Job:
         values = self.record.settings["recipe"]
         changes = values.get("changes")
         recipe = Recipe.of_record(values) if changes is None else Recipe.load(None).replace(**changes)
-        return self.record.settings | {"recipe": recipe}
+        politeness = Politeness(**self.record.settings.get("politeness", {}))
+        return self.record.settings | {"recipe": recipe, "politeness": politeness}
 
     @contextmanager
     def held(self) -> Iterator[None]:

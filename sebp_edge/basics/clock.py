@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Seconds between two looks at the time; a longer gap in which nothing was computed is not counted.
 INTERVAL, MAX_GAP = 0.1, 0.5
@@ -19,16 +21,31 @@ class WorkClock:
     def __init__(self):
         self._lock, self._ends = threading.Lock(), threading.Event()
         self._seen, self._computed, self._stopped = time.perf_counter(), time.process_time(), 0.0
+        self._standing: float | None = None  # what it shows within `standing_still`
 
     def __call__(self) -> float:
         """Returns seconds; only differences mean something."""
         with self._lock:
+            if self._standing is not None:
+                return self._standing
             now, computed = time.perf_counter(), time.process_time()
             gap = now - self._seen
             if gap > MAX_GAP and computed - self._computed < MIN_COMPUTED * gap:
                 self._stopped += gap
             self._seen, self._computed = now, computed
             return now - self._stopped
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Context in which it stands still, since the process waits."""
+        standing = self()
+        self._standing = standing
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seen, self._computed, self._standing = time.perf_counter(), time.process_time(), None
+                self._stopped = self._seen - standing
 
     def __enter__(self) -> "WorkClock":
         self()

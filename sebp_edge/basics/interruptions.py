@@ -40,6 +40,11 @@ class Interruptions:
         """Defers all signals from now on."""
         self._is_deferring = True
 
+    def begin_again(self) -> None:
+        """Passes signals on at once again, those that are deferred too."""
+        self._is_deferring = False
+        self.deliver()
+
     def deliver(self) -> None:
         """Passes deferred signals to the process's own handlers, which may raise; called where that is safe."""
         while self._deferred:

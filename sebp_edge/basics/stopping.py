@@ -36,6 +36,15 @@ class StopSignal:
         self.is_pausing = self.can_pause
         return self.can_pause
 
+    def renew(self, *, can_pause: bool) -> None:
+        """Lets a call that has ended by a pause begin again: it can be stopped and paused once more."""
+        self._has_raised, self.is_pausing, self.can_pause = False, False, can_pause
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a stop or a pause was requested."""
+        return self.is_pausing or any(event.is_set() for event in self._events)
+
     def set(self) -> None:
         """Requests the stop; may be called from any thread."""
         self._events[0].set()

@@ -13,9 +13,10 @@ from sebp_edge.cli.base_model import open_store, personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
-from sebp_edge.cli.options import Request, parse_path, takes_request
+from sebp_edge.cli.options import GpuShare, Polite, Request, Threads, parse_path, takes_request
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
+from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.documents import printable
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
 
 # The options that go with --resume; a job knows the others.
-_WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes"}
+_POLITE = {"polite", "threads", "gpu_share"}
+_WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes", *_POLITE}
 _JOB = re.compile("[0-9a-f]{6}")
 
 
@@ -42,7 +44,8 @@ class AdaptCommand(TyperCommand):
 
 
 @takes_request(
-    before=dict.fromkeys(("activate_anyway", "fresh", "sync", "keep_samples", "yes"), "seed") | {"memory": "as_json"}
+    before=dict.fromkeys(("activate_anyway", "fresh", "sync", "keep_samples", "yes"), "seed")
+    | dict.fromkeys(("memory", *sorted(_POLITE)), "as_json")
 )
 def adapt(
     request: Request,
@@ -78,6 +81,9 @@ def adapt(
         typer.Option(metavar="MODE", help="With --resume, if texts have changed: refuse (default), without or again."),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    polite: Polite = False,
+    threads: Threads = None,
+    gpu_share: GpuShare = None,
 ) -> None:
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
@@ -92,8 +98,11 @@ def adapt(
     option, 1 any other error, or the answer is no.
     """
     texts, as_json = request.texts, request.as_json
+    own = {} if memory is None else {"memory_budget": memory}
+    if polite or threads is not None or gpu_share is not None:
+        own["politeness"] = Politeness.of(polite, threads, gpu_share)
     if resume is not None:
-        _resume(resume or None, texts, memory, changed or "refuse", as_json=as_json)
+        _resume(resume or None, texts, own, changed or "refuse", as_json=as_json)
         return
     if not (yes or request.settings["recipe"].questions):
         _ask_about_folders(texts, as_json=as_json)
@@ -118,17 +127,15 @@ def adapt(
             keep_samples=keep_samples,
         )
 
-    result = _run(settings | {"memory_budget": memory}, call, as_json=as_json, with_samples=keep_samples)
+    result = _run(settings | own, call, as_json=as_json, with_samples=keep_samples)
     if not result.unchanged and (result.overtaken_by is not None or not (result.passed or activate_anyway)):
         raise typer.Exit(NOT_BETTER)
 
 
-def _resume(id: str | None, texts, memory: str | None, changed: str, *, as_json: bool) -> None:
-    """Goes on with a job, or with the only one that does not run."""
+def _resume(id: str | None, texts, own: dict, changed: str, *, as_json: bool) -> None:
+    """Goes on with a job, or with the only one that does not run; `own` arguments take the place of the job's."""
     job = open_store().jobs.get(id)
-    settings, options = job.arguments(), job.record.options
-    if memory is not None:
-        settings["memory_budget"] = memory
+    settings, options = job.arguments() | own, job.record.options
     with_samples, is_forget = options.get("keep_samples", False), job.record.kind == "forget"
     result = _run(
         settings,
@@ -145,6 +152,8 @@ def _resume(id: str | None, texts, memory: str | None, changed: str, *, as_json:
 
 def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, is_forget: bool = False):
     """Runs a call of a Personalizer with these settings, and shows its progress and its result; returns the result."""
+    if settings.get("politeness", Politeness()).waits:
+        lower_priority()
     with quick_imports():
         from sebp_edge.cli.last_screen import show_result
 

@@ -10,8 +10,20 @@ import typer
 from sebp_edge.basics.units import plural
 from sebp_edge.cli.base_model import find_base_model, open_store
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Device, Exclude, Include, Json, Me, path_option, select
+from sebp_edge.cli.options import (
+    Device,
+    Exclude,
+    GpuShare,
+    Include,
+    Json,
+    Me,
+    Polite,
+    Threads,
+    path_option,
+    select,
+)
 from sebp_edge.errors import OptionError
+from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.texts.documents import printable
 
 
@@ -38,6 +50,9 @@ def forget(
     me: Me = None,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    polite: Polite = False,
+    threads: Threads = None,
+    gpu_share: GpuShare = None,
     as_json: Json = False,
 ) -> None:
     """Train an adapter again without DOCUMENT, and remove every version that knew it. This cannot be undone.
@@ -51,6 +66,9 @@ def forget(
     with one_sentence_errors(as_json=as_json, takes_time=True), contextlib.ExitStack() as stack:
         if not texts and (include or exclude):
             raise OptionError("--include and --exclude choose files of --texts; give --texts, too.")
+        politeness = Politeness.of(polite, threads, gpu_share)
+        if polite:
+            lower_priority()
         with quick_imports():
             from sebp_edge.cli.progress import show_progress
             from sebp_edge.personalizer import Personalizer
@@ -68,7 +86,13 @@ def forget(
         newest = adapter.active() or max(adapter.versions())
         base = model or find_base_model(store, adapter.open(newest).record)
         personalizer = Personalizer(
-            base, store=store, me=me or (), device=device, memory_budget=memory, on_event=lambda event: sink(event)
+            base,
+            store=store,
+            me=me or (),
+            device=device,
+            memory_budget=memory,
+            politeness=politeness,
+            on_event=lambda event: sink(event),
         )
         receipt = personalizer.forget(
             documents,

@@ -59,6 +59,18 @@ Me = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Your name in chats and mails, whose words are learnt; may be repeated."),
 ]
+Polite = Annotated[
+    bool,
+    typer.Option(
+        "--polite",
+        help="Give way to other programs: low priority, half the cores; wait on battery power, or while they need "
+        "memory or the GPU.",
+    ),
+]
+Threads = Annotated[int | None, typer.Option(help="Number of threads that compute on the CPU.")]
+GpuShare = Annotated[
+    int | None, typer.Option("--gpu-share", metavar="PERCENT", help="Compute on the GPU for so much of the time only.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 FreeMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")]
 

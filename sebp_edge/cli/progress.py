@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
 
 from sebp_edge.basics.units import duration, gigabytes, percent, plural, sizes_apart
 from sebp_edge.cli.console import JOB, discard_output, err, out
 from sebp_edge.events import (
     Evaluated,
     Event,
-    ExampleAnalyzed,
     ExamplesEvaluated,
     JobProgress,
     JobStarted,
@@ -27,19 +25,18 @@ from sebp_edge.events import (
     ModelLoaded,
     NameInUse,
     Notice,
-    PreparationProgress,
     Sink,
     StepDone,
-    TensorWritten,
     TextsRead,
     TrainingStarted,
+    Waiting,
 )
 from sebp_edge.texts.documents import LeftOut
 
 MAX_LEFT_OUT_LINES = 10
 # More things that are left out for the same reason are one line.
 MAX_OF_A_KIND = 3
-# What phases of a job, and stages of the preparation, are called.
+# What phases of a call are called.
 _PHASES = {
     "reading": "reading the texts",
     "comparing": "comparing the texts",
@@ -56,11 +53,15 @@ _PHASES = {
     "samples": "writing samples",
     "general text": "testing on general text",
     "copies": "searching for copies",
+    "waiting": "waiting",
+    "gradients": "analyzing the gradients",
+    "range test": "trying learning rates",
+    "writing": "writing the files",
+    "reading back": "reading them back",
 }
 SECONDS_BETWEEN_LINES = 5
-SECONDS_BETWEEN_PREPARATION_LINES = 2
-# In characters; a progress bar in a narrower window leaves out the loss.
-MIN_WIDTH_FOR_LOSS = 70
+# In characters; a progress bar in a narrower window leaves out the step and the loss.
+MIN_WIDTH_FOR_FIGURES = 70
 
 
 @contextmanager
@@ -72,9 +73,9 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        _DoneColumn(),
+        TextColumn("{task.fields[done]}"),
         TextColumn("{task.fields[figures]}"),
-        _TimeColumn(compact=True),
+        TextColumn("{task.fields[left]}"),
     )
     progress = Progress(*columns, console=out, expand=True, transient=True) if out.is_terminal else nullcontext()
     with progress as bar:
@@ -101,52 +102,31 @@ def _interrupting(sink: Sink) -> Sink:
     return send
 
 
-class _DoneColumn(MofNCompleteColumn):
-    """Shows the share of the whole job that is done, or what is done of a part; empty while neither is known."""
-
-    def render(self, task: Task) -> Text:
-        whole = task.fields["whole"]
-        if whole is not None:
-            return Text(f"{int(100 * whole.fraction):>3} %")
-        return Text() if task.total is None else super().render(task)
-
-
-class _TimeColumn(TimeRemainingColumn):
-    """Shows the time left of the whole job, or of a part."""
-
-    def render(self, task: Task) -> Text:
-        whole = task.fields["whole"]
-        if whole is not None:
-            return Text(_left(whole))
-        time_left = super().render(task)
-        return time_left.append(" left in this part") if task.total is not None and task.time_remaining else Text()
+def _done(whole: JobProgress) -> str:
+    return f"{int(100 * whole.fraction):>3} %"
 
 
 def _left(whole: JobProgress) -> str:
-    """Returns the time left of the whole job; empty if it is unknown, or over."""
+    """Returns the time left of the call; empty if it is unknown, or over."""
     return f"{duration(whole.seconds_left)} left" if whole.seconds_left else ""
 
 
 class ProgressPrinter:
-    """Prints events as text. The bar shows the whole job, or its parts if the call does not tell how far the whole is.
-
-    Without a bar, a line is printed every few seconds.
-    """
+    """Prints events as text. The bar shows how far the whole call is; without a bar, a line does every few seconds."""
 
     def __init__(self, bar: Progress | None, *, lists_left_out: bool = True):
         self._bar, self._lists_left_out = bar, lists_left_out
-        self._task = None
-        self._whole: JobProgress | None = None
+        self._whole = JobProgress("", 0.0, None)
         self._last_print = time.monotonic()  # a refusal at once is the only line
-        self._stage = ""  # of the preparation
         self._num_documents = self._num_trainings = 0
-        self._start_task("loading the model")
+        if bar is not None:
+            self._task = bar.add_task("starting", total=1, figures="", done="", left="")
 
     def __call__(self, event: Event) -> None:
         match event:
             case JobProgress():
                 self._job_progress(event)
-            case Notice() | NameInUse():
+            case Notice() | NameInUse() | Waiting():
                 self._print_note(escape(event.message))
             case JobStarted() if event.progress:
                 out.print(f"going on at {percent(event.progress, 0)}")
@@ -159,9 +139,6 @@ class ProgressPrinter:
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
-                self._start_task("reading the texts")
-            case PreparationProgress():
-                self._preparing(event)
             case TextsRead():
                 self._texts_read(event)
             case LearningOn():
@@ -180,64 +157,35 @@ class ProgressPrinter:
             case Evaluated():
                 self._evaluated(event)
             case ExamplesEvaluated():
-                if self._bar is not None:
-                    self._bar.update(self._task, figures=f"evaluating {event.done}/{event.examples}")
-            case ExampleAnalyzed():
-                self._part_done("gradients", event.example, event.examples)
-            case TensorWritten():
-                self._part_done("writing", event.tensor, event.tensors)
-                if event.tensor == event.tensors:
-                    self._start_task("reading it back")
+                self._show_figures(f"evaluating {event.done}/{event.examples}")
 
     def _print_note(self, message: str) -> None:
         # If both streams go to a terminal, the bar's console keeps a note above the bar.
         console = out if self._bar is not None and err.is_terminal else err
         console.print(f"[yellow]note:[/] {message}")
 
-    def _start_task(self, what: str, figures: str = "", total: int | None = None) -> None:
-        if self._bar is None or self._whole is not None:  # then the job tells in which phase it is
-            return
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=total, figures=figures, whole=None)
-
     def _job_progress(self, event: JobProgress) -> None:
-        begins, self._whole = self._whole is None or event.phase != self._whole.phase, event
+        begins, self._whole = event.phase != self._whole.phase, event
         what = _PHASES.get(event.phase, event.phase)
         if self._bar is not None:
             figures = {"figures": ""} if begins else {}
-            done = {"total": 1, "completed": event.fraction, "whole": event}
-            self._bar.update(self._task, description=what, **done, **figures)
+            shown = {"description": what, "completed": event.fraction, "done": _done(event), "left": _left(event)}
+            self._bar.update(self._task, **shown, **figures)
         elif event.fraction < 1 and time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
             self._last_print = time.monotonic()
-            out.print(f"{what}: {int(100 * event.fraction)} %{self._time_left()}")
+            out.print(f"{what}: {self._how_far()}")
 
-    def _time_left(self) -> str:
-        left = _left(self._whole) if self._whole is not None else ""
-        return left and f", {left}"
+    def _how_far(self) -> str:
+        """Returns how far the whole call is, and the time that is left."""
+        return ", ".join(filter(None, [_done(self._whole).strip(), _left(self._whole)]))
 
-    def _preparing(self, event: PreparationProgress) -> None:
-        if self._whole is not None:
-            return
-        what = _PHASES[event.stage]
-        done = 100 * event.done // max(1, event.total)
-        is_done = event.done == event.total > 0
-        begins, self._stage = event.stage != self._stage, "" if is_done else event.stage
-        if begins and not is_done:
-            self._last_print = time.monotonic()
-            self._start_task(what, total=100)
-        elif is_done and event.stage in ("reading", "planning"):
-            self._start_task("loading the model")
-        elif self._bar is not None:
-            self._bar.update(self._task, completed=done)
-        elif time.monotonic() - self._last_print > SECONDS_BETWEEN_PREPARATION_LINES:
-            self._last_print = time.monotonic()
-            out.print(f"{what}: {done} %")
+    def _show_figures(self, figures: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, figures=figures if out.width >= MIN_WIDTH_FOR_FIGURES else "")
 
     def _texts_read(self, event: TextsRead) -> None:
         self._num_documents = event.documents
         out.print(f"{plural(event.documents, 'document')}, {plural(event.tokens, 'token')}")
-        self._start_task("preparing")
         if not self._lists_left_out and event.left_out:
             out.print(f"{len(event.left_out):,} left out; sebp-edge inspect says why")
             return
@@ -266,21 +214,14 @@ class ProgressPrinter:
         if event.validation_documents:
             documents += f", {event.validation_documents} for validation, {event.test_documents} for test"
         out.print(f"{name}: {documents}; at most {plural(event.epochs, 'epoch')}")
-        self._start_task(name, figures="evaluating")
 
     def _step(self, event: StepDone) -> None:
-        is_last, loss = event.step == event.steps, f"loss {event.loss:.3f}"
-        if self._bar is not None:
-            done = {"completed": event.step, "total": event.steps} if self._whole is None else {}
-            steps = "" if done else f"step {event.step}/{event.steps}  "
-            figures = f"{steps}{loss}" if out.width >= MIN_WIDTH_FOR_LOSS else ""
-            self._bar.update(self._task, figures=figures, **done)
-        elif event.step == 1 or is_last or time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
+        steps, loss = f"step {event.step}/{event.steps}", f"loss {event.loss:.3f}"
+        self._show_figures(f"{steps}  {loss}")
+        is_due = time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES
+        if self._bar is None and (event.step in (1, event.steps) or is_due):
             self._last_print = time.monotonic()
-            whole = "" if self._whole is None else f"  {int(100 * self._whole.fraction)} %{self._time_left()}"
-            out.print(f"step {event.step}/{event.steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s{whole}")
-        if is_last:  # the time of the steps is over, but the command is not
-            self._start_task("testing")
+            out.print(f"{steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s  {self._how_far()}")
 
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":
@@ -288,14 +229,6 @@ class ProgressPrinter:
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
             out.print(f"  validation loss {event.loss:.3f}, on documents that it was trained on now")
-        if event.split == "test" and event.best:  # the training may have ended before its last step
-            self._start_task("testing")
-
-    def _part_done(self, what: str, done: int, total: int) -> None:
-        if done == 1:
-            self._start_task(what, total=total)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
 
 
 def _left_out_lines(left_out: list[LeftOut]) -> list[tuple[int, str]]:

@@ -149,6 +149,19 @@ def forked_random_state(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def limited_threads(number: int | None) -> Iterator[None]:
+    """Context in which torch computes with so many threads on the CPU; None changes nothing."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number is not None:
+            torch.set_num_threads(before)
+
+
+@contextmanager
 def without_autocast_cache(device: torch.device) -> Iterator[None]:
     """Disables autocast's cache of cast weights, which may be outdated or lack gradients; leaves autocast enabled."""
     enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)

@@ -231,6 +231,11 @@ def capped(device: torch.device) -> Iterator[Callable[[int], None]]:
         torch.cuda.set_per_process_memory_fraction(before, device.index)
 
 
+def held(device: torch.device) -> int:
+    """Returns the bytes that this process uses now, on a GPU those of tensors and of torch's cache."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else resident()
+
+
 def resident() -> int:
     """Returns the bytes of host memory that this process uses now."""
     return psutil.Process().memory_info().rss

@@ -87,7 +87,8 @@ class Adapting:
             call.signal,
             call.job,
             lambda: self.training and self.training.state,
-            lambda: self.training is None or self.training.is_between_steps,
+            self._is_between_steps,
+            lambda: call.giving_way.is_due,
         )
         self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
@@ -194,7 +195,7 @@ class Adapting:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
-        state, checks = resumed and resumed.state, (self._checkpoints.due, self._check)
+        state, checks = resumed and resumed.state, (self._checkpoints.due, self._check, call.giving_way.rest)
         self.training = TrainingRun(base, task, guard, self._notify, attach, call.job.clock, state, *checks)
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
@@ -294,9 +295,16 @@ class Adapting:
         self._check()
 
     def _check(self) -> None:
-        """Writes a checkpoint if that is due; ends the call if it was stopped or paused; tells the progress."""
+        """Writes a checkpoint if that is due; ends the call if it was stopped or paused; gives way to others."""
+        giving_way = self._call.giving_way
         self._checkpoints.check()
+        if self._is_between_steps():
+            giving_way.wait(may_free=not self._checkpoints.has_failed)
+        giving_way.rest()
         self._call.job.tick()
+
+    def _is_between_steps(self) -> bool:
+        return self.training is None or self.training.is_between_steps
 
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
         has_active = self._compares and self._place.active_version is not None

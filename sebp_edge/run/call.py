@@ -27,6 +27,7 @@ from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, read_for
+from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.job import Job
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.texts.progress import Progress
@@ -49,6 +50,7 @@ class Call:
         signal: stops the call.
         interruptions: the process's signals.
         job: receives the events, and tells how far the call is.
+        giving_way: lets other programs go first, if the call is a training.
     """
 
     recipe: Recipe
@@ -60,6 +62,7 @@ class Call:
     signal: StopSignal
     interruptions: Interruptions
     job: Job
+    giving_way: GivingWay
 
     @property
     def reference(self) -> ModelReference:
@@ -77,8 +80,9 @@ class Call:
         self.check()
 
     def check(self) -> None:
-        """Ends the call if it was stopped; tells the progress if that is due."""
+        """Ends the call if it was stopped; waits for other programs; tells the progress if that is due."""
         self.signal.check()
+        self.giving_way.wait()
         self.job.tick()
 
     @property

@@ -19,6 +19,7 @@ from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.run.work_ahead import phases_of_inspection
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.dataset import Dataset
@@ -124,6 +125,7 @@ class Inspection:
     @classmethod
     def of(cls, call: Call, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
+        call.job.begin(phases_of_inspection())
         store, reference = call.store, call.reference
         earlier = latest_history(store.adapter(name))
         call, reading = call.with_texts(texts, store.adapter(name))

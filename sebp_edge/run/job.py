@@ -5,8 +5,9 @@ evaluations, decoding and so on. As they are done, the seconds that each kind re
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Thread
@@ -27,6 +28,7 @@ from sebp_edge.events import (
     StepDone,
     TensorWritten,
     TrainingStarted,
+    Waiting,
     new_job,
 )
 from sebp_edge.models.libraries import quiet_libraries
@@ -42,9 +44,12 @@ TRUST = 1.0
 # What is left of a part that takes longer than expected, as a share of what it has taken.
 LATE = 0.1
 
-# Kinds of work: the first two are counted, the others take the time that they take.
-STEPS, EVALUATIONS, DECODING, LOADING, SAVING = "steps", "evaluations", "decoding", "loading", "saving"
-COUNTED, COMPUTED = (STEPS, EVALUATIONS), (STEPS, EVALUATIONS, DECODING)
+# Kinds of work: the first three are counted, preparations in percent; the others take the time that they take.
+STEPS, EVALUATIONS, PREPARING, DECODING = "steps", "evaluations", "preparing", "decoding"
+LOADING, SAVING = "loading", "saving"
+COUNTED, COMPUTED = (STEPS, EVALUATIONS, PREPARING), (STEPS, EVALUATIONS, DECODING)
+# Phases that events begin.
+GRADIENTS, WRITING, READING_BACK = "gradients", "writing", "reading back"
 
 
 @dataclass
@@ -77,7 +82,8 @@ class Job:
         self._ahead: list[Phase] = []
         self._phase, self._is_laid_out, self._reports = Phase("reading"), False, False
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
-        self._done = 0  # of the running evaluation
+        self._done = 0  # of the running evaluation, or stage of the preparation
+        self._is_guessed = False
         self._began = self._marked = self._entered = self.clock()
         self._sent, self._fraction, self._resumed_at = self._began, 0.0, 0.0
 
@@ -94,6 +100,10 @@ class Job:
         match event:
             case JobStarted():
                 self._resumed_at = event.progress
+                self._began = self.clock()
+            case Waiting():
+                self._reports = True
+                self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
             case TrainingStarted():
                 self.enter(event.phase)
             case StepDone():
@@ -103,17 +113,32 @@ class Job:
                 self._done = 0 if event.done <= self._done else self._done
                 self._advance(EVALUATIONS, event.done - self._done)
                 self._done = event.done % event.examples
-            case TensorWritten() | ExampleAnalyzed():
-                self._advance(STEPS, 1)
+            case ExampleAnalyzed():
+                self._part_done(GRADIENTS, event.example, event.examples)
+            case TensorWritten():
+                self._part_done(WRITING, event.tensor, event.tensors)
+                if event.tensor == event.tensors:
+                    self.enter(READING_BACK)
             case GraphCaptured() | MemoryProbed():
                 self._marked = self.clock()  # the next step does not take this long again
-            case PreparationProgress() if not self._is_laid_out:
-                self._phase.name = event.stage
+            case PreparationProgress():
+                self._prepared(event)
 
-    def begin(self) -> None:
-        """Begins to report, before the work is laid out."""
+    def standing_still(self) -> AbstractContextManager[None]:
+        """Context in which the call waits, which does not count."""
+        return self._own_clock.standing_still()
+
+    def begin(self, phases: Sequence[Phase] = ()) -> None:
+        """Begins to report, before the work is laid out; the second time, what took time until then is left out.
+
+        Args:
+            phases: all of a call whose time nobody can expect; only that of its last phase is told, once measured.
+        """
+        self._began = self._marked = self._entered = self.clock()
         if not self._reports:
-            self._reports = True
+            self._reports, self._is_guessed = True, bool(phases)
+            if phases:
+                self.lay_out(phases)
             self._send(0.0, None)
 
     def lay_out(self, phases: Iterable[Phase]) -> None:
@@ -152,7 +177,8 @@ class Job:
             self._send(PREPARATION_SHARE * elapsed / (elapsed + PREPARATION_SECONDS), None)
             return
         left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
-        self._send(elapsed / (elapsed + left) if elapsed else 0.0, left)
+        is_known = not self._is_guessed or (not self._ahead and any(self._actual[kind] for kind in self._phase.units))
+        self._send(elapsed / (elapsed + left) if elapsed else 0.0, left if is_known else None)
 
     def watch(self, compute: Callable[[Check], Result], check: Check) -> Result:
         """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
@@ -192,6 +218,24 @@ class Job:
         # Only the end is all of it.
         self._fraction = max(self._fraction, fraction if fraction == 1 else min(fraction, 0.999))
         self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
+
+    def _prepared(self, event: PreparationProgress) -> None:
+        """Counts what is done of a stage, if that is a phase; before the work is laid out, it is the phase's name."""
+        if not self._is_laid_out:
+            self._phase.name = event.stage
+        elif event.stage != self._phase.name and any(phase.name == event.stage for phase in self._ahead):
+            self.enter(event.stage)
+        if self._is_laid_out and event.stage == self._phase.name:
+            done = 100 * event.done // max(1, event.total)
+            self._advance(PREPARING, max(0, done - self._done))
+            self._done = done
+
+    def _part_done(self, name: str, done: int, total: int) -> None:
+        """Counts a step of a phase, which its first one begins."""
+        if name != self._phase.name:
+            self.enter(name)
+        self._resize(STEPS, total - done + 1)
+        self._advance(STEPS, 1)
 
     def _resize(self, kind: str, units: int) -> None:
         """Corrects how many units of the current phase are left."""

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forget import Forgetting, Remaining, forget
 from sebp_edge.adapters.jobs import Job
 from sebp_edge.adapters.saved import SavedAdapter
-from sebp_edge.errors import Interrupted, JobError, OptionError
+from sebp_edge.errors import Interrupted, JobError, OptionError, Paused
 from sebp_edge.machine import devices
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
@@ -19,6 +21,26 @@ from sebp_edge.run.work import Work
 from sebp_edge.texts.folders import Folder
 
 CHANGED = ("refuse", "without", "again")
+Result = TypeVar("Result")
+
+
+def politely(call: Call, texts, run: Callable[[], Result]) -> Result:
+    """Runs a training. If it frees its memory to wait for other programs, waits, and goes on with it.
+
+    Documents that change meanwhile are left for the next adaptation.
+    """
+    with call.giving_way.in_effect():
+        while True:
+            try:
+                return run()
+            except Paused as error:
+                paused = error.with_traceback(None)  # whose frames hold the texts
+            if not call.giving_way.frees:
+                raise paused
+            call.interruptions.begin_again()
+            call.giving_way.wait_for(paused)
+            job = call.store.jobs.get(paused.job)
+            run = partial(resume, call, job, texts, "without")
 
 
 def run_adapt(
@@ -59,6 +81,7 @@ def run_forget(
     """
     devices.refuse_several_processes()
     place.check_writable()
+    call.job.begin()
     documents = [documents] if isinstance(documents, str | Path) else list(documents)
     if texts is not None:
         texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)

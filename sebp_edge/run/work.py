@@ -136,6 +136,7 @@ class Work:
             "memory_budget": None if budget is None else budget.size,
             "seed": call.seed,
             "me": list(call.me),
+            "politeness": asdict(call.giving_way.politeness),
         }
         adapter = place.adapter
         record = JobRecord(

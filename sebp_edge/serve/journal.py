@@ -23,7 +23,7 @@ MAX_JOBS = 200
 # Texts under these names are words of this program, or names that the owner gave to adapters.
 _TEXTS = frozenset(
     {"event", "phase", "stage", "split", "part", "method", "dtype", "device", "state", "kind", "code", "error"}
-    | {"merge_for", "recipe", "name", "job", "id", "stored"}
+    | {"merge_for", "recipe", "name", "job", "id", "stored", "waits_for"}
 )
 _LAYOUT = """
     CREATE TABLE IF NOT EXISTS jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE, digest BLOB, facts TEXT);

@@ -79,6 +79,7 @@ class InitializeParams:
         folders: files may be read and written in these only.
         parent: `{"pid": ..., "started": seconds since 1970}` of the app; by default the process that started this one.
         warm_seconds: a worker that is idle for so long ends, and gives its memory back.
+        low_priority: whether the worker leaves the processor to other programs.
     """
 
     protocol: int
@@ -88,6 +89,7 @@ class InitializeParams:
     folders: tuple[str, ...] = ()
     parent: dict | None = None
     warm_seconds: float = 300.0
+    low_priority: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,16 @@ class TextsParams(ModelParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptParams(TextsParams):
+class TrainingParams(TextsParams):
+    """How a training gives way to other programs: see `Politeness`. `polite` waits for them, with half the threads."""
+
+    polite: bool = False
+    threads: int | None = None
+    gpu_share: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptParams(TrainingParams):
     """See `Personalizer.adapt`."""
 
     activate_anyway: bool = False
@@ -121,7 +132,7 @@ class AdaptParams(TextsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForgetParams(TextsParams):
+class ForgetParams(TrainingParams):
     """See `Personalizer.forget`."""
 
     documents: tuple[str, ...]

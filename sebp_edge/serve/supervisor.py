@@ -269,8 +269,8 @@ class Supervisor:
             self._worker = WorkerProcess(
                 self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
             )
-            budget = self._settings.memory_budget
-            self._worker.send({"do": "settings", "store": str(self._store.folder.parent), "memory_budget": budget})
+            settings = {key: getattr(self._settings, key) for key in ("memory_budget", "low_priority")}
+            self._worker.send({"do": "settings", "store": str(self._store.folder.parent), **settings})
         return self._worker
 
     def _ask_worker(self, id: str | int, method: str, params: dict) -> None:

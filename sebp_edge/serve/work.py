@@ -9,6 +9,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, JobStarted, finite, silent
 from sebp_edge.machine import devices
+from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
     JOBS,
@@ -20,6 +21,7 @@ from sebp_edge.serve.messages import (
     Refusal,
     ResumeJobParams,
     TextsParams,
+    TrainingParams,
     error_of,
     parse,
 )
@@ -47,6 +49,8 @@ class Worker:
         match task["do"]:
             case "settings":
                 self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
+                if task["low_priority"]:
+                    lower_priority()
             case "answer":
                 self._answer(task)
             case "job":
@@ -107,13 +111,18 @@ class Worker:
         """Makes a job share its weights with the model that answers."""
         served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
+        job.meanwhile = self._meanwhile
         self._job = job
 
     def _on_event(self, id: str, event: Event) -> None:
-        """Tells an event of the job, then answers what waits: the training goes on afterwards."""
+        """Tells an event of the job, and does what waits: the training goes on afterwards."""
         if isinstance(event, JobStarted):
             self._tell("stored", job=event.id)
         self._tell("event", event=finite(event.of_job(id).to_dict()))
+        self._meanwhile()
+
+    def _meanwhile(self) -> None:
+        """Pauses the job if that is asked for; answers what waits."""
         if self._tasks.pausing.is_set():
             self._job.pause()
         while not self._job.in_use.is_loading and (task := self._tasks.waiting()) is not None:
@@ -173,6 +182,8 @@ class Worker:
 
     def _personalizer(self, params: ModelParams, **options) -> Personalizer:
         own = {key: getattr(params, key) for key in ("recipe", "device", "seed", "me")}
+        if isinstance(params, TrainingParams):
+            own["politeness"] = Politeness.of(params.polite, params.threads, params.gpu_share)
         return Personalizer(params.model, **own, **self._settings, **options)
 
     def _serving(self, new: Personalizer) -> Personalizer:

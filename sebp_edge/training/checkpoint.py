@@ -189,6 +189,10 @@ class Checkpoints:
         sink: receives notices.
         state: returns the run's state; None if it is to stay as it was read.
         is_between_steps: tells whether the run has a state to write.
+        is_waited_for: tells whether the run is to wait between two steps, with a checkpoint.
+
+    Attributes:
+        has_failed: whether the last one could not be written.
     """
 
     def __init__(
@@ -198,17 +202,17 @@ class Checkpoints:
         sink: Sink,
         state: Callable[[], RunState | None],
         is_between_steps: Callable[[], bool],
+        is_waited_for: Callable[[], bool] = lambda: False,
     ):
         self._files, self._signal, self._sink = files, signal, sink
-        self._state, self._is_between_steps = state, is_between_steps
+        self._state, self._is_between_steps, self._is_waited_for = state, is_between_steps, is_waited_for
         self._due: float | None = None
-        self._has_failed = False
+        self.has_failed = False
 
     def due(self) -> bool:
-        """Whether one is to be written at the next occasion."""
-        if self._files is None:
-            return False
-        return self._signal.is_pausing or (self._due is not None and time.perf_counter() >= self._due)
+        """Whether the next occasion between two steps is to be used, to write one or to wait."""
+        is_time = self._files is not None and self._due is not None and time.perf_counter() >= self._due
+        return is_time or self._signal.is_pausing or self._is_waited_for()
 
     def begin(self, num_bytes: int) -> None:
         """Begins to write checkpoints of about this size."""
@@ -221,7 +225,7 @@ class Checkpoints:
             StopRequested, PauseRequested: see `StopSignal.check`; a pause is raised only after it was written.
         """
         can_write = self._is_between_steps()
-        if can_write and self.due():
+        if can_write and self._files is not None and self.due():
             self._write()
         self._signal.check(may_pause=can_write)
 
@@ -234,7 +238,7 @@ class Checkpoints:
         except StorageError as error:
             self._go_on_without(error)
             return
-        self._has_failed, now = False, time.perf_counter()
+        self.has_failed, now = False, time.perf_counter()
         self._due = now + (now - begin) * (1 / SHARE - 1)
 
     def _go_on_without(self, error: StorageError) -> None:
@@ -242,10 +246,10 @@ class Checkpoints:
         if not self._files.folder.is_dir():  # a document was forgotten, or the adapter removed
             self._files, self._signal.can_pause = None, False
             self._sink(Notice("The job was deleted; its training goes on, and can no longer be resumed."))
-        elif is_pausing or not self._has_failed:
+        elif is_pausing or not self.has_failed:
             then = "is not paused, and goes on" if is_pausing else "goes on; until there is space, no steps are saved"
             self._sink(Notice(f"{error} The training {then}."))
-        self._has_failed, self._due = True, time.perf_counter() + _RETRY_SECONDS
+        self.has_failed, self._due = True, time.perf_counter() + _RETRY_SECONDS
 
 
 def _stamp(progress: TrainingProgress) -> tuple:

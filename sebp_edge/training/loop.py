@@ -18,7 +18,7 @@ from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.learner import Outcome
-from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 
 
 @dataclass
@@ -92,6 +92,7 @@ class Trainer:
         clock: counts the seconds of the steps.
         is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
         pending: the steps whose outcome has not been read yet.
+        set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
 
     learner: RecoveringLearner
@@ -102,13 +103,21 @@ class Trainer:
     clock: Callable[[], float] = time.perf_counter
     is_due: Callable[[], bool] = lambda: False
     pending: deque[_PendingStep | None] = field(default_factory=deque)
+    set_aside: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def learner_state(self) -> LearnerState:
+        """What the learner goes on from; see `RecoveringLearner.state`."""
+        state = self.learner.state
+        return state._replace(tensors=self.set_aside) if self.set_aside else state
 
     def train(self, schedule: Schedule) -> TrainingProgress:
         """Runs the steps of a schedule that the learner is prepared for.
 
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
         Each state is evaluated and kept as if the training ended there. No training stops early before the hook of its
-        adaptation has settled.
+        adaptation has settled. The state before the first step of a fresh adapter is evaluated after the first epoch,
+        so that the first step comes soon.
         After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
 
@@ -122,12 +131,15 @@ class Trainer:
         rates = islice(learning_rates(self.recipe, schedule.num_steps), done, None)
         hook.begin(schedule.num_steps, done)
         try:
-            if schedule.learns_on and not done:
+            is_late = self.recipe.method == "lora"
+            if (schedule.learns_on or is_late) and not done:
                 progress.best_state = snapshot(self.learner.adaptation)
             elif not done:
                 self._evaluate(schedule.validation, 0)
             while progress.epoch < len(epochs) and not self._has_converged:
                 self._train_epoch(epochs[progress.epoch][progress.epoch_steps :], rates)
+                if is_late and not (schedule.learns_on or progress.best_epoch or progress.best_validation):
+                    self._evaluate_start(schedule.validation)
                 self._evaluate(schedule.validation, progress.epoch + 1)
         except BaseException as stop:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
@@ -202,6 +214,25 @@ class Trainer:
         if without:
             return f"the embedding of token {without[0]} is zero; use the tokenizer that the model was trained with."
         return "lower the learning rate."
+
+    def _evaluate_start(self, validation: Group) -> None:
+        """Evaluates the state before the first step, which is the best state until then."""
+        if not validation.examples:
+            return
+        progress, learner = self.progress, self.learner
+        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in learner.tensors)
+        restore(learner.adaptation, progress.best_state)
+        try:
+            losses = evaluate(learner, validation)
+        finally:
+            for tensor, value in zip(learner.tensors, self.set_aside, strict=True):
+                tensor.copy_(value)
+            self.set_aside.clear()
+        loss = losses.mean
+        if best := loss < progress.best_loss:
+            progress.best_loss, progress.best_validation = loss, losses
+        progress.validations.append((0, loss))
+        self.on_event(Evaluated(self.phase, "validation", 0, loss, best))
 
     def _evaluate(self, validation: Group, epoch: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples."""

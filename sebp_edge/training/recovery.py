@@ -72,6 +72,7 @@ class RecoveringLearner(Learner):
         examples, options, words: see `Learner`.
         guard: limits the memory; by default to all free memory.
         check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
+        rest: called between the micro-batches of other steps.
 
     Attributes:
         schedule: the current schedule.
@@ -89,9 +90,10 @@ class RecoveringLearner(Learner):
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
         check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
         words: WordReader | None = None,
     ):
-        self._check, self._is_stepping = check, False
+        self._check, self._rest, self._is_stepping = check, rest, False
         device = trainable(adaptation)[0].device
         # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
@@ -242,6 +244,8 @@ class RecoveringLearner(Learner):
     def _check_within(self) -> None:
         if not self._is_stepping or self.can_be_left:
             self._check()
+        else:
+            self._rest()
 
     def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
         """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.

@@ -69,6 +69,7 @@ class TrainingRun:
         resumed: how far an earlier process has come with the same task; None to begin.
         is_due: tells whether a checkpoint is to be written after the current step.
         check: called within steps; may raise to end the run.
+        rest: called within steps that cannot be left.
 
     Attributes:
         task: what is trained on, and how.
@@ -94,6 +95,7 @@ class TrainingRun:
         resumed: RunState | None = None,
         is_due: Callable[[], bool] = lambda: False,
         check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
@@ -104,7 +106,7 @@ class TrainingRun:
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
-        self._is_due, self._check = is_due, check
+        self._is_due, self._check, self._rest = is_due, check, rest
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
@@ -119,7 +121,7 @@ class TrainingRun:
         if self._resumed is not None:
             return None
         running = bool(self.progress) and self.progress[-1].is_running
-        learner = self._trainer.learner.state if running else None
+        learner = self._trainer.learner_state if running else None
         return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
 
     @property
@@ -143,7 +145,8 @@ class TrainingRun:
         with precise_sums(), self._make_learner() as learner:
             self.is_hoisted = learner.is_hoisted
             # With fresh weights, the adaptation computes what the base model does.
-            fresh = snapshot(self.adaptation) if len(self.task.schedules) > 1 or starts else []
+            is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
+            fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
             tests = []
             for number in range(len(self._judged)):
@@ -183,21 +186,28 @@ class TrainingRun:
     def _train_and_test(
         self, learner: RecoveringLearner, number: int, fresh: list[Tensor], starts: list[list[Tensor]]
     ) -> TrainingProgress:
-        """Trains on a split from its start, or from fresh weights; tests before and after."""
+        """Trains on a split from its start, or from fresh weights; tests the base model and the trained state.
+
+        Both are tested after the training, so that the first step comes soon. Only a full fine-tuning without another
+        one after it tests the base model before: it keeps no copy of these weights.
+        """
         if number > 0:
             learner.start_again(fresh)
         schedule = self._judged[number]
         trainer = self._prepare_trainer(learner, schedule, f"fold {number + 1}" if self._has_folds else "train")
-        progress = trainer.progress
-        if progress.before is None:
-            progress.before = self._test(trainer, schedule, is_trained=False)
-        general = self._general_text(learner)
-        if general and progress.general_before is None:
-            progress.general_before = evaluate(learner, general).mean
+        progress, general = trainer.progress, self._general_text(learner)
+        if not fresh:
+            self._test_base(trainer, schedule, general)
         if not progress.is_over:
             if starts and not progress.steps:
                 learner.start_again(starts[number])
             trainer.train(schedule)
+        if fresh:
+            restore(self.adaptation, fresh)
+            try:
+                self._test_base(trainer, schedule, general)
+            finally:
+                restore(self.adaptation, progress.best_state)
         if general and not progress.is_scaled:
             self._scale_down(learner, progress, general)
         progress.after = self._test(trainer, schedule, is_trained=True)
@@ -261,8 +271,17 @@ class TrainingRun:
             task.options,
             self.guard,
             self._check,
+            self._rest,
             self._words,
         )
+
+    def _test_base(self, trainer: Trainer, schedule: Schedule, general: Group | None) -> None:
+        """Tests with fresh weights, unless an earlier process has."""
+        progress = trainer.progress
+        if progress.before is None:
+            progress.before = self._test(trainer, schedule, is_trained=False)
+        if general and progress.general_before is None:
+            progress.general_before = evaluate(trainer.learner, general).mean
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
         """Returns the test losses of the state that the adaptation is in."""

@@ -40,7 +40,7 @@ def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interrupti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
     adapt, recipe, store, after_learning, number
 ):
@@ -103,7 +103,7 @@ PRINTING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", PRINTING, ids=str)
+@pytest.mark.parametrize("arguments", PRINTING[1::2], ids=str)
 def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(arguments):
     with closed_pipe() as gone, process(*arguments, stdout=gone, cold="inspect" not in arguments) as one:
         assert one.wait(timeout=60) == 141
@@ -112,7 +112,7 @@ def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(a
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", PRINTING, ids=str)
+@pytest.mark.parametrize("arguments", PRINTING[::2], ids=str)
 def test_a_full_disk_at_the_output_is_one_sentence(arguments):
     with full_disk() as full, process(*arguments, stdout=full, cold="inspect" not in arguments) as one:
         assert one.wait(timeout=60) == 1
@@ -120,8 +120,7 @@ def test_a_full_disk_at_the_output_is_one_sentence(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("streams", [["stderr"], ["stdout", "stderr"]], ids="+".join)
+@pytest.mark.parametrize(("streams", "as_json"), [(["stderr"], True), (["stdout", "stderr"], False)], ids=str)
 def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
     with closed_pipe() as gone:
         arguments = ("adapters", "show", "none", *["--json"] * as_json)
@@ -168,8 +167,7 @@ def has_handlers(one):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("after", [0, 0.05, 0.4])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, 0), (signal.SIGTERM, 0.05), (signal.SIGINT, 0.4)])
 def test_an_interruption_while_the_command_starts_is_one_sentence(number, after, tmp_path):
     with process("generate", "the ferry", "--json", cold=True) as one:
         while not has_handlers(one):

@@ -1,16 +1,14 @@
 """What an owner of notes reads fits one screen: 24 lines of 80 columns, this machine's models first."""
 
 import json
-import time
 
 import pytest
-from command import RECIPE, run, without_controls
-from rich.progress import Progress
+from command import RECIPE, run
 from terminals import draw_on_terminal
 
-from sebp_edge.cli import analyze, console, listings, progress
+from sebp_edge.cli import analyze, console, listings
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import Evaluated, JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
+from sebp_edge.events import JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
 from sebp_edge.models.catalog import CATALOG
 
 LINES, COLUMNS = 24, 80
@@ -107,29 +105,3 @@ def test_the_time_left_is_that_of_the_whole_job_and_said_only_if_it_is_known(cap
     assert lines[0] == "training: 93 documents; at most 1 epoch"
     assert lines[1].endswith(" tokens/s  50 %, 8 s left")
     assert lines[2].endswith(" tokens/s  90 %")
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_the_bar_names_its_time_and_shows_the_testing_after_the_last_step(monkeypatch, width):
-    drawn, bars = draw_on_terminal(monkeypatch, progress, width=width), []
-
-    class Kept(Progress):
-        def __init__(self, *columns, **options):
-            super().__init__(*columns, auto_refresh=False, **options)
-            bars.append(self)
-
-    monkeypatch.setattr(progress, "Progress", Kept)
-    with progress.show_progress(as_json=False) as sink:
-        sink(TrainingStarted("train", 1, 70, 9, 13))
-        for number in range(1, 9):
-            sink(step(number))
-            time.sleep(0.01)
-        bars[0].refresh()
-        training = without_controls(drawn.getvalue())[-1]
-        sink(step(9, 0.0))
-        bars[0].refresh()
-        testing = without_controls(drawn.getvalue())[-1]
-        sink(Evaluated("train", "test", 1, 3.9, True))
-    assert training.startswith("training ") and training.endswith(" left in this part")
-    assert ("loss 4.000" in training) == (width == 80)
-    assert testing.startswith("testing ") and "left" not in testing and "0:00" not in testing

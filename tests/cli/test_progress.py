@@ -6,7 +6,7 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import progress
 from sebp_edge.cli.progress import ProgressPrinter
-from sebp_edge.events import JobProgress, MemoryRanOut, Notice, PreparationProgress, StepDone, TextsRead
+from sebp_edge.events import JobProgress, MemoryRanOut, Notice, StepDone, TextsRead
 
 
 def test_running_out_of_memory_is_a_note_on_the_standard_error(capsys):
@@ -23,7 +23,7 @@ def test_a_note_on_a_terminal_appears_above_the_bar(monkeypatch, both_on_termina
     with progress.show_progress(as_json=False) as sink:
         sink(Notice("other programs took memory"))
     lines = without_controls(drawn.getvalue())
-    assert any(line.startswith("loading the model ━") for line in lines)
+    assert any(line.startswith("starting ━") for line in lines)
     assert ("note: other programs took memory" in lines) == both_on_terminal
     assert errors.getvalue() == ("" if both_on_terminal else "note: other programs took memory\n")
 
@@ -36,18 +36,6 @@ def test_many_things_left_out_for_one_reason_are_one_line(capsys):
         "7 left out:",
         "  4, such as 0.pdf: no text on a page",
         *(f"  {number}.md: empty" for number in range(3)),
-    ]
-
-
-def test_a_document_that_takes_long_is_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_PREPARATION_LINES", -1)
-    printer = ProgressPrinter(None)
-    for done, total in ((0, 0), (0, 9), (0, 9), (3, 9), (9, 9), (0, 9)):
-        printer(PreparationProgress("reading", done, total))
-    assert capsys.readouterr().out.splitlines() == [
-        "reading the texts: 0 %",
-        "reading the texts: 0 %",
-        "reading the texts: 33 %",
     ]
 
 

@@ -128,7 +128,7 @@ def test_an_invalid_budget_is_refused_at_once(make):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_process_memory")
+@pytest.mark.usefixtures("no_process_memory", "unassessed")
 def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, notes_folder, micro_batches, monkeypatch):
     def adapt(**options):
         micro_batches.clear()
@@ -190,7 +190,7 @@ def test_with_a_budget_texts_are_still_encoded_and_laid_out_once(make, notes_fol
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_process_memory")
+@pytest.mark.usefixtures("no_process_memory", "unassessed")
 def test_the_adapter_records_the_values_that_the_plan_chose(make, notes_folder):
     recipe = dataclasses.replace(RECIPE, r=None, learning_rate=2e-2)
     plans = all_plans(lambda size: make(recipe=recipe, memory_budget=size).plan(notes_folder), "1GB")

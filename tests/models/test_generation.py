@@ -124,15 +124,14 @@ def test_interrupting_returns_the_text_so_far(base):
     assert parts[0] not in str(stopped.value)
 
 
+# Each of them changes what transformers writes.
 CONFIGS = [
-    *(
-        {"num_beams": 3},
-        {"num_return_sequences": 2, "do_sample": True},
-        {"return_dict_in_generate": True, "output_scores": True},
-    ),
-    *({"stop_strings": ["e"]}, {"max_length": 1}, {"min_new_tokens": 9}, {"cache_implementation": "static"}),
-    *({"repetition_penalty": 5.0}, {"top_k": 1, "do_sample": True}, {"prompt_lookup_num_tokens": 3}),
-    *({"forced_eos_token_id": 9}, {"suppress_tokens": list(range(300))}, {"eos_token_id": [-1, 10**6]}),
+    {"num_beams": 3, "stop_strings": ["e"], "min_new_tokens": 9},
+    {"num_return_sequences": 2, "do_sample": True, "top_k": 1, "repetition_penalty": 5.0},
+    {"return_dict_in_generate": True, "output_scores": True, "max_length": 1, "forced_eos_token_id": 9},
+    {"cache_implementation": "static", "prompt_lookup_num_tokens": 3},
+    {"eos_token_id": [-1, 10**6]},
+    {"suppress_tokens": list(range(300))},
 ]
 
 

@@ -58,8 +58,8 @@ MUTATIONS = [
         # The training.
         ("cosine without its warm-up", "math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup))",
          "math.cos(math.pi * step / max(1, total_steps))", "tests/training", "learning_rates_warm_up"),
-        ("one epoch more than patience", "last_unsettled_epoch) >= recipe.patience",
-         "last_unsettled_epoch) > recipe.patience", "tests/training", "stops_early"),
+        ("one epoch more than patience", "last_unsettled_epoch) >= self.recipe.patience",
+         "last_unsettled_epoch) > self.recipe.patience", "tests/training", "stops_early"),
         ("the last state for the best", "best = not losses or loss < progress.best_loss", "best = True",
          "tests/training", "stops_early"),
         ("steps of AdamW not counted", "self.step.add_(1)", "self.step.fill_(1)", "tests/ops", "equals_torchs"),
@@ -92,7 +92,7 @@ MUTATIONS = [
         ("a plan above its budget", "if choice.peak <= budget.size:", "if choice.footprint.minimum <= budget.size:",
          "tests/memory", "a_3b_model_and_a_text"),
         # Stops, and files.
-        ("a stop that raises twice", "if not self._has_raised and any(", "if any(",
+        ("a stop that raises twice", "if self._has_raised:", "if False:",
          "tests/test_stop.py", "raised_only_once"),
         ("a stop string that is shown", "self._emit(min(found)[1])", "self._emit(len(self._pending))",
          "tests/models", "a_stop_string"),

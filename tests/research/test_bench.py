@@ -44,8 +44,7 @@ def failing(name, error):
     return Variant(name, DENSE.attach, loss)
 
 
-@pytest.mark.parametrize("lengths", [(9, 3, 14), (2,), (1, 7, 31), (32,)], ids=str)
-@pytest.mark.parametrize("prompt", [0, 4])
+@pytest.mark.parametrize(("lengths", "prompt"), [((9, 3, 14), 4), ((2,), 0), ((1, 7, 31), 4), ((32,), 0)], ids=str)
 def test_every_variant_computes_what_the_model_computes_without_padding(lengths, prompt):
     model, batch = make_llama(), make_batch([max(2, length) for length in lengths], prompt=prompt)
     reference = Reference.of(model, batch)

@@ -55,6 +55,7 @@ def check_saved(result, names=None):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_saved_model_has_the_pattern_and_was_compared_with_the_dense_base(make, method):
     losses = {}

@@ -86,8 +86,7 @@ def test_num_top_rows_is_the_fewest_rows_with_a_share_of_the_energy(num_rows, sh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.float32), (7, torch.float64), (130, torch.float32)])
 def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_sum(num_rows, dtype):
     generator = torch.Generator().manual_seed(num_rows)
     probability = torch.rand(num_rows, generator=generator).to(dtype)
@@ -248,7 +247,7 @@ def sampled_gradients(rule, seed, draws):
 @pytest.mark.parametrize(
     "rule", [TopN(12, unbiased=True), TopN(1, unbiased=True), Threshold(epsilon=4.0, max_lost=1, unbiased=True)]
 )
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_mean_of_unbiased_gradients_is_exact_and_that_of_biased_ones_is_not(rule, seed):
     draws = 400
     samples, exact = sampled_gradients(rule, seed, draws)

@@ -43,6 +43,7 @@ def test_changes_apply_to_the_recipe_that_is_chosen():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_version_keeps_its_recipe_unless_another_is_named_or_it_starts_over(make, tmp_path):
     notes, events = make_sentences(24, words=20), []
     store = make().store

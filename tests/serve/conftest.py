@@ -6,7 +6,8 @@ from command import RECIPE
 
 @pytest.fixture
 def settings(tmp_path, model_folder):
-    return {"store": str(tmp_path / "store"), "folders": [str(tmp_path), str(model_folder)]}
+    folders = [str(tmp_path), str(model_folder)]
+    return {"store": str(tmp_path / "store"), "folders": folders, "low_priority": False}
 
 
 @pytest.fixture

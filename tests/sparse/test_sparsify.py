@@ -4,6 +4,7 @@ import pytest
 import torch
 from against_dense import assert_same_training, loss_and_gradients, padded_batch, with_lora
 from builders import make_llama
+from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -13,9 +14,11 @@ from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 # Without left padding in eager attention, where the dense model gives NaN.
-@pytest.mark.parametrize(("side", "attention"), [("right", "eager"), ("right", "sdpa"), ("left", "sdpa")])
-@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
-@pytest.mark.parametrize("prompt", [0, 5])
+@pairwise(
+    adapt={"full": lambda model: model, "lora": with_lora},
+    prompt=[0, 5],
+    **{"side, attention": [("right", "eager"), ("right", "sdpa"), ("left", "sdpa")]},
+)
 def test_llama_trains_like_dense(side, adapt, attention, prompt):
     model = adapt(make_llama(attn_implementation=attention).double())
     assert_same_training(model, padded_batch(side=side, prompt=prompt))

@@ -2,8 +2,7 @@
 
 The kinds of note are written by hand; names, places, dates, codes and amounts are drawn. A name or a date stands in one
 note of a person, so that no note answers another note's question. Rules and settings were chosen with the people of
-know_kinds_tuning.toml and know_kinds_varied.toml; those of know_kinds_test.toml were written apart from the rules, and
-are for testing only.
+know_kinds_tuning.toml; those of know_kinds_test.toml were written apart from the rules, and are for testing only.
 """
 
 import random
@@ -17,8 +16,7 @@ from string import ascii_uppercase
 
 from quality.quizzes import MONTHS, Question
 
-KINDS = {use: Path(__file__).with_name(f"know_kinds_{use}.toml") for use in ("tuning", "varied", "test")}
-TUNING, VARIED, TEST = KINDS.values()
+TUNING, TEST = (Path(__file__).with_name(f"know_kinds_{use}.toml") for use in ("tuning", "test"))
 SLOT = re.compile(r"\{(\w+)\}")
 STREET_ENDS = ("Street", "Lane", "Road", "Row")
 LAST_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -46,23 +44,20 @@ class Person:
             (folder / note.file).write_text(note.text, encoding="utf-8")
 
 
-def person(seed: int, notes: int = 60, kinds_file: Path = TUNING) -> Person:
+def person(seed: int, notes: int = 60, kinds_file: Path = TEST) -> Person:
     """Invents a person; the same seed gives the same person, and fewer notes are the first of more.
-
-    Args:
-        kinds_file: TUNING, VARIED or TEST.
 
     Raises:
         ValueError: there are not so many kinds and subjects.
     """
-    people, kinds, words = _written(kinds_file)
+    people, kinds, words = written(kinds_file)
     who = sorted(people)[seed % len(people)]
     draw = random.Random(seed)
     subjects = _subjects([kind for kind in kinds if who in kind["who"]], draw)
     if not 1 <= notes <= len(subjects):
         raise ValueError(f"A {who} has 1 to {len(subjects)} notes, but {notes} were asked for.")
-    values = _Values(draw, people[who]["constants"], words)
-    made = [_note(kind, subject, values) for kind, subject in subjects[:notes]]
+    values = Values(draw, people[who]["constants"], words)
+    made = [note_of(kind, subject, values) for kind, subject in subjects[:notes]]
     return Person(
         f"{who} {seed}",
         tuple(note for note, _ in made),
@@ -71,11 +66,9 @@ def person(seed: int, notes: int = 60, kinds_file: Path = TUNING) -> Person:
 
 
 @cache
-def _written(kinds_file: Path) -> tuple[dict, list[dict], dict[str, list[str]]]:
+def written(kinds_file: Path) -> tuple[dict, list[dict], dict[str, list[str]]]:
     """The people, the kinds of note and the general words, as they are in the file."""
     content = tomllib.loads(kinds_file.read_text(encoding="utf-8"))
-    if "general" not in content:
-        return content["people"], content["kind"], _written(TUNING)[2]
     return content["people"], content["kind"], {sort: text.split() for sort, text in content["general"].items()}
 
 
@@ -87,7 +80,7 @@ def _subjects(kinds: list[dict], draw: random.Random) -> list[tuple[dict, str]]:
     return [(kind, subjects[turn]) for turn in range(rounds) for kind, subjects in shuffled if turn < len(subjects)]
 
 
-def _note(kind: dict, subject: str, values: "_Values") -> tuple[Note, list[Question]]:
+def note_of(kind: dict, subject: str, values: "Values") -> tuple[Note, list[Question]]:
     texts = (kind["title"], kind["text"], *(fact["ask"] for fact in kind["facts"]))
     filled = {"subject": subject, "Subject": subject[0].upper() + subject[1:]}
     # In the order of the text, so that the same seed gives the same values.
@@ -103,7 +96,7 @@ def _note(kind: dict, subject: str, values: "_Values") -> tuple[Note, list[Quest
     return Note(file, kind["text"].format(**filled)), questions
 
 
-class _Values:
+class Values:
     """Draws a person's values: no general value twice, and none of a kind's own values twice in notes of this kind."""
 
     def __init__(self, draw: random.Random, constants: dict[str, list[str]], words: dict[str, list[str]]):

@@ -47,7 +47,6 @@ SOURCES = (
     "recipes/ask.toml",
     *practice.FOLDER.glob("*.toml"),
     quiz.GENERAL,
-    know_people.TUNING,
     know_people.TEST,
     know_people.__file__,
     quizzes.__file__,
@@ -149,7 +148,7 @@ class Replies:
 @cache
 def of_person(person: int) -> tuple[dict[str, str], tuple[Question, ...]]:
     """A person's notes by file, and the questions about them."""
-    made = know_people.person(person, NUM_NOTES, know_people.TEST)
+    made = know_people.person(person, NUM_NOTES)
     return {note.file: note.text.strip() for note in made.notes}, made.quiz
 
 

@@ -1,0 +1,90 @@
+"""How a training gives way to other programs on this machine. Imports no torch."""
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sebp_edge.errors import OptionError
+
+# What is added to the niceness of a process of low priority; of two busy processes it gets about a tenth.
+NICENESS = 10
+_MIN_SHARE, _MAX_THREADS = 5, 1024
+# The niceness of a session: Linux desktops share the processor between sessions, and then within each.
+_SESSION = Path("/proc/self/autogroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Politeness:
+    """How a training gives way to other programs.
+
+    Attributes:
+        threads: how many threads compute on the CPU; None leaves that to torch. Another number rounds differently.
+        gpu_share: the most of its time that it computes on the GPU, in percent.
+        waits: whether it waits while the machine is on battery power, or other programs need the memory or the GPU.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
+
+    threads: int | None = None
+    gpu_share: int = 100
+    waits: bool = False
+
+    def __post_init__(self):
+        for name, value, least, most in (
+            ("threads", 1 if self.threads is None else self.threads, 1, _MAX_THREADS),
+            ("gpu_share", self.gpu_share, _MIN_SHARE, 100),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise OptionError(f"{name} is {value!r}; choose a whole number from {least} to {most}.")
+
+    def on(self, device: str) -> "Politeness":
+        """Returns it for a training on "cuda", "mps" or "cpu".
+
+        Raises:
+            OptionError: the share of a GPU is limited, but the training runs on the CPU.
+        """
+        if device == "cpu" and self.gpu_share < 100:
+            raise OptionError(
+                f"The GPU's share is {self.gpu_share} %, but the training runs on the CPU; limit its threads instead: "
+                "--threads N (threads=)."
+            )
+        return self
+
+    @classmethod
+    def of(cls, polite: bool = False, threads: int | None = None, gpu_share: int | None = None) -> "Politeness":
+        """Returns what the options --polite, --threads and --gpu-share ask for together."""
+        if polite and threads is None:
+            threads = max(1, _cores() // 2)
+        return cls(threads=threads, gpu_share=100 if gpu_share is None else gpu_share, waits=polite)
+
+
+def lower_priority() -> None:
+    """Gives this process and its later children a low priority, for good: Linux lets nobody undo that."""
+    if sys.platform == "win32":
+        psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+        return
+    # On Linux each thread has a niceness of its own, and new threads inherit it.
+    threads = [thread.id for thread in psutil.Process().threads()] if sys.platform == "linux" else [0]
+    for thread in threads:
+        with suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+    if os.getsid(0) == os.getpid():  # else it is the terminal's, where other programs run
+        with suppress(OSError):
+            _SESSION.write_text(f"{NICENESS}\n")
+
+
+def is_on_battery() -> bool:
+    """Whether this machine runs on battery power; False if it has no battery, or does not tell."""
+    sensors = getattr(psutil, "sensors_battery", lambda: None)()  # psutil lacks it on some systems
+    return sensors is not None and sensors.power_plugged is False
+
+
+def _cores() -> int:
+    """Returns how many cores this process may use; two threads of one core count as one."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(here, psutil.cpu_count(logical=False) or here)

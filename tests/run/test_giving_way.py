@@ -1,0 +1,455 @@
+"""Trainings that wait for mains power, memory and the GPU, which changes no bit; that rest, for a share of a GPU."""
+
+import gc
+import json
+import random
+import signal
+import sys
+import time
+import weakref
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from builders import make_step
+from command import RECIPE, process, records, run, start
+from failing_memory import recovering_learner, uneven_examples
+from fake_machine import write_supplies
+from safetensors.torch import load_file
+
+from sebp_edge import AdapterStore, Politeness, Recipe
+from sebp_edge.basics.clock import WorkClock
+from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.errors import Interrupted, OptionError, Paused
+from sebp_edge.events import (
+    ExamplesEvaluated,
+    JobProgress,
+    JobStarted,
+    ModelLoaded,
+    Notice,
+    StepDone,
+    TrainingStarted,
+    Waiting,
+)
+from sebp_edge.run import giving_way
+from sebp_edge.run.giving_way import MIN_RESERVE, GivingWay, Room
+from sebp_edge.run.job import Job
+
+pytestmark = pytest.mark.usefixtures("unassessed")
+CPU = torch.device("cpu")
+GB = 10**9
+
+
+@pytest.fixture
+def mains(monkeypatch):
+    """The mains power of this machine, which tests can cut; it is looked at all the time."""
+    state = SimpleNamespace(power_plugged=True)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
+    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
+    return state
+
+
+@pytest.fixture
+def polite(make, tmp_path):
+    """A function that makes a Personalizer that waits; `react` gets it and each event."""
+    (tmp_path / "test.toml").write_text(RECIPE)
+
+    def personalizer(react=lambda made, event: None, **options):
+        def sink(event):
+            made.events.append(event)
+            react(made, event)
+
+        options = {"politeness": Politeness(waits=True), "recipe": Recipe.load(tmp_path / "test.toml")} | options
+        made = make(on_event=sink, **options)
+        made.events = []
+        return made
+
+    return personalizer
+
+
+def weights(store):
+    folder = store.adapter("default").version_folder(1)
+    return {str(path.relative_to(folder)): load_file(path) for path in folder.rglob("*.safetensors")}
+
+
+def assert_same_weights(store, other):
+    found, expected = weights(store), weights(other)
+    assert found.keys() == expected.keys() and found
+    for name, tensors in expected.items():
+        assert tensors.keys() == found[name].keys()
+        assert all(torch.equal(value, found[name][key]) for key, value in tensors.items())
+
+
+def of_kind(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+PLACES = {
+    "at its start": lambda event, steps: isinstance(event, JobStarted),
+    "when the model is loaded": lambda event, steps: isinstance(event, ModelLoaded),
+    "within the first test": lambda event, steps: isinstance(event, ExamplesEvaluated) and not steps,
+    "at a step": lambda event, steps: isinstance(event, StepDone) and len(steps) == 3,
+    "in the last training": lambda event, steps: isinstance(event, StepDone) and event.phase == "all documents",
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "frees"), [*((place, True) for place in PLACES), ("within the first test", False), ("at a step", False)]
+)
+def test_waiting_changes_no_bit(polite, mains, notes_folder, store_of_notes, monkeypatch, place, frees):
+    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)
+    cut, models = [], []
+
+    def react(made, event):
+        if isinstance(event, ModelLoaded):
+            models.append(weakref.ref(made.in_use.base.model))
+        if not cut and PLACES[place](event, of_kind(made.events, StepDone)):
+            cut.append(event)
+            mains.power_plugged = False
+        if isinstance(event, Waiting):
+            if frees:
+                gc.collect()
+                assert [model() for model in models] == [None] * len(models)
+            mains.power_plugged = True
+
+    made = polite(react)
+    result = made.adapt(notes_folder)
+    assert result.active
+    assert_same_weights(made.store, store_of_notes)
+    (waiting,) = of_kind(made.events, Waiting)
+    assert (waiting.waits_for, waiting.holds_memory) == ("power", not frees)
+    assert len(of_kind(made.events, JobStarted)) == 1 + frees
+    assert made.store.jobs.list() == []
+    fractions = [event.fraction for event in of_kind(made.events, JobProgress)]
+    assert fractions == sorted(fractions) and fractions[-1] == 1
+
+
+def test_on_battery_nothing_is_loaded_before_it_begins(polite, mains, notes_folder):
+    mains.power_plugged = False
+
+    def react(made, event):
+        if isinstance(event, Waiting):
+            assert not of_kind(made.events, ModelLoaded)
+            mains.power_plugged = True
+
+    made = polite(react)
+    made.adapt(notes_folder)
+    kinds = [type(event) for event in made.events]
+    assert kinds.index(JobStarted) < kinds.index(Waiting) < kinds.index(ModelLoaded)
+    assert made.events[kinds.index(Waiting) + 1].phase == "waiting"
+
+
+def test_without_politeness_nothing_is_looked_at(polite, mains, notes_folder):
+    mains.power_plugged = False
+    made = polite(politeness=None)
+    assert made.adapt(notes_folder).active
+    assert of_kind(made.events, Waiting) == []
+    assert polite().generate("a boat", max_new_tokens=1) is not None  # only trainings wait
+
+
+@pytest.mark.parametrize("frees", [False, True], ids=["holds", "frees"])
+def test_a_training_that_waits_can_be_paused_and_stopped(
+    polite, mains, notes_folder, store_of_notes, monkeypatch, frees
+):
+    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)
+    asks = []
+
+    def react(made, event):
+        if isinstance(event, StepDone) and len(asks) < 2:
+            mains.power_plugged = False
+        if isinstance(event, Waiting):
+            asks.append(event)
+            if len(asks) == 1:
+                assert made.pause()
+            else:
+                made.stop()
+
+    with pytest.raises(Paused) as paused:
+        polite(react).adapt(notes_folder)
+    mains.power_plugged = True
+    made = polite(react)
+    with pytest.raises(Interrupted, match=f"--resume {paused.value.job}|resume\\('{paused.value.job}'"):
+        made.resume(paused.value.job)
+    mains.power_plugged = True
+    made = polite()
+    made.resume(paused.value.job)
+    active = made.store.adapter("default").active()
+    assert active is not None
+    if active == 1:  # a stop that held the model saved its best state as version 1
+        assert_same_weights(made.store, store_of_notes)
+
+
+def test_others_that_need_memory_get_the_model_s_at_once(polite, mains, machine, notes_folder, store_of_notes):
+    machine.has_memory(50 * GB, 64 * GB)
+    models = []
+
+    def react(made, event):
+        if isinstance(event, ModelLoaded):
+            models.append(weakref.ref(made.in_use.base.model))
+        if isinstance(event, StepDone) and len(of_kind(made.events, StepDone)) == 2:
+            machine.has_memory(GB, 64 * GB)
+        if isinstance(event, Waiting):
+            gc.collect()
+            assert [model() for model in models] == [None]
+            machine.has_memory(50 * GB, 64 * GB)
+
+    made = polite(react)
+    made.adapt(notes_folder)
+    (waiting,) = of_kind(made.events, Waiting)
+    assert (waiting.waits_for, waiting.holds_memory) == ("memory", False)
+    assert "GB more must be free" in waiting.message
+    assert_same_weights(made.store, store_of_notes)
+
+
+def test_a_full_disk_keeps_the_model_in_memory(polite, mains, notes_folder, monkeypatch, store_of_notes):
+    """What is not saved would be lost with the memory."""
+    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def react(made, event):
+        if isinstance(event, StepDone) and len(of_kind(made.events, StepDone)) == 3:
+            monkeypatch.setattr("sebp_edge.training.checkpoint.write_tensors", full)
+            mains.power_plugged = False
+        if isinstance(event, Waiting):
+            mains.power_plugged = True
+
+    made = polite(react)
+    made.adapt(notes_folder)
+    assert [event.holds_memory for event in of_kind(made.events, Waiting)] == [True]
+    assert_same_weights(made.store, store_of_notes)
+
+
+def test_an_adapter_that_is_saved_elsewhere_waits_in_memory(
+    polite, mains, notes_folder, tmp_path, monkeypatch, machine
+):
+    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0)
+    machine.has_memory(MIN_RESERVE // 2, 64 * GB)  # which it could not free
+
+    def react(made, event):
+        if isinstance(event, StepDone) and event.step == 2:
+            mains.power_plugged = False
+        if isinstance(event, Waiting):
+            mains.power_plugged = True
+
+    made = polite(react)
+    made.adapt(notes_folder, out=tmp_path / "out")
+    assert {(event.waits_for, event.holds_memory) for event in of_kind(made.events, Waiting)} == {("power", True)}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_threads_are_limited_during_a_training_and_restored(polite, notes_folder, fails):
+    before, seen = torch.get_num_threads(), set()
+
+    def react(made, event):
+        if isinstance(event, TrainingStarted | StepDone):
+            seen.add(torch.get_num_threads())
+        if fails and isinstance(event, TrainingStarted):
+            raise ZeroDivisionError
+
+    made = polite(react, politeness=Politeness(threads=before + 2))
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            made.adapt(notes_folder)
+    else:
+        made.adapt(notes_folder)
+    assert seen == {before + 2}
+    assert torch.get_num_threads() == before
+
+
+def test_a_job_remembers_its_politeness(polite, notes_folder):
+    def react(made, event):
+        if isinstance(event, StepDone):
+            assert made.pause()
+
+    asked = Politeness(threads=random.randint(1, 3), waits=True)
+    made = polite(react, politeness=asked)
+    with pytest.raises(Paused) as paused:
+        made.adapt(notes_folder)
+    assert AdapterStore(made.store.folder.parent).jobs.get(paused.value.job).arguments()["politeness"] == asked
+
+
+def test_a_share_of_the_gpu_is_refused_on_the_cpu(make):
+    with pytest.raises(OptionError, match="--threads"):
+        make(politeness=Politeness(gpu_share=50))
+
+
+def test_a_gpu_that_does_not_tell_who_uses_it_is_a_notice():
+    events = []
+    job = Job(events.append)
+    with GivingWay(Politeness(waits=True), torch.device("mps"), job, StopSignal()).in_effect():
+        pass
+    (notice,) = of_kind(events, Notice)
+    assert "does not wait" in notice.message
+
+
+# ---------------------------------------------------------------------------------------------------------------- room
+
+
+@pytest.fixture
+def room(machine, monkeypatch):
+    """The memory of a machine with 64 GB, and a function that sets what this process and others use."""
+
+    def use(own, others):
+        monkeypatch.setattr("sebp_edge.machine.process.resident", lambda: own)
+        machine.has_memory(64 * GB - own - others, 64 * GB)
+
+    use(GB, 0)
+    return Room(CPU), use
+
+
+def test_memory_lacks_if_others_leave_less_than_the_reserve_and_what_was_needed_before(room):
+    found, use = room
+    own, reserve = random.randint(GB, 20 * GB), 2 * 2**30
+    others = 64 * GB - own - reserve
+    use(own, others // 2)
+    assert found.lacks() == 0
+    use(own, others)
+    assert found.lacks() == 0
+    missing = random.randint(1, 10**9)
+    use(own, others + missing)
+    assert found.lacks() == missing
+    use(GB, others + missing)  # freed, but it will be needed again
+    assert found.lacks() == missing
+    use(GB, others)
+    assert found.lacks() == 0
+
+
+def test_a_process_that_takes_the_reserve_itself_does_not_wait_for_others(room):
+    found, use = room
+    use(GB, 20 * GB)
+    assert found.lacks() == 0
+    use(43 * GB, 20 * GB)
+    assert found.lacks() == 0
+    use(43 * GB, 20 * GB + 10**8)  # others grew a little
+    assert found.lacks() == 0
+
+
+def test_before_anything_is_used_the_reserve_must_be_free(machine):
+    machine.has_memory(MIN_RESERVE - 1, 2 * GB)
+    found = Room(CPU)
+    assert found.lacks() > 0
+    machine.has_memory(MIN_RESERVE, 2 * GB)
+    assert found.lacks() == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- rest
+
+
+class Clock:
+    """A clock that only sleeping and the test move."""
+
+    def __init__(self):
+        self.now, self.slept = random.uniform(0, 1e6), 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    monotonic = perf_counter
+
+    def sleep(self, seconds):
+        self.now, self.slept = self.now + seconds, self.slept + seconds
+
+
+def test_a_gpu_computes_for_its_share_of_the_time(monkeypatch):
+    clock, share = Clock(), random.randint(5, 99)
+    monkeypatch.setattr(giving_way, "time", clock)
+    way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), StopSignal())
+    worked = 0.0
+    for _ in range(30):
+        seconds = random.uniform(0.001, 2.0)
+        worked, clock.now = worked + seconds, clock.now + seconds
+        way.rest()
+    assert 100 * worked / (worked + clock.slept) == pytest.approx(share)
+
+
+def test_without_a_share_there_is_no_rest_and_a_stop_ends_one(monkeypatch):
+    clock, signal = Clock(), StopSignal()
+    monkeypatch.setattr(giving_way, "time", clock)
+    for share in (100, 5):
+        way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), signal)
+        clock.now += 3.0
+        signal.set()
+        way.rest()
+    assert clock.slept == 0
+
+
+def test_a_gpu_rests_between_the_micro_batches_of_a_step(base):
+    examples = uneven_examples()
+    with recovering_learner(base, examples, max_rows=64) as learner:
+        step, rests = make_step(learner, examples), []
+        learner._rest = lambda: rests.append(None)
+        learner.step(step, 1e-3)
+        assert not rests  # on the CPU, the call is checked there
+        learner.steps_ahead = 1  # as on a GPU
+        learner.step(step, 1e-3)
+    assert len(rests) == len(step.micro_batches) > 1
+
+
+def test_the_clock_stands_still_while_the_call_waits():
+    with WorkClock() as clock:
+        real, begin = time.perf_counter(), clock()
+        with clock.standing_still():
+            inside = clock()
+            while time.perf_counter() - real < 0.7:
+                assert clock() == inside
+            waited = time.perf_counter()
+        counted = clock() - begin
+        assert 0 <= counted <= time.perf_counter() - waited + (inside - begin) + 1e-9
+
+
+# ------------------------------------------------------------------------------------------------------------- process
+
+# A command on a machine whose power supplies are described in the folder that is the first argument.
+ON_BATTERY = """
+import sys
+import psutil._pslinux
+psutil._pslinux.POWER_SUPPLY_PATH = sys.argv.pop(1)
+from sebp_edge.run import giving_way
+giving_way.LOOK_SECONDS = 0.05
+giving_way.HELD_SECONDS = float(sys.argv.pop(1))
+from sebp_edge.cli import main
+main()
+"""
+
+
+def until(one, wanted):
+    """Returns the first message of a process that is wanted."""
+    for line in one.stdout:
+        if wanted(message := json.loads(line)):
+            return message
+    raise EOFError(one.stderr.read())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /sys")
+@pytest.mark.parametrize("held", [1e9, 0.0], ids=["holds", "frees"])
+def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, tmp_path, own_data_folder, held):
+    write_supplies(tmp_path / "power", plugged=True)
+    command = [ON_BATTERY, tmp_path / "power", held, *adapt, "--polite", "--json"]
+    with start(command) as one:
+        until(one, lambda message: message["event"] == "training_started")
+        write_supplies(tmp_path / "power", plugged=False)
+        waiting = until(one, lambda message: message["event"] == "waiting")
+        assert (waiting["waits_for"], waiting["holds_memory"]) == ("power", held > 0)
+        assert until(one, lambda message: True)["phase"] == "waiting"
+        assert psutil.Process(one.pid).nice() >= 10
+        one.send_signal(signal.SIGTERM)
+        *_, error = records(one.communicate(timeout=100)[0])
+    assert (one.returncode, error["code"]) == (130, "interrupted")
+    (job,) = AdapterStore().jobs.list()
+    assert f"--resume {job.id}" in error["message"]
+    write_supplies(tmp_path / "power", plugged=True)
+    with process("adapt", "--resume", job.id, "--json") as one:  # which gets a low priority, too
+        *_, result = records(one.communicate(timeout=200)[0])
+    assert result["event"] == "result"
+
+
+def test_the_options_are_refused_in_one_sentence(adapt):
+    for options in (["--threads", "0"], ["--gpu-share", "200"], ["--gpu-share", "50", "--device", "cpu"]):
+        found = run(*adapt, *options, "--json")
+        (*_, error) = records(found.stdout)
+        assert (found.exit_code, error["code"]) == (2, "invalid_option")
+        assert error["message"].endswith(".")
