@@ -47,9 +47,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_419
+MAX_LINES = 50_417
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_635,
+    "files at the root": 1_633,
     "adapters": 3_623,
     "ask": 722,
     "basics": 746,
