@@ -96,6 +96,7 @@ HOMES = {
         "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",
+        "sebp_edge/serve/planning.py",
         "sebp_edge/serve/streams.py",
         "sebp_edge/texts/template_child.py",
     ),
