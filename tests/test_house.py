@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 49_889
+MAX_LINES = 50_419
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_636,
-    "adapters": 3_396,
-    "ask": 718,
+    "files at the root": 1_635,
+    "adapters": 3_623,
+    "ask": 722,
     "basics": 746,
     "basics.pages": 331,
-    "cli": 2_974,
+    "cli": 3_028,
     "export": 1_991,
     "machine": 860,
     "memory": 1_498,
@@ -62,13 +62,13 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 5_282,
+    "run": 5_391,
     "serve": 2_597,
-    "sparse": 1_483,
-    "sparse.patches": 2_206,
+    "sparse": 1_531,
+    "sparse.patches": 2_214,
     "sparse.rows": 765,
-    "texts": 10_476,
-    "training": 3_469,
+    "texts": 10_478,
+    "training": 3_548,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -96,6 +96,7 @@ HOMES = {
         "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",
+        "sebp_edge/serve/planning.py",
         "sebp_edge/serve/streams.py",
         "sebp_edge/texts/template_child.py",
     ),
@@ -171,7 +172,6 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
-    "sebp_edge/run/job.py": "StopRequested",
     "sebp_edge/run/known_call.py": "NotKnown ValueError",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",

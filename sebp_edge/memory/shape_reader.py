@@ -18,7 +18,7 @@ from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.model_shape import shape_of
 from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -52,7 +52,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
 
     The list is empty if no copy runs on active rows.
     """
-    if find_copy_mismatch(decoder) is not None:
+    if copy_mismatch(decoder) is not None:
         return []
     try:
         model, layers = small_copy(decoder.config, type(decoder))

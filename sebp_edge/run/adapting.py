@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.errors import (
     BaseModelMismatch,
@@ -42,7 +43,7 @@ from sebp_edge.run.work_ahead import (
 )
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints
-from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
 
@@ -58,7 +59,7 @@ class Adapting:
         work: its job.
         activate_anyway, keep_samples: see `Personalizer.adapt`.
         preparation: the texts, if they are read already.
-        compares: whether the gate compares it with the active version.
+        compares: whether the gate compares it with earlier versions.
 
     Attributes:
         preparation: the texts; None until they are read.
@@ -209,13 +210,11 @@ class Adapting:
         self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
         place = self._place
-        active = self._assessor.examine_active(place.adapter) if self._compares else None
-        if active is not None:
-            self._was_active = active.version
+        life = Life() if place.out else self._assessor.examine_life(place.adapter, compares=self._compares)
+        if life.active is not None:
+            self._was_active = life.active.version
         dataset = training.task.dataset
-        judged = training.train(
-            Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active)
-        )
+        judged = training.train(Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, life))
         self.judged = self._assessor.ask_quiz(judged)
 
     def assess(self) -> None:
@@ -308,9 +307,11 @@ class Adapting:
         return self.training is None or self.training.is_between_steps
 
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
-        has_active = self._compares and self._place.active_version is not None
+        earlier = {self._place.active_version} - {None} if self._compares else set()
+        if earlier:
+            earlier |= {*read_standing(self._place.adapter).best[:1]}
         recipe = self.preparation.recipe.with_defaults()
-        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, has_active=has_active)
+        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
         self._call.job.lay_out([*before, *ahead])
 
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
@@ -376,7 +377,7 @@ class Adapting:
 def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, activate_anyway: bool) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
-    The new version is saved; the gate compares it with the base model only.
+    The new version is saved, outside the store if the place is; the gate compares it with the base model only.
 
     Raises:
         BaseModelMismatch: the version was made for another base model.
@@ -391,7 +392,7 @@ def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, a
     history = work.history(place.adapter, remaining.history)
     preparation = TrainingPreparation(call, work.same_texts(remaining.reading, call), history)
     adapting = Adapting(call, place, work, activate_anyway=activate_anyway, preparation=preparation, compares=False)
-    return place.adapter.open(adapting.run().version)
+    return adapting.run().saved
 
 
 def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:

@@ -6,6 +6,7 @@ from sebp_edge.research.lr_range import LearningRateRange, growing_rates
 from sebp_edge.research.lr_sweep import PHASE, run_range_test
 from sebp_edge.run.call import Call
 from sebp_edge.run.encoding import TrainingPreparation
+from sebp_edge.run.job import GRADIENTS
 from sebp_edge.run.phases import LOAD, phases_of_analysis, phases_of_sweep
 
 
@@ -18,6 +19,7 @@ def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
         call.check()
         base = call.in_use.load_analyzed(call.notify, call.seed)
         dataset = preparation.encode(base).dataset
+        call.job.enter(GRADIENTS)
         with call.base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
             return analyze(base, dataset, num_examples, call.seed, call.notify)
 

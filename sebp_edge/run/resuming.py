@@ -24,11 +24,12 @@ CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")
 
 
-def politely(call: Call, texts, run: Callable[[], Result]) -> Result:
-    """Runs a training. If it frees its memory to wait for other programs, waits, and goes on with it.
+def politely(call: Call, texts, do: Callable[..., Result], *arguments) -> Result:
+    """Does a training with the arguments. If it frees its memory to wait for other programs, goes on with it then.
 
     Documents that change meanwhile are left for the next adaptation.
     """
+    run = partial(do, call, *arguments)
     with call.giving_way.in_effect():
         while True:
             try:

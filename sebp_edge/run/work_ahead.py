@@ -61,15 +61,15 @@ def planned_seconds_of_a_token(plan: Plan, schedules: Sequence[Schedule]) -> flo
 
 
 def phases_ahead(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, has_active: bool
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
 ) -> list[Phase]:
     """Returns the phases from the model's being loaded to the end.
 
     Args:
         token: the seconds of a token's forward pass.
-        has_active: whether there is an active version to compare with.
+        num_earlier: the number of earlier versions to compare with.
     """
-    return list(_phases(dataset, schedules, recipe, token, has_active))
+    return list(_phases(dataset, schedules, recipe, token, num_earlier))
 
 
 def loading(plan: Plan) -> Phase:
@@ -78,14 +78,14 @@ def loading(plan: Plan) -> Phase:
 
 
 def _phases(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, has_active: bool
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, num_earlier: int
 ) -> Iterator[Phase]:
     if dataset.general:
         yield Phase(REPLIES, seconds={DECODING: _decoding(token, [20] * len(chat_questions()), 48)})
         yield _evaluation(TEACHER, token, len(dataset.general), sum(each.num_tokens for each in dataset.general))
     writes = _samples(dataset, token)
-    if has_active:
-        tested = list(chain.from_iterable(split.test for split in dataset.splits()))
+    if num_earlier:
+        tested = num_earlier * list(chain.from_iterable(split.test for split in dataset.splits()))
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
         phase.seconds[DECODING] = writes
         yield phase
