@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_419
+MAX_LINES = 50_422
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_635,
     "adapters": 3_623,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 341,
     "research": 3_142,
     "run": 5_391,
-    "serve": 2_597,
+    "serve": 2_600,
     "sparse": 1_531,
     "sparse.patches": 2_214,
     "sparse.rows": 765,
