@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 48_941
+MAX_LINES = 49_033
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_628,
     "adapters": 3_366,
-    "ask": 718,
+    "ask": 722,
     "basics": 734,
     "basics.pages": 331,
-    "cli": 2_972,
+    "cli": 2_998,
     "export": 1_991,
     "machine": 838,
     "memory": 1_392,
@@ -62,13 +62,13 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 5_106,
+    "run": 5_112,
     "serve": 2_267,
-    "sparse": 1_482,
-    "sparse.patches": 2_213,
+    "sparse": 1_530,
+    "sparse.patches": 2_221,
     "sparse.rows": 759,
-    "texts": 10_478,
-    "training": 3_470,
+    "texts": 10_480,
+    "training": 3_468,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -169,7 +169,6 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
-    "sebp_edge/run/job.py": "StopRequested",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
