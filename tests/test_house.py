@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 49_033
+MAX_LINES = 50_420
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_628,
-    "adapters": 3_366,
+    "files at the root": 1_635,
+    "adapters": 3_623,
     "ask": 722,
-    "basics": 734,
+    "basics": 746,
     "basics.pages": 331,
-    "cli": 2_998,
+    "cli": 3_029,
     "export": 1_991,
-    "machine": 838,
-    "memory": 1_392,
-    "models": 4_539,
+    "machine": 860,
+    "memory": 1_498,
+    "models": 4_804,
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 5_112,
-    "serve": 2_267,
-    "sparse": 1_530,
-    "sparse.patches": 2_221,
-    "sparse.rows": 759,
-    "texts": 10_480,
-    "training": 3_468,
+    "run": 5_391,
+    "serve": 2_597,
+    "sparse": 1_531,
+    "sparse.patches": 2_214,
+    "sparse.rows": 765,
+    "texts": 10_478,
+    "training": 3_548,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

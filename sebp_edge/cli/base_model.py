@@ -7,6 +7,7 @@ from pathlib import Path
 from sebp_edge.cli.console import err, quick_imports
 from sebp_edge.errors import ModelError, ModelOfflineError
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
+from sebp_edge.models.hub_cache import local_folder
 from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
 
@@ -77,8 +78,6 @@ def find_base_model(store, record) -> str:
 
     Refuses to download it, since the record may be from others.
     """
-    from sebp_edge.models.hub import local_folder
-
     is_named = "/" in record.base_model or record.base_model.startswith((OLLAMA, LM_STUDIO))
     reference = resolve(record.model) if is_named else None
     if reference is None or reference.has_path:

@@ -23,12 +23,13 @@ from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.sparse.patches.agreement import trial_batch
-from sebp_edge.sparse.patches.attention import MAX_DQ_BYTES, FusedAttention
+from sebp_edge.sparse.patches.attention import FusedAttention
 from sebp_edge.sparse.patches.checkpoints import Checkpoints
+from sebp_edge.sparse.patches.counts import CHUNK_ROWS, MAX_DQ_BYTES
 from sebp_edge.sparse.patches.last_layer import LastLayer
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.loss import Head
-from sebp_edge.sparse.patches.mlp_chunks import CHUNK_ROWS, ChunkedMlps
+from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.state import ModelState

@@ -66,10 +66,10 @@ class RowLosses:
         self._stops = Stops(model, check)
         if on_cpu and self.hoisted is None:
             self._stops.attach()
-        self.limit = RowLimit.on(device, options.max_rows)
+        self.limit = RowLimit.on(device.type, options.max_rows)
         if reason is not None:
             max_rows = min(options.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
-            self.limit = RowLimit.on(device, max_rows, padded_to=collator.context_length)
+            self.limit = RowLimit.on(device.type, max_rows, padded_to=collator.context_length)
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,9 @@
     python kernels/bench/speed/end_to_end.py --sizes 60                           60 of this project's own notes
     python kernels/bench/speed/end_to_end.py --cpu tiny FOLDER... [--record [FILE]]   on the CPU, with these models
 
-On the GPU, the model has the shape of Llama-3.2-3B: a folder with random bf16 weights and the bundled model's tokenizer is made once and stays in --work. The command runs
-in a process of its own, first with empty caches (of Triton; on the CPU, of all), then with those of the first run. The arrival times of
-its events split the run into parts:
+On the GPU, the model has the shape of Llama-3.2-3B: a folder with random bf16 weights and the bundled model's tokenizer
+is made once and stays in --work. The command runs in a process of its own, first with empty caches (of Triton; on the
+CPU, of all), then with those of the first run. The arrival times of its events split the run into parts:
 
     import      from the start of the process to the call of `adapt`: Python, libraries, recipe, device
     load        read the files, load the model     texts       tokenize the texts
@@ -121,21 +121,11 @@ def measure(size: int, files: list[Path], model: Path | str, work: Path, device:
     for number, file in enumerate(files[:size]):
         shutil.copy(file, notes / f"{number:04}{file.suffix}")
     for cache in ("empty", "filled"):
-        command = [
-            *COMMAND,
-            str(notes),
-            "--model",
-            str(model),
-            "--out",
-            str(runs / cache),
-            "--json",
-            "--device",
-            device,
-        ]
+        options = ["--model", str(model), "--out", str(runs / cache), "--json", "--device", device]
         caches = {"TRITON_CACHE_DIR": str(runs / "triton")}
         if device == "cpu":
             caches["XDG_CACHE_HOME"] = str(runs / "cache")
-        begin, arrivals, end = run_timed(command, caches)
+        begin, arrivals, end = run_timed([*COMMAND, str(notes), *options], caches)
         yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals)}
 
 

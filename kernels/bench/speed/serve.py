@@ -1,14 +1,17 @@
-"""Times `sebp-edge serve` on the CPU: start, first event and step, answers, cancel, pause; its memory.
+"""Times `sebp-edge serve` with "tiny" on the CPU: start, plan, first event and step, answers, cancel, pause; memory.
 
-    python kernels/bench/speed/serve.py [--runs 5] [--record [FILE]]      with "tiny"
-    python kernels/bench/speed/serve.py --model FOLDER                    with another model, whose layers take longer
+    python kernels/bench/speed/serve.py [--runs 5] [--record [FILE]]
 
 An app starts the server and speaks with it as apps do. The texts are the example notes. "cold" has no worker before,
 "warm" has one that has answered. Times of a busy machine are too long: the table has the fastest run beside the median.
+
+The protocol's share is processor time: the supervisor's, and the worker's for writing the same events again, over the
+worker's from the first event to a step. A job is cancelled at the first event of each phase.
 """
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import tempfile
@@ -21,28 +24,31 @@ import psutil
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from sebp_edge.events import finite
 from sebp_edge.serve.client import Client
 
 NOTES = Path(__file__).parents[3] / "examples" / "notes"
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/training", __file__)
-ADAPT = {"paths": [str(NOTES)], "device": "cpu"}
+TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
+ADAPT = TEXTS | {"name": "notes"}
+# Phases whose first event a job is cancelled at; and the step up to which the protocol's share is measured.
+PHASES, LAST_STEP = ("reading", "comparing", "tokenising", "loading", "train"), 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--model", default="tiny")
     evidence.add_record_option(parser)
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
     for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            for what, value in asyncio.run(measure(folder, options.model)).items():
+            for what, value in asyncio.run(measure(folder)).items():
                 found.setdefault(what, []).append(value)
     rows = [
         {
             "what": what,
-            "unit": "MB" if what.startswith("memory") else "s",
+            "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s"),
             "median": median(values),
             "best": min(values),
             "worst": max(values),
@@ -53,11 +59,10 @@ def main() -> None:
     for row in rows:
         print(f"{row['what']}: {row['median']:.3f} {row['unit']} ({row['best']:.3f} to {row['worst']:.3f})")
     if options.record:
-        assert options.model == "tiny", "only its times are recorded"
         evidence.record("serve", SOURCES, rows, options.record, on_cpu=True)
 
 
-async def measure(store: str, model: str) -> dict[str, float]:
+async def measure(store: str) -> dict[str, float]:
     """Returns what one server measured, by what it is."""
     found, begin = {}, time.perf_counter()
     process = await asyncio.create_subprocess_exec(
@@ -69,15 +74,23 @@ async def measure(store: str, model: str) -> dict[str, float]:
     await Client(process).close()
     async with await Client.start(store=store, folders=[str(NOTES)]) as client:
         await client.call("adapters.list")
-        found["memory, idle"] = psutil.Process(client.process.pid).memory_info().rss / 1e6
+        found["memory, idle"] = memory(client.process.pid)
+        for method, params in (("models", {}), ("plan", TEXTS), ("inspect", TEXTS)):
+            begin = time.perf_counter()
+            await client.call(method, **params)
+            found[method] = time.perf_counter() - begin
+        found["memory, after models, plan and inspect"] = memory(client.process.pid)
         for warmth in ("cold", "warm"):
-            times = await until_step(client, warmth, model)
+            times = await until_step(client, warmth)
             found |= {f"{what}, {warmth}": seconds for what, seconds in times.items()}
-        found["first text while a job trains"] = await first_text(client, model)
+        found["first text while a job trains"] = await first_text(client)
         found["cancelled, training"] = await ended(client, "warm", "jobs.cancel")
-        found["first text, warm"] = await first_text(client, model)
+        found["first text, warm"] = await first_text(client)
+        found["share, protocol of a training"] = await protocol_share(client)
+        for phase in PHASES:
+            found[f"cancelled, {phase}"] = await cancelled_in(client, phase)
         found["memory, worker"] = (await client.call("status"))["worker"]["memory"] / 1e6
-        await until_step(client, "third", model)
+        await until_step(client, "third")
         worker = psutil.Process((await client.call("status"))["worker"]["pid"])
         begin = time.perf_counter()
         found["paused"] = await ended(client, "third", "jobs.pause")
@@ -88,14 +101,47 @@ async def measure(store: str, model: str) -> dict[str, float]:
         await client.call("jobs.resume", id="third")
         await step(client, "third")
         found["first step after it is resumed"] = time.perf_counter() - begin
-        found["cancelled, while its worker starts"] = await cancelled_at_start(client, model)
+        found["cancelled, while its worker starts"] = await cancelled_at_start(client)
     return found
 
 
-async def until_step(client: Client, job: str, model: str) -> dict[str, float]:
+def memory(pid: int) -> float:
+    """Returns the resident memory of a process in MB."""
+    return psutil.Process(pid).memory_info().rss / 1e6
+
+
+async def protocol_share(client: Client) -> float:
+    """Returns the protocol's share of a training's processor time in percent."""
+    processes = [psutil.Process((await client.call("status"))["worker"]["pid"]), psutil.Process(client.process.pid)]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    await client.call("jobs.start", id="share", params=ADAPT | {"name": "share"})
+    seen = []
+    async for event in client.events("share"):
+        seen.append(event["event"])
+        if event["event"].get("step") == LAST_STEP:
+            break
+    worker, supervisor = (sum(process.cpu_times()[:2]) - own for process, own in zip(processes, before, strict=True))
+    begin = time.process_time()
+    for event in seen:
+        json.dumps(finite(event))
+    writing = time.process_time() - begin
+    await ended(client, "share", "jobs.cancel")
+    return 100 * (supervisor + writing) / worker
+
+
+async def cancelled_in(client: Client, phase: str) -> float:
+    """Cancels a job in a phase; returns the seconds until it has ended."""
+    await client.call("jobs.start", id=phase, params=ADAPT | {"name": phase})
+    async for event in client.events(phase):
+        if event["phase"] == phase:
+            break
+    return await ended(client, phase, "jobs.cancel", at_once=True)
+
+
+async def until_step(client: Client, job: str) -> dict[str, float]:
     """Starts a job; returns when its first event of the worker and its first step were there."""
     begin, times = time.perf_counter(), {}
-    await client.call("jobs.start", id=job, params=ADAPT | {"name": job, "model": model})
+    await client.call("jobs.start", id=job, params=ADAPT | {"name": job})
     async for event in client.events(job):
         seconds = time.perf_counter() - begin
         if event["event"]["event"] != "state":
@@ -115,9 +161,9 @@ async def step(client: Client, job: str) -> None:
             return
 
 
-async def ended(client: Client, job: str, method: str) -> float:
-    """Cancels or pauses a job at a random moment; returns the seconds until it has."""
-    await asyncio.sleep(random.uniform(0, 0.5))
+async def ended(client: Client, job: str, method: str, *, at_once: bool = False) -> float:
+    """Cancels or pauses a job, at a random moment if not at once; returns the seconds until it has."""
+    await asyncio.sleep(0 if at_once else random.uniform(0, 0.5))
     since = (await client.call("jobs.get", id=job))["job"]["last_event"]
     begin = time.perf_counter()
     await client.call(method, expected_job_id=job)
@@ -126,16 +172,16 @@ async def ended(client: Client, job: str, method: str) -> float:
     return time.perf_counter() - begin
 
 
-async def cancelled_at_start(client: Client, model: str) -> float:
+async def cancelled_at_start(client: Client) -> float:
     await ended(client, "third", "jobs.cancel")
     await client.call("unload")
-    await client.call("jobs.start", id="fourth", params=ADAPT | {"name": "fourth", "model": model})
+    await client.call("jobs.start", id="fourth", params=ADAPT | {"name": "fourth"})
     return await ended(client, "fourth", "jobs.cancel")
 
 
-async def first_text(client: Client, model: str) -> float:
+async def first_text(client: Client) -> float:
     begin, times = time.perf_counter(), []
-    params = {"prompt": "The boat", "model": model, "device": "cpu", "max_new_tokens": 2, "temperature": 0}
+    params = {"prompt": "The boat", "device": "cpu", "max_new_tokens": 2, "temperature": 0}
     await client.call("generate", on_text=lambda text: times.append(time.perf_counter() - begin), **params)
     return times[0]
 
