@@ -95,7 +95,8 @@ HOMES = {
         "sebp_edge/basics/job_object.py",
         "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
-        "sebp_edge/machine/process.py",
+        "sebp_edge/machine/host.py",
+        "sebp_edge/serve/planning.py",
         "sebp_edge/serve/streams.py",
         "sebp_edge/texts/template_child.py",
     ),
@@ -158,6 +159,8 @@ OTHER_ERRORS = {
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
+    "sebp_edge/models/known_models.py": "ValueError",
+    "sebp_edge/models/known_tokenizer.py": "ValueError",  # as transformers' own tokenizers
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
@@ -169,6 +172,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
+    "sebp_edge/run/known_call.py": "NotKnown ValueError",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
