@@ -54,7 +54,7 @@ MAX_LINES_OF_ROOM = {
     "ask": 722,
     "basics": 746,
     "basics.pages": 331,
-    "cli": 3_028,
+    "cli": 3_029,
     "export": 1_991,
     "machine": 860,
     "memory": 1_498,
