@@ -120,7 +120,7 @@ class ProgressPrinter:
         self._last_print = time.monotonic()  # a refusal at once is the only line
         self._num_documents = self._num_trainings = 0
         if bar is not None:
-            self._task = bar.add_task("starting", total=1, figures="", done="", left="")
+            self._task = bar.add_task("starting", total=None, figures="", done="", left="")
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -169,8 +169,8 @@ class ProgressPrinter:
         what = _PHASES.get(event.phase, event.phase)
         if self._bar is not None:
             figures = {"figures": ""} if begins else {}
-            shown = {"description": what, "completed": event.fraction, "done": _done(event), "left": _left(event)}
-            self._bar.update(self._task, **shown, **figures)
+            shown = {"description": what, "done": _done(event), "left": _left(event)}
+            self._bar.update(self._task, total=1, completed=event.fraction, **shown, **figures)
         elif event.fraction < 1 and time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
             self._last_print = time.monotonic()
             out.print(f"{what}: {self._how_far()}")

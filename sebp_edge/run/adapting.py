@@ -23,8 +23,10 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
+from sebp_edge.run.encoding import TrainingPreparation
 from sebp_edge.run.job import Phase
-from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
+from sebp_edge.run.phases import LOAD
+from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
@@ -33,7 +35,6 @@ from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work import Work
 from sebp_edge.run.work_ahead import (
-    LOAD,
     SAVE,
     loading,
     phases_ahead,
@@ -78,7 +79,7 @@ class Adapting:
         activate_anyway: bool = False,
         keep_samples: bool = False,
         compares: bool = True,
-        preparation: Preparation | None = None,
+        preparation: TrainingPreparation | None = None,
     ):
         call.job.begin()
         self._began = call.job.clock()
@@ -111,7 +112,7 @@ class Adapting:
         call = self._call
         reading = work.same_texts(reading, call)
         earlier = earlier and work.drawn_from(earlier)
-        self.preparation = Preparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
+        self.preparation = TrainingPreparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
         if not in_store:
             return None
         active, unchanged = find_unchanged(
@@ -389,7 +390,7 @@ def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, a
             f"use {record.model!r}."
         )
     history = work.history(place.adapter, remaining.history)
-    preparation = Preparation(call, work.same_texts(remaining.reading, call), history)
+    preparation = TrainingPreparation(call, work.same_texts(remaining.reading, call), history)
     adapting = Adapting(call, place, work, activate_anyway=activate_anyway, preparation=preparation, compares=False)
     return adapting.run().saved
 

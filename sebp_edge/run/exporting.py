@@ -6,7 +6,7 @@ from sebp_edge.adapters.names import is_plain
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.run.call import Call
-from sebp_edge.run.work_ahead import LOAD, phases_of_export
+from sebp_edge.run.phases import phases_of_export
 from sebp_edge.texts.readers import read_texts
 
 
@@ -16,7 +16,6 @@ def export_adapter(
     """See `Personalizer.export`."""
     quant = check_options(format, quant, has_texts=texts is not None)
     call.job.begin(phases_of_export())
-    call.job.enter(LOAD)
     found = call.store.find(adapter, version)
     reading = None if texts is None else read_texts(texts)
     call.in_use.release()

@@ -138,7 +138,7 @@ class Job:
         if not self._reports:
             self._reports, self._is_guessed = True, bool(phases)
             if phases:
-                self.lay_out(phases)
+                (self._phase, *self._ahead), self._is_laid_out = phases, True
             self._send(0.0, None)
 
     def lay_out(self, phases: Iterable[Phase]) -> None:
@@ -178,7 +178,8 @@ class Job:
             return
         left = sum(map(self._seconds_left, [self._phase, *self._ahead]))
         is_known = not self._is_guessed or (not self._ahead and any(self._actual[kind] for kind in self._phase.units))
-        self._send(elapsed / (elapsed + left) if elapsed else 0.0, left if is_known else None)
+        # Only the end is all of it.
+        self._send(min(elapsed / (elapsed + left), 0.999) if elapsed else 0.0, left if is_known else None)
 
     def watch(self, compute: Callable[[Check], Result], check: Check) -> Result:
         """Returns what a function returns that tells nothing itself: it runs in a thread, and this one reports.
@@ -215,8 +216,7 @@ class Job:
     def _send(self, fraction: float, left: float | None) -> None:
         self._sent = self.clock()
         fraction = self._resumed_at + (1 - self._resumed_at) * fraction
-        # Only the end is all of it.
-        self._fraction = max(self._fraction, fraction if fraction == 1 else min(fraction, 0.999))
+        self._fraction = max(self._fraction, fraction)
         self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
 
     def _prepared(self, event: PreparationProgress) -> None:

@@ -15,22 +15,18 @@ from sebp_edge.run.copying import MAX_TOKENS
 from sebp_edge.run.job import (
     DECODING,
     EVALUATIONS,
-    GRADIENTS,
     LOADING,
-    PREPARING,
-    READING_BACK,
     SAVING,
     STEPS,
-    WRITING,
     Phase,
 )
+from sebp_edge.run.phases import LOAD
 from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
 
 # Names of phases that are no training.
-LOAD, REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
-    "loading",
+REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
     "replies",
     "teacher",
     "active version",
@@ -49,35 +45,6 @@ DISK_RATE, FILE_SECONDS = 500e6, 1.0
 GENERAL_TOKENS, GENERAL_EXAMPLES = 6500, 19
 # How often `scale_down` evaluates general text, usually.
 SCALED = 3
-
-
-def phases_of_inspection() -> list[Phase]:
-    """Returns the phases of `inspect`; what each takes is a guess, here and below."""
-    return [_stage(name) for name in ("reading", "comparing", "tokenising", "planning")]
-
-
-def phases_of_analysis(examples: int) -> list[Phase]:
-    """Returns the phases of `analyze`."""
-    own = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})
-    return [_stage("reading"), _loading(), *map(_stage, ("comparing", "tokenising")), own]
-
-
-def phases_of_sweep(name: str, steps: int) -> list[Phase]:
-    """Returns the phases of `lr_range`, whose steps have this name."""
-    return [*phases_of_inspection(), _loading(), Phase(name, {STEPS: steps}, {STEPS: 0.2 * steps})]
-
-
-def phases_of_export() -> list[Phase]:
-    """Returns the phases of `export`."""
-    return [_loading(), Phase(WRITING, {STEPS: 1}, {STEPS: 5.0}), Phase(READING_BACK, {}, {SAVING: 5.0})]
-
-
-def _loading() -> Phase:
-    return Phase(LOAD, {}, {LOADING: 2.0})
-
-
-def _stage(name: str) -> Phase:
-    return Phase(name, {PREPARING: 100}, {PREPARING: 1.0})
 
 
 def seconds_of_a_token(base: BaseModel) -> float:

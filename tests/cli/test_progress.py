@@ -1,7 +1,7 @@
 """The progress of an adaptation: notes, lines and the bar."""
 
 import pytest
-from command import without_controls
+from command import records, run, without_controls
 from terminals import draw_on_terminal
 
 from sebp_edge.cli import progress
@@ -64,3 +64,26 @@ def test_lines_in_a_pipe_say_how_far_the_whole_job_is(capsys, monkeypatch):
         "step 3/30  loss 3.211  987 tokens/s  42 %, 2 min left",
         "writing samples: 80 %, 5 s left",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "phases"),
+    [
+        (("inspect",), {"reading", "tokenising", "planning"}),
+        (("analyze", "--examples", "2"), {"reading", "loading", "gradients"}),
+        (
+            ("lr-range", "--steps", "20", "--lowest", "0.0001", "--highest", "0.01"),
+            {"reading", "loading", "range test"},
+        ),
+    ],
+)
+def test_a_command_tells_how_far_the_whole_of_it_is(notes_folder, model_folder, monkeypatch, command, phases):
+    monkeypatch.setattr("sebp_edge.run.job.SECONDS", 0)  # each time that it may
+    name, *options = command
+    result = run(name, notes_folder, "--model", model_folder, "--json", *options)
+    assert result.exit_code == 0, result.output
+    told = [record for record in records(result.stdout) if record["event"] == "progress"]
+    fractions = [record["fraction"] for record in told]
+    assert (fractions[0], fractions[-1], fractions) == (0, 1, sorted(fractions))
+    assert phases <= {record["phase"] for record in told}

@@ -13,8 +13,19 @@ from command import process, start
 
 from sebp_edge.basics.clock import MAX_GAP, WorkClock
 from sebp_edge.basics.stopping import StopRequested
-from sebp_edge.events import ExamplesEvaluated, JobProgress, JobStarted, Notice, StepDone, TrainingStarted
+from sebp_edge.events import (
+    ExampleAnalyzed,
+    ExamplesEvaluated,
+    JobProgress,
+    JobStarted,
+    Notice,
+    PreparationProgress,
+    StepDone,
+    TensorWritten,
+    TrainingStarted,
+)
 from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, Job, Phase
+from sebp_edge.run.work_ahead import phases_of_analysis, phases_of_export, phases_of_inspection
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
@@ -243,3 +254,62 @@ def test_a_stop_of_the_process_does_not_spoil_the_rates(adapt, recipe, own_data_
         assert one.wait(timeout=60) == 130
     # A stop that counted would make it a fourth.
     assert rates[-1] > 0.5 * rates[38]
+
+
+def guessed(phases):
+    """A job of these phases, with a clock that only the test moves."""
+    events = []
+    made = Job(events.append, clock=Clock())
+    made.events = events
+    made.begin(phases)
+    return made
+
+
+def prepare(job, *stages, seconds=1.0):
+    for stage in stages:
+        for done in (0, 13, 37, 37):
+            spend(job, seconds, PreparationProgress(stage, done, 37))
+
+
+def assert_it_grows_from_0_to_1(job, phases):
+    job.finish()
+    fractions = [event.fraction for event in told(job)]
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    assert fractions == sorted(fractions)
+    assert max(fractions[:-1]) < 1
+    assert list(dict.fromkeys(event.phase for event in told(job))) == phases
+
+
+def test_the_progress_of_an_analysis_is_that_of_the_whole_call_and_its_time_that_of_the_examples():
+    job = guessed(phases_of_analysis(16))
+    prepare(job, "reading")
+    job.enter("loading")
+    spend(job, 5.0)
+    prepare(job, "comparing", "tokenising")
+    assert all(event.seconds_left is None for event in told(job))
+    job.enter("gradients")
+    for number in range(1, 11):  # there are fewer than were asked for
+        spend(job, 3.0, ExampleAnalyzed(number, 10))
+    left = [event.seconds_left for event in told(job) if event.seconds_left is not None]
+    assert left[4] == pytest.approx(5 * 3.0, rel=0.2)
+    assert_it_grows_from_0_to_1(job, ["reading", "loading", "comparing", "tokenising", "gradients"])
+
+
+def test_stages_that_an_inspection_does_not_have_are_left_out():
+    job = guessed(phases_of_inspection())
+    prepare(job, "reading")
+    prepare(job, "tokenising", seconds=10.0)
+    assert told(job)[-1].fraction > 0.8
+    assert_it_grows_from_0_to_1(job, ["reading", "tokenising"])
+
+
+def test_the_progress_of_an_export_goes_on_while_it_is_read_back():
+    job = guessed(phases_of_export())
+    spend(job, 1.0)
+    for number in range(1, 31):
+        spend(job, 1.0, TensorWritten(number, 30))
+    written = told(job)[-1].fraction
+    for _ in range(3):
+        spend(job, 5.0)
+    assert written < told(job)[-1].fraction
+    assert_it_grows_from_0_to_1(job, ["loading", "writing", "reading back"])

@@ -77,6 +77,12 @@ def main() -> None:
 
 def run_all(folder: Path, number: int, at_once: int, file: Path) -> None:
     """Runs what `file` does not have yet, in turns; a stop by Ctrl-C keeps what is done."""
+    done, writing = outcomes_in(file), threading.Lock()
+    wanted = {cause: number if cause in KILLED else max(1, number // 10) for cause in (*KILLED, *FEWER)}
+    left = {cause: wanted[cause] - len(done[cause]) for cause in wanted}
+    causes = [cause for turn in range(number) for cause in left if turn < left[cause]]
+    if not causes:
+        return
     make_model(folder / "model")
     (folder / "recipe.toml").write_text(RECIPE)
     (folder / "notes").mkdir()
@@ -85,7 +91,6 @@ def run_all(folder: Path, number: int, at_once: int, file: Path) -> None:
         (folder / "notes" / f"{note}.md").write_text(text)
     moments = measure(folder)
     print(f"The job runs after {moments[0]:.1f} s of processor time, and has {moments[1]} events.", flush=True)
-    done, writing = outcomes_in(file), threading.Lock()
 
     def one(cause: str) -> None:
         outcome = App(folder, moments).end_by(cause)
@@ -93,9 +98,6 @@ def run_all(folder: Path, number: int, at_once: int, file: Path) -> None:
             print(json.dumps(outcome), file=lines)
         print(outcome, flush=True)
 
-    wanted = {cause: number if cause in KILLED else max(1, number // 10) for cause in (*KILLED, *FEWER)}
-    left = {cause: wanted[cause] - len(done[cause]) for cause in wanted}
-    causes = [cause for turn in range(number) for cause in left if turn < left[cause]]
     with ThreadPoolExecutor(at_once) as pool:
         try:
             for each in [pool.submit(one, cause) for cause in causes]:
