@@ -58,8 +58,8 @@ def phases_of_inspection() -> list[Phase]:
 
 def phases_of_analysis(examples: int) -> list[Phase]:
     """Returns the phases of `analyze`."""
-    own = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})
-    return [_stage("reading"), _loading(), *map(_stage, ("comparing", "tokenising")), own]
+    gradients = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})
+    return [_stage("reading"), _loading(), _stage("comparing"), _stage("tokenising"), gradients]
 
 
 def phases_of_sweep(name: str, steps: int) -> list[Phase]:
