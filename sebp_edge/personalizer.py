@@ -9,6 +9,7 @@ from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forget import Forgetting
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.verification import Verification
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
@@ -20,11 +21,11 @@ from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.completion import Completion
-from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.recipe import Recipe
+from sebp_edge.models.sampling import Sampling
+from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.run import asking, exporting, generating, measuring, resuming
+from sebp_edge.run import asking, exporting, generating, measuring, resuming, verifying
 from sebp_edge.run.call import Call
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
@@ -38,15 +39,15 @@ from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.prompts import Messages
 
 
-class Personalizer:
+class Personalizer(AbstractContextManager["Personalizer"]):
     """Adapts a language model to its owner's texts, and generates text with it.
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
     Only one call at a time may use the model: during one, all methods but `stop`, `pause` and `plan` raise BusyError.
     `stop()`, or an event that was passed as `stop_when`, ends a call, which raises Interrupted. Every other error is a
-    SebpEdgeError too; its message says what to do. A training runs on one device, in one process: it raises a
-    MachineError if torchrun or accelerate has started several (see `sparsify` for several GPUs).
+    SebpEdgeError too; its message says what to do. A training runs on one device and refuses to run in several
+    processes (see `sparsify` for several GPUs).
 
     Several methods take these arguments:
         texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
@@ -89,8 +90,7 @@ class Personalizer:
         self.recipe, self.device = Recipe.load(recipe), devices.pick_device(device)
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
-        self.seed = check_seed(seed)
-        self.me = (me,) if isinstance(me, str) else tuple(me)
+        self.seed, self.me = check_seed(seed), (me,) if isinstance(me, str) else tuple(me)
         self.politeness = (politeness or Politeness()).on(self.device.type)
         self.on_event, self.meanwhile = on_event, lambda: None  # which is called while a training waits
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
@@ -111,7 +111,7 @@ class Personalizer:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
         The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
-        least the recipe's margin, and not above the active version's by more than 2 %.
+        least the recipe's margin, and not above that of the active and the best version by more than 2 %.
 
         If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
         and on a few others, and does nothing if there are none. If it must start over, a notice says why; a NameInUse
@@ -133,7 +133,7 @@ class Personalizer:
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
         with self._begin(stop_when) as call:
-            return resuming.politely(call, texts, lambda: resuming.run_adapt(call, place, texts, options))
+            return resuming.politely(call, texts, resuming.run_adapt, place, texts, options)
 
     def forget(
         self,
@@ -165,9 +165,14 @@ class Personalizer:
             TrainingStopped: as for `adapt`; nothing is forgotten after an error.
         """
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
+        given = (Place(self.store, name), documents, texts, options, on_found)
         with self._begin(stop_when) as call:
-            given = (call, Place(self.store, name), documents, texts, options, on_found)
-            return resuming.politely(call, texts, lambda: resuming.run_forget(*given))
+            return resuming.politely(call, texts, resuming.run_forget, *given)
+
+    def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
+        """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
+        with self._begin(stop_when) as call:
+            return verifying.run_verify(call, Place(self.store, name), texts)
 
     def resume(
         self, job: str | None = None, texts=None, *, changed: str = "refuse", stop_when: threading.Event | None = None
@@ -185,16 +190,13 @@ class Personalizer:
                 though it knows what it has learnt of them; or "again", to start over in any case.
         """
         with self._begin(stop_when) as call:
-            return resuming.politely(
-                call, texts, lambda: resuming.resume(call, self.store.jobs.get(job), texts, changed)
-            )
+            return resuming.politely(call, texts, resuming.resume, self.store.jobs.get(job), texts, changed)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, if any, as Ctrl-C would; that call raises Interrupted.
 
-        It checks for a stop several times a second while texts are prepared, before and after it loads the model, and
-        after each step, micro-batch of an evaluation, analyzed example and generated token. A call that may not have
-        started yet is stopped by its `stop_when`, which is checked when it starts, too.
+        It checks for a stop several times a second, and while it trains before each layer, or with a graph each step. A
+        call that may not have started yet is stopped by its `stop_when`, which is checked when it starts, too.
         """
         self._calls.stop()
 
@@ -211,9 +213,6 @@ class Personalizer:
         with self._calls.closing():
             self._searched = SearchedTexts()
             self.in_use.close()
-
-    def __enter__(self) -> "Personalizer":
-        return self
 
     def __exit__(self, *error) -> None:
         self.close()
@@ -398,5 +397,6 @@ class Personalizer:
         return self._calls.begin(self._make_call, stop_when)
 
     def _make_call(self, signal, *others) -> Call:
-        own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget, self.in_use), Job(self.on_event)
-        return Call(*own, signal, *others, job, GivingWay(self.politeness, self.device, job, signal, self.meanwhile))
+        own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget), Job(self.on_event)
+        giving_way = GivingWay(self.politeness, self.device, job, signal, self.meanwhile)
+        return Call(*own, job, signal, *others, self.in_use, giving_way)

@@ -379,3 +379,10 @@ def _shorten(value) -> str:
     except RecursionError:
         return "nested deeply"
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def check_seed(seed: int) -> int:
+    """Returns `seed` if random generators take it, else raises an OptionError."""
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise OptionError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
+    return seed

@@ -53,7 +53,6 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
@@ -137,24 +136,6 @@ def caplog():
     """What is logged during the test, as in pytest's own fixture."""
     with Logged() as logged:
         yield logged
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_trial_per_config():
-    """Tries a small copy once per class and config, which alone it depends on; that is a fifth of a tiny adaptation."""
-    passed = set()
-
-    def find_once(decoder, **options):
-        key = type(decoder), decoder.config.to_json_string(), *options.values()
-        reason = None if key in passed else find_copy_mismatch(decoder, **options)
-        if reason is None:
-            passed.add(key)
-        return reason
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("sparse.hoist_if_exact", "training.losses", "memory.shape_reader"):
-            patch.setattr(f"sebp_edge.{module}.find_copy_mismatch", find_once)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

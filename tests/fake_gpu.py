@@ -51,7 +51,7 @@ class Gpu:
         self.driver = driver or Driver(1024)
         simulate_h100(monkeypatch, self.driver)
         process._used_before_start.clear()
-        monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
+        monkeypatch.setattr(process, "nvidia_smi", lambda query: before)
         for name in ("memory_reserved", "max_memory_reserved"):
             monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
         for name in ("memory_allocated", "max_memory_allocated"):

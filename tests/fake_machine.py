@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from sebp_edge.machine import devices
-from sebp_edge.memory import target
+from sebp_edge.memory import this_machine
 
 
 class FakeMachine:
@@ -34,7 +34,7 @@ class FakeMachine:
 
     def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
         """Sets which optional libraries plans find."""
-        self._monkeypatch.setattr(target, "has_triton", lambda: triton)
+        self._monkeypatch.setattr(this_machine, "has_triton", lambda: triton)
         found = SimpleNamespace(__spec__="installed") if bitsandbytes else None
         self._monkeypatch.setitem(sys.modules, "bitsandbytes", found)
 

@@ -19,6 +19,7 @@ from sebp_edge.adapters.difference import Difference
 from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import KeptSamples, TrainingReport
+from sebp_edge.adapters.verification import Verification
 from sebp_edge.ask.answer import Answer
 from sebp_edge.cli.doctor_checks import Finding
 from sebp_edge.errors import SebpEdgeError
@@ -80,6 +81,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ("result", "adapt", hints(UnchangedResult) | {"unchanged": Literal[True], "summary": str}, {}),
     ("result", "export", hints(ExportResult) | {"summary": str}, {}),
     ("result", "forget", hints(Receipt), {}),
+    ("result", "verify", hints(Verification), {}),
     ("result", "generate", {"prompt": str | list[dict[str, str]], "text": str}, {}),
     ("result", "ask", {"question": str, **hints(Answer), "sources": list[Source]}, {}),
     (

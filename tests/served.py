@@ -130,6 +130,14 @@ def all_gone(processes, seconds=3.0):
         time.sleep(0.02)
 
 
+def wait_until(is_so):
+    """Waits until a condition holds."""
+    until = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def rss(pid):
     """Returns the resident memory of a process in bytes."""
     return psutil.Process(pid).memory_info().rss

@@ -5,14 +5,15 @@ import json
 import threading
 
 import pytest
+import torch
 from builders import make_llama, make_sentences
 from command import assert_one_sentence, records, run
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import RECORD, FakeAdaptation, listing
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.errors import BaseModelMismatch, Interrupted, TextsError
+from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, TextsError
 from sebp_edge.texts.split_history import SplitHistory
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -47,6 +48,7 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
     assert not first.adapter_path.exists()
     found, fresh = store.adapter("default").open(), train_without(make, notes_folder, history, forgotten, tmp_path)
     assert weights(found.path) == weights(fresh.adapter_path)
+    assert receipt.weights == found.weights_hash() == fresh.saved.weights_hash()
     assert len(weights(found.path)) == (2 if count == 24 else 4)
     for name, value in dataclasses.asdict(found.record).items():
         if name != "created":
@@ -185,3 +187,99 @@ def test_texts_without_files_have_to_be_given_again(make):
         personalizer.forget("1")
     receipt = personalizer.forget("1", texts, activate_anyway=True)
     assert (receipt.versions_removed, receipt.active, receipt.lost) == ((1,), 2, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ verification
+
+
+@pytest.mark.slow
+def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, notes_folder):
+    personalizer = make(seed=3)
+    with pytest.raises(AdapterError, match=r"'default' has no receipt of `sebp-edge forget`"):
+        personalizer.verify_forgotten()
+    personalizer.adapt(notes_folder, activate_anyway=True)
+    receipt = personalizer.forget("note-03.md", activate_anyway=True)
+    adapter = personalizer.store.adapter("default")
+    before = listing(personalizer.store.folder)
+    found = personalizer.verify_forgotten()
+    assert (found.verified, found.version, found.receipt) == (True, 2, receipt.path)
+    assert found.weights == found.trained_again == receipt.weights == adapter.open(2).weights_hash()
+    assert "version 2 is, bit for bit, what a training on its 23 documents gives" in found.explanation
+    assert listing(personalizer.store.folder) == before
+    assert personalizer.in_use.adapter_folder == adapter.version_folder(2)
+    # Not the same texts.
+    note = sorted(notes_folder.iterdir())[0]
+    text = note.read_text()
+    note.write_text("something else " * 20)
+    with pytest.raises(TextsError, match="Nothing was verified: of the 23 other documents"):
+        personalizer.verify_forgotten()
+    note.write_text(text)
+    # Another training gives other weights.
+    path = adapter.version_folder(2) / "sebp_edge.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"seed": 4, "packages": record["packages"] | {"torch": "1.0"}}))
+    found = personalizer.verify_forgotten()
+    assert (found.verified, found.trained_again == receipt.weights) == (False, False)
+    assert f"other weights, but it was made with torch 1.0, now {torch.__version__}." in found.explanation
+
+
+@pytest.fixture
+def forgotten(make, notes_folder, monkeypatch):
+    """A Personalizer whose adapter has a receipt, and that trains nothing when it verifies."""
+    personalizer = make(recipe=make().recipe.replace(epochs=1))
+    personalizer.adapt(notes_folder, activate_anyway=True)
+    personalizer.forget("note-03.md", activate_anyway=True)
+    monkeypatch.setattr("sebp_edge.run.verifying.train_again", lambda *_, **__: pytest.fail("trains"))
+    return personalizer
+
+
+@pytest.mark.slow
+def test_what_a_training_need_not_show_is_said_without_one(forgotten, notes_folder):
+    adapter = forgotten.store.adapter("default")
+    path = adapter.folder / "forgotten-1.json"
+    receipt, weights = path.read_text(), adapter.version_folder(2) / "adapter_model.safetensors"
+
+    def says(*parts, verified):
+        found = forgotten.verify_forgotten()
+        assert (found.verified, found.trained_again) == (verified, None)
+        assert all(part in found.explanation for part in parts), found.explanation
+
+    saved = weights.read_bytes()
+    weights.write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))
+    says("weights of version 2 of 'default' are not those of the receipt", verified=False)
+    weights.write_bytes(saved)
+    path.write_text(json.dumps(json.loads(receipt) | {"weights": None}))
+    with pytest.raises(AdapterError, match="has no hash of weights: version 2 was trained on a GPU"):
+        forgotten.verify_forgotten()
+    path.write_text(json.dumps(json.loads(receipt) | {"replaced_by": None, "weights": None}))
+    says("No version of 'default' knows what was forgotten, and none was trained", verified=True)
+    path.write_text(receipt[:-20])
+    with pytest.raises(AdapterError, match=r"The receipt '.*forgotten-1\.json' cannot be read"):
+        forgotten.verify_forgotten()
+    path.write_text(json.dumps(json.loads(receipt) | {"replaced_by": 7}))
+    with pytest.raises(AdapterError, match=r"Version 7 .* was removed; so there is nothing to compare"):
+        forgotten.verify_forgotten()
+    path.write_text(receipt)
+    forgotten.device = torch.device("cuda")
+    with pytest.raises(MachineError, match="verify with device='cpu'"):
+        forgotten.verify_forgotten()
+    forgotten.device = torch.device("cpu")
+    forgotten.adapt(notes_folder, activate_anyway=True)
+    says("Version 3 of 'default' knows what was forgotten; it was learnt again", verified=False)
+
+
+@pytest.mark.slow
+def test_the_command_verifies_the_last_receipt(adapt, notes_folder, model_folder):
+    assert run(*adapt, "--activate-anyway").exit_code == 0
+    command = ["--model", model_folder, "--texts", notes_folder]
+    assert run("forget", "note-03.md", *command, "--yes", "--activate-anyway").exit_code == 0
+    for wrong in (["forget"], ["forget", "note-04.md", "--verify"]):
+        assert_one_sentence(run(*wrong, *command), "give --verify alone to verify what was forgotten last", 2)
+    found = run("forget", "--verify", *command)
+    assert found.exit_code == 0, found.output
+    assert "Verified: No version of 'default' knows what was forgotten, and version 2 is, bit for bit," in found.stdout
+    weights = AdapterStore().adapter("default").version_folder(2) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    found = run("forget", "--verify", *command, "--json")
+    *_, result = records(found.stdout)
+    assert (found.exit_code, result["result_of"], result["verified"]) == (1, "verify", False)

@@ -1,11 +1,14 @@
 """The gate, as an app meets it: what is kept, what is compared with what, and who has seen which document."""
 
+import json
 import random
+import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
 import torch
 from builders import make_llama, make_sentences
@@ -18,12 +21,13 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.adapters.history import read_history
+from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.run.assessment import Assessor
 from sebp_edge.run.preparation import make_schedules
-from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.texts.remembered import Shingles
+from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
@@ -77,15 +81,15 @@ def make(model, stores, tmp_path):
 @pytest.fixture
 def compared(monkeypatch):
     """The losses of the active version, in nats by document, as the gate gets them."""
-    losses, examine = {}, Assessor.examine_active
+    losses, examine = {}, Assessor.examine_life
 
-    def examine_active(self, *arguments):
-        active = examine(self, *arguments)
-        if active is not None:
-            losses.update(active.losses.nats)
-        return active
+    def examine_life(self, *arguments, **options):
+        life = examine(self, *arguments, **options)
+        if life.active is not None:
+            losses.update(life.active.losses.nats)
+        return life
 
-    monkeypatch.setattr(Assessor, "examine_active", examine_active)
+    monkeypatch.setattr(Assessor, "examine_life", examine_life)
     return losses
 
 
@@ -208,8 +212,8 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
     assert (result.verdict, result.active, result.version, result.compared_with) == ("worse than active", False, 2, 1)
     assert result.gain_at_least > result.margin
     assert result.gain_over_active_at_least < result.gain_over_active < -result.tolerance
-    assert "But version 1, which is active, is better." in result.summary
-    assert "the new loss is 9" in result.summary
+    assert re.search(r"But it is 9.* % worse than version 1, the best so far, on documents held out", result.summary)
+    assert "Version 1 stays active." in result.summary
     assert personalizer.store.adapter("default").active() == 1
     assert personalizer.store.adapter("default").open(2).record.verdict == "worse than active"
     assert_uses(personalizer, first)
@@ -287,6 +291,99 @@ def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compar
     assert result.gain_over_active == pytest.approx(
         1 - result.heldout_loss_after * num_tokens / sum(expected), abs=1e-5
     )
+
+
+# ---------------------------------------------------------------------------------------- the best version so far
+
+WEAK = RECIPE.replace(learning_rate=2e-3)
+
+
+@pytest.fixture(scope="module")
+def lived(stores, tmp_path_factory, model):
+    """The store of NOTES, in which a second, weak version was activated anyway."""
+    folder = tmp_path_factory.mktemp("lived") / "store"
+    shutil.copytree(stores(NOTES), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        skip_assessment(patch)
+        weak = Personalizer(model, recipe=WEAK, device="cpu", store=folder)
+        assert weak.adapt(NOTES, fresh=True, activate_anyway=True).verdict == "worse than active"
+    return folder
+
+
+def rewrite_record(folder, **values):
+    path = folder / "sebp_edge.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def trained_on_all(adapter):
+    folder = adapter.version_folder(1)
+    write_history(folder, read_history(folder).all_trained_on())
+
+
+def with_other_tests(adapter):
+    """As after its texts were replaced: what it was tested on is not there any more."""
+    folder = adapter.version_folder(1)
+    history = read_history(folder)
+    documents = (replace(one, key=one.key ^ 1, sketch=NO_SHINGLES) for one in history.documents)
+    write_history(folder, SplitHistory(tuple(documents), history.salt))
+
+
+NO_SHINGLES = Shingles(np.array([], np.uint32), 0)
+# What happens to the best version, and why it is not compared with then.
+FATES = {
+    "it is there": (lambda adapter: None, None),
+    "removed": (lambda adapter: adapter.remove(1), "it was removed"),
+    "damaged": (
+        lambda adapter: (adapter.version_folder(1) / "judged" / "1" / "adapter_model.safetensors").write_bytes(b"{"),
+        "its files are damaged, or of a newer sebp-edge",
+    ),
+    "other model": (
+        lambda adapter: rewrite_record(adapter.version_folder(1), fingerprint="0" * 16, base_model="another"),
+        "it was made for another base model, another",
+    ),
+    "trained on all": (trained_on_all, "it was not judged itself"),
+    "other tests": (with_other_tests, "none of its 5 test documents are among these texts"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", FATES)
+def test_a_version_that_matches_the_active_one_has_to_match_the_best_if_that_can_be_compared(
+    make, lived, tmp_path, fate
+):
+    personalizer = make(recipe=WEAK)
+    shutil.copytree(lived, personalizer.store.folder.parent)
+    adapter = personalizer.store.adapter("default")
+    happens, reason = FATES[fate]
+    happens(adapter)
+    result = personalizer.adapt(NOTES, fresh=True)
+    # The same as version 2, which the gate had refused.
+    assert (result.compared_with, result.gain_over_active, result.version) == (2, 0, 3)
+    record = adapter.open(3).record
+    if reason is None:
+        assert (result.verdict, result.active, result.best_before, result.refused) == ("worse than best", False, 1, 2)
+        assert result.gain_over_best < -result.tolerance
+        assert "worse than version 1, the best so far," in result.summary
+        assert "Version 2 stays active." in result.summary
+        assert (record.is_best, record.refused, record.best_before) == (False, 2, 1)
+        ratio = record.best_loss_after / record.best_loss_before
+        assert 1 - ratio == pytest.approx(result.gain_over_best)
+        anyway = personalizer.adapt(NOTES, fresh=True, activate_anyway=True)
+        assert (anyway.verdict, anyway.active, anyway.refused) == ("worse than best", True, 3)
+        assert "stays active" not in anyway.summary
+    else:
+        assert (result.verdict, result.active, result.refused) == ("better", True, 1)
+        # Nothing surely better is known, so that the active version was the best one.
+        assert (result.best_before, result.gain_over_best, result.is_best) == (2, 0, True)
+        assert f"It was not compared with version 1, the best so far: {reason}." in result.summary
+
+
+@pytest.mark.slow
+def test_the_list_of_adapters_names_the_best_version_if_another_one_is_active(lived):
+    AdapterStore().folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(lived, AdapterStore().folder.parent, dirs_exist_ok=True)
+    rows = [line.split("\t") for line in run("adapters", "list").stdout.splitlines()]
+    assert [row[:3] for row in rows] == [["default", "1", "best so far"], ["default", "2", "active"]]
 
 
 # ------------------------------------------------------------------------------------------------------ the splits

@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from against_dense import assert_same, loss_and_gradients, padded_batch, with_lora
@@ -13,9 +16,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
-from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
-from sebp_edge.errors import Paused
-from sebp_edge.events import GraphCaptured, StepDone
+from sebp_edge import AdapterStore, Personalizer, Politeness, Recipe, sparsify
+from sebp_edge.errors import MachineError, Paused
+from sebp_edge.events import GraphCaptured, StepDone, Waiting
+from sebp_edge.machine.gpu_use import TAKEN, GpuUse
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -37,6 +41,7 @@ from sebp_edge.research.bench.timer import time_variant
 from sebp_edge.research.bench.variants import GRAPH, VARIANTS
 from sebp_edge.research.bench.workload import Workload
 from sebp_edge.research.rules.selection import Threshold, TopN
+from sebp_edge.run import giving_way
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.buckets import Bucket
@@ -431,6 +436,74 @@ def test_a_paused_training_with_graphs_goes_on_and_frees_its_memory(tmp_path, mo
     assert _allocated() - allocated < 2**20
     second.resume(texts=texts)
     expected, found = losses(whole), losses(first, second)
+    assert expected.keys() == found.keys()
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, rel=2e-2), place
+
+
+BUSY = """
+import torch
+x = torch.ones(4096, 4096, device="cuda")
+print(flush=True)
+while True:
+    x @ x
+    torch.cuda.synchronize()
+"""
+
+
+def test_what_another_process_computes_is_told_and_what_this_one_does_is_not():
+    uuid, x = str(torch.cuda.get_device_properties(0).uuid), torch.ones(4096, 4096, device="cuda")
+    try:
+        use = GpuUse(uuid)
+    except MachineError as error:
+        pytest.skip(str(error))
+
+    def highest(wanted):
+        """The highest use by others, until it is as high as wanted, or this process has computed for long enough."""
+        found, end = 0.0, time.monotonic() + (60 if wanted else 5)
+        while time.monotonic() < end and not (wanted and found >= wanted):
+            x @ x
+            torch.cuda.synchronize()
+            found = max(found, use.by_others())
+        return found
+
+    use.by_others()
+    before = highest(0)
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as other:
+        try:
+            other.stdout.readline()
+            assert highest(before + TAKEN) >= before + TAKEN
+        finally:
+            other.kill()
+
+
+def test_a_share_of_the_gpu_and_a_wait_leave_the_losses_as_they_are(tmp_path, model_folder, monkeypatch):
+    recipe = Recipe.load("notes").replace(r=4, context_length=64, epochs=2, batch_tokens=200)
+    mains, waits, rests = SimpleNamespace(power_plugged=True), [], []
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: mains, raising=False)
+    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
+    rest = giving_way.GivingWay.rest
+    monkeypatch.setattr(giving_way.GivingWay, "rest", lambda way: rests.append(rest(way)))
+
+    def losses(name, politeness=None):
+        found = {}
+
+        def sink(event):
+            if isinstance(event, StepDone):
+                found[event.phase, event.step] = event.loss
+                if politeness is not None and (event.phase, event.step) == ("train", 3):
+                    mains.power_plugged = False
+            if isinstance(event, Waiting):
+                waits.append(event.holds_memory)
+                mains.power_plugged = True
+
+        options = {"recipe": recipe, "device": "cuda", "store": tmp_path / name, "on_event": sink}
+        with Personalizer(model_folder, politeness=politeness, **options) as made:
+            made.adapt(make_sentences(30), activate_anyway=True)
+        return found
+
+    expected, found = losses("whole"), losses("polite", Politeness(gpu_share=50, waits=True))
+    assert waits == [True] and rests
     assert expected.keys() == found.keys()
     for place, loss in expected.items():
         assert found[place] == pytest.approx(loss, rel=2e-2), place

@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 48_941
+MAX_LINES = 50_419
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_628,
-    "adapters": 3_366,
-    "ask": 718,
-    "basics": 734,
+    "files at the root": 1_635,
+    "adapters": 3_623,
+    "ask": 722,
+    "basics": 746,
     "basics.pages": 331,
-    "cli": 2_972,
+    "cli": 3_028,
     "export": 1_991,
-    "machine": 838,
-    "memory": 1_392,
-    "models": 4_539,
+    "machine": 860,
+    "memory": 1_498,
+    "models": 4_804,
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,
-    "run": 5_106,
-    "serve": 2_267,
-    "sparse": 1_482,
-    "sparse.patches": 2_213,
-    "sparse.rows": 759,
+    "run": 5_391,
+    "serve": 2_597,
+    "sparse": 1_531,
+    "sparse.patches": 2_214,
+    "sparse.rows": 765,
     "texts": 10_478,
-    "training": 3_470,
+    "training": 3_548,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -95,7 +95,7 @@ HOMES = {
         "sebp_edge/basics/job_object.py",
         "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
-        "sebp_edge/machine/process.py",
+        "sebp_edge/machine/host.py",
         "sebp_edge/serve/streams.py",
         "sebp_edge/texts/template_child.py",
     ),
@@ -158,6 +158,8 @@ OTHER_ERRORS = {
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/compressed.py": "ValueError",
+    "sebp_edge/models/known_models.py": "ValueError",
+    "sebp_edge/models/known_tokenizer.py": "ValueError",  # as transformers' own tokenizers
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
@@ -169,7 +171,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
-    "sebp_edge/run/job.py": "StopRequested",
+    "sebp_edge/run/known_call.py": "NotKnown ValueError",
     "sebp_edge/training/checkpoint.py": "ValueError",
     "sebp_edge/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.

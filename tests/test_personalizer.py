@@ -304,7 +304,7 @@ def test_an_interruption_of_the_last_training_saves_the_tested_state_with_its_ve
     message = (
         r"^Interrupted\. The state that was tested is saved as version 1 of .* 'default'; it is not active\. To "
         r"activate it: store\.adapter\('default'\)\.activate\(1\); to go on with the training: "
-        r".*\.resume\('[0-9a-f]{6}'\)"
+        r".*\.resume\('[0-9a-f]{12}'\)"
     )
     with pytest.raises(Interrupted, match=message):
         personalizer.adapt(notes_folder)

@@ -115,7 +115,7 @@ def test_models_that_cannot_be_listed_are_unlike_each_other(place, mode, monkeyp
     # They are listed, and whoever opens them learns why they cannot be used.
     found = [str(place / "models" / name) for name in ("first", "second")]
     assert find_local_models([place / "models"])[-2:] == found
-    monkeypatch.setattr("sebp_edge.models.hub.constants.HF_HUB_CACHE", found[0])
+    monkeypatch.setenv("HF_HUB_CACHE", found[0])
     assert find_local_models() == found[:1]
     (place / "models" / "first").chmod(0)
     with pytest.raises(ModelError, match="first' cannot be opened: Permission denied"):

@@ -8,6 +8,7 @@ _PHASES = {
     "comparing": "Looking for notes that are alike",
     "tokenising": "Taking the notes apart",
     "planning": "Planning within the memory",
+    "waiting": "Waiting: on battery, or for other programs",
     "loading": "Loading the model",
     "train": "Learning",
     "fold": "Learning and testing in turns",

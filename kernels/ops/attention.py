@@ -21,10 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import backend, reference
+from sebp_edge.basics.flash_attention import dq_buffer_bytes
 
-# Flash attention accumulates dq in fp32, with this many extra rows per sequence.
-EXTRA_ROWS = 128
+from . import backend, reference
 
 
 class Scores(NamedTuple):
@@ -166,11 +165,6 @@ class _FlashAttention(torch.autograd.Function):
                     *backward_of_heads(heads, kv_heads), cos, sin, outs
                 )
         return dq_AHE, dk_AGE, dv_AGE, None, None, None, None, None, None
-
-
-def dq_buffer_bytes(num_rows: int, num_heads: int, head_size: int, num_sequences: int) -> int:
-    """Bytes in which flash attention's backward pass accumulates dq."""
-    return 4 * (num_rows + EXTRA_ROWS * num_sequences) * num_heads * -(-head_size // 32) * 32
 
 
 def _head_groups(

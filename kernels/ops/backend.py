@@ -18,12 +18,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
+
 from . import reference
 
 logger = logging.getLogger(__name__)
-
-# The longest sequence that our attention kernels take, in tokens.
-MAX_SHORT_LENGTH = 128
 
 
 def implementation(tensor: Tensor, name: str) -> ModuleType:

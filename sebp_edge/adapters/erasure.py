@@ -40,6 +40,8 @@ class Receipt:
         replaced_by: the version that was trained without the documents; None if the active one did not know them.
         active: the version that is active now; None if there is none.
         exact: what the new version is equal to.
+        weights: the hash of its weights, as `SavedAdapter.weights_hash` returns it, if a training that never had the
+            documents gives these bit for bit; None on a GPU, without a new version, and in older receipts.
         not_reached: what may still know the documents.
         forgotten: when they were forgotten, in UTC, as an ISO 8601 string.
         path: the file of this receipt, in the adapter's folder.
@@ -53,6 +55,7 @@ class Receipt:
     versions_removed: tuple[int, ...]
     replaced_by: int | None
     exact: str
+    weights: str | None = None
     lost: int = 0
     active: int | None = None
     not_reached: str = NOT_REACHED
@@ -105,6 +108,28 @@ def complete(adapter: Adapter) -> Receipt | None:
         (folder / _PENDING).unlink()
         flush(folder)
     return receipt
+
+
+def read_receipts(adapter: Adapter) -> list[Receipt]:
+    """Returns the receipts of an adapter, oldest first.
+
+    Raises:
+        AdapterError: one of them is damaged.
+        StorageError: the folder cannot be read.
+    """
+    if not adapter.exists():
+        return []
+    with storage_errors("Cannot read the receipts in", adapter.folder, ""):
+        numbers = sorted(int(found[1]) for path in adapter.folder.iterdir() if (found := _RECEIPT.fullmatch(path.name)))
+    paths, receipts = [adapter.folder / f"forgotten-{number}.json" for number in numbers], []
+    for path in paths:
+        try:
+            receipts.append(parse_dataclass(read_json(path) | {"path": str(path)}, Receipt))
+        except (OSError, ValueError, TypeError) as error:
+            raise AdapterError(
+                f"The receipt {str(path)!r} cannot be read, so nothing can be verified by it."
+            ) from error
+    return receipts
 
 
 def _read(path: Path) -> tuple[Receipt, dict[bytes, set[int]]]:

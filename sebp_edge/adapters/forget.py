@@ -134,6 +134,7 @@ def forget(
         lost=len(found.lost),
         replaced_by=new.version if new else None,
         exact=_exactness(found.remaining, new, is_exact=is_exact),
+        weights=new.weights_hash() if new and is_exact else None,
     )
     return erase(adapter, receipt, found.keys)
 
@@ -385,6 +386,7 @@ def _remaining(
     fingerprints: Mapping[int, Fingerprint],
     read: Callable[[list], Reading],
     where: Where | None,
+    what: str = "forgotten",
 ) -> Remaining:
     """Returns what the new version is trained on; `where` the texts were looked for is None if they were given."""
     given = {one.key for one in fingerprints.values()}
@@ -397,7 +399,7 @@ def _remaining(
             "adapters remove`."
         )
     if missing := _sorted(document for hash, document in others.items() if hash not in given):
-        raise TextsError(f"Nothing was forgotten: {_missing(missing, base, len(others), where)}")
+        raise TextsError(f"Nothing was {what}: {_missing(missing, base, len(others), where)}")
     kept = [document for number, document in enumerate(reading.documents) if fingerprints[number].key in others]
     unused = {
         document.source for number, document in enumerate(reading.documents) if fingerprints[number].key not in others
@@ -449,6 +451,28 @@ def _missing(missing: Sequence[KnownDocument], base: _Version, num_others: int, 
         f"{found} in {there} as they were then ({named}{more}). Restore them, give another place that has them with "
         f"--texts (texts=), {learn}"
     )
+
+
+def versions_with(adapter: Adapter, hashes: set[int]) -> list[int]:
+    """Returns the versions that know a document of these salted hashes."""
+    return [version.number for version in _read_versions(adapter) if version.knows({version.salt: hashes})]
+
+
+def find_remaining(adapter: Adapter, version: int, texts: list | None, read: Callable[[list], Reading]) -> Remaining:
+    """Returns what a version was trained on, to train it again.
+
+    Raises:
+        AdapterError: there is no such version, or it is not known which documents it has.
+        TextsError: a document of it has changed or cannot be read.
+    """
+    (own,) = (each for each in _read_versions(adapter) if each.number == version)
+    if own.listed is None:
+        raise AdapterError(f"It is not known which documents version {version} of the adapter {adapter.name!r} has.")
+    where = adapter.wheres().get(version, Where())
+    reading = _read_where_learnt(where, read) if texts is None else read(texts)
+    numbered = {number: document.own_text for number, document in enumerate(reading.documents)}
+    fingerprints = take_fingerprints(numbered, own.salt)
+    return _remaining(own, set(), reading, fingerprints, read, where if texts is None else None, "verified")
 
 
 def _sorted(documents: Iterable[KnownDocument]) -> tuple[KnownDocument, ...]:

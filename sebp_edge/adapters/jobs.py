@@ -12,10 +12,9 @@ process ends, however it ends: no process number can be mistaken for another pro
 
 import dataclasses
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,8 +31,9 @@ from sebp_edge.basics.files import (
     storage_errors,
     write_checked_json,
 )
-from sebp_edge.errors import AdapterError, JobError, suggest
+from sebp_edge.errors import AdapterError, JobError, StorageError, suggest
 from sebp_edge.machine.politeness import Politeness
+from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
 
 CHECKPOINT = "checkpoint.json"
@@ -54,7 +54,7 @@ class JobRecord:
         options: the other arguments of the call.
         texts: the values of each `Folder` that was given, with its absolute path; None if other texts were given.
         begun: when it was begun, in UTC, as an ISO 8601 string.
-        state: "running", "paused" or "interrupted", as it was last written.
+        state: "queued", "running", "paused" or "interrupted", as it was last written.
         process: the number of the process that ran it last.
         newest: the newest version of the adapter that it knows of. Once there is a newer one, it is of no use.
         fixed: values that were chosen when it was begun.
@@ -73,6 +73,27 @@ class JobRecord:
     format: int = _FORMAT
 
 
+def settings_of(
+    reference: ModelReference,
+    recipe: Recipe,
+    device: str | None,
+    budget: int | None,
+    seed: int,
+    me: Sequence[str],
+    politeness: Politeness,
+) -> dict:
+    """Returns the settings of a record; a device of None is chosen when the job is begun."""
+    return {
+        "model": str(Path(reference.location).absolute()) if reference.has_path else reference.name,
+        "recipe": asdict(recipe),
+        "device": device,
+        "memory_budget": budget,
+        "seed": seed,
+        "me": list(me),
+        "politeness": asdict(politeness),
+    }
+
+
 class Job:
     """A job of a store.
 
@@ -87,10 +108,10 @@ class Job:
 
     @property
     def state(self) -> str:
-        """Whether it is "running", "paused", or "interrupted": stopped, killed, or ended by an error."""
+        """Whether it is "running", "paused", "queued", or "interrupted": stopped, killed, or ended by an error."""
         if self.is_running:
             return "running"
-        return "paused" if self.record.state == "paused" else "interrupted"
+        return self.record.state if self.record.state in ("paused", "queued") else "interrupted"
 
     @property
     def is_running(self) -> bool:
@@ -256,20 +277,28 @@ class Jobs:
             raise JobError(f"The job {id!r} is running; end that first.")
         job.remove()
 
-    def begin(self, record: JobRecord) -> Job:
+    def begin(self, record: JobRecord, id: str) -> Job:
         """Makes a job.
 
         Raises:
+            JobError: there is one of this id.
             StorageError: it could not be written.
         """
-        folder = self.folder / secrets.token_hex(3)
+        folder = self.folder / id
+        if folder.exists():
+            raise JobError(f"There is a job {id!r} already; choose another id.")
         with storage_errors("Cannot write to", self.folder):
             make_private(self.folder.parent)
             make_private(self.folder)
             folder.mkdir(mode=0o700)
-            (folder / _LOCK).touch(mode=0o600)
         job = Job(folder, dataclasses.replace(record, begun=datetime.now(UTC).isoformat(timespec="microseconds")))
-        job.update()
+        try:
+            with storage_errors("Cannot write to", self.folder):
+                (folder / _LOCK).touch(mode=0o600)
+            job.update()
+        except StorageError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return job
 
     def remove_older(self, adapter: str, version: int) -> None:
@@ -292,7 +321,8 @@ class Jobs:
 
     def _remove(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            job.remove()
+            if job.state != "queued":  # which knows nothing yet
+                job.remove()
 
     def _folders(self) -> "list[Path]":
         with storage_errors("Cannot read", self.folder, ""):

@@ -38,6 +38,12 @@ class AdapterRecord:
         compared_with: the version that was active before; None if there was none.
         compared_loss_before, compared_loss_after: the losses of that version's judged states and of this one's, on the
             test documents that neither has been trained on; None if the two were not compared.
+        best_before: the best version so far, which it was compared with, too; None if there was none.
+        best_loss_before, best_loss_after: the losses of that version's judged states and of this one's, as above.
+        is_best: whether it is the best version from then on, which takes that it is surely no worse; None in older
+            records.
+        refused: how many versions of its name the gate had refused beside an earlier one, this one included; None in
+            older records.
         learnt_on_from: the version that it learnt on from; None if it began at the base model, and in older records.
         packages: the versions of Python and of the packages that compute; None in older records.
         seed: the random seed of the adaptation.
@@ -70,6 +76,11 @@ class AdapterRecord:
     compared_with: int | None = None
     compared_loss_before: float | None = None
     compared_loss_after: float | None = None
+    best_before: int | None = None
+    best_loss_before: float | None = None
+    best_loss_after: float | None = None
+    is_best: bool | None = None
+    refused: int | None = None
     learnt_on_from: int | None = None
     packages: dict[str, str] | None = None
     quiz: dict[str, int | None] | None = None

@@ -12,6 +12,7 @@
 A version contains none of the user's texts or paths, apart from samples.json and the names of documents.
 """
 
+import hashlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,20 @@ class SavedAdapter:
         if numbers != list(range(1, len(numbers) + 1)):
             raise AdapterError(f"A judged state is missing in {str(folder)!r}, which has {numbers}.")
         return [folder / str(number) for number in numbers] or [self.path]
+
+    def weights_hash(self) -> str:
+        """Returns the SHA-256 of its weights and of those of its judged states, as hexadecimal digits.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        digest = hashlib.sha256()
+        with storage_errors("Cannot read the weights in", self.path, ""):
+            for path in sorted(self.path.rglob("*.safetensors")):
+                with path.open("rb") as file:
+                    own = hashlib.file_digest(file, "sha256").hexdigest()
+                digest.update(f"{path.relative_to(self.path).as_posix()} {own}\n".encode())
+        return digest.hexdigest()
 
     def report(self, *, with_samples: bool = False) -> VersionReport:
         """Returns how it was made and tested, with `to_html()`, a page in one file, and `to_dict()`.

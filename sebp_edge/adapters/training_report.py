@@ -38,13 +38,15 @@ class TestLoss:
 
 @dataclass(frozen=True)
 class Gains:
-    """By what share the loss fell, and the lower bound of that with 95 % confidence.
+    """By what share the loss fell, and the lower bound of that with 95 % confidence, over earlier versions in all
+    decisions of an adapter together.
 
     Attributes:
         over_base, over_base_at_least: against the base model; None if it was not judged.
         over_active, over_active_at_least: against the version that was active before, on the documents that neither has
             been trained on; None if the two were not compared.
-        margin, tolerance: what the gate asks for: `over_base_at_least` of the first or more, and `over_active_at_least`
+        over_best, over_best_at_least: the same against the best version so far; None in older reports, too.
+        margin, tolerance: what the gate asks for: `over_base_at_least` of the first or more, and the other lower bounds
             of minus the second or more.
         not_comparable: why the two versions were not compared; empty if they were, or if there was none before.
     """
@@ -56,6 +58,8 @@ class Gains:
     margin: float
     tolerance: float
     not_comparable: str
+    over_best: float | None = None
+    over_best_at_least: float | None = None
 
 
 @dataclass(frozen=True)

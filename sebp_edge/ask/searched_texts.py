@@ -17,10 +17,14 @@ class SearchedTexts:
     def index(self, texts, progress: Progress = SILENT) -> Index:
         """Returns the index of texts as they are now; see `read_texts`. All that people write in chats is in it.
 
+        An index is returned as it is.
+
         Raises:
             TextsError: there is nothing to read, or see `read_texts`.
             MachineError: see `Index`.
         """
+        if isinstance(texts, Index):
+            return texts
         reading = texts if isinstance(texts, Reading) else read_all(texts, progress=progress, kept=self._kept)
         documents = [*reading.documents, *(Document(name, text, name) for name, text in reading.chats.talks())]
         if not documents:

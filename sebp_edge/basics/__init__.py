@@ -5,6 +5,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 children        starts programs that end with this process, and kills them; job_object, on Windows
 clock           a clock for rates, which stands still while the process is stopped
 files           reads small files, writes files whole or not at all
+flash_attention sizes of attention's kernels, for the operations and the memory plan
 interruptions   handles Ctrl-C, SIGTERM and SIGHUP during work that must end cleanly
 parents         ends a child process together with the process that started it
 schema          reads schema.json, the JSON Schema of all messages

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.adapters.names import folder_of
+from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
@@ -33,17 +34,17 @@ def _to_dict(saved) -> dict:
 
 
 def _readable_versions(store) -> Iterator:
-    """Yields all readable versions of all adapters; prints a note about each unreadable one."""
+    """Yields all readable versions of all adapters, and whether it is the best so far; notes each unreadable one."""
     for name in store.names():
         try:
             adapter = store.adapter(name)
-            versions = adapter.versions()
+            versions, best = adapter.versions(), read_standing(adapter).best[:1]
         except SebpEdgeError as error:
             print_note(error)
             continue
         for version in versions:
             try:
-                yield adapter.open(version)
+                yield adapter.open(version), version in best
             except SebpEdgeError as error:
                 print_note(error)
 
@@ -53,11 +54,13 @@ def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
     with one_sentence_errors(as_json=as_json):
         store, rows = open_store(), []
-        for saved in _readable_versions(store):
+        for saved, is_best in _readable_versions(store):
             if as_json:
                 print_json(_to_dict(saved))
             record = saved.record
-            state, created = "active" if saved.active else "", record.created[:16].replace("T", " ")
+            # The active one is mostly the best.
+            state = "active" if saved.active else "best so far" if is_best else ""
+            created = record.created[:16].replace("T", " ")
             rows.append(
                 [saved.name, str(saved.version), state, printable(record.base_model), _test(record), printable(created)]
             )

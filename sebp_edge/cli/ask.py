@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.ask.answer import NUM_PASSAGES
-from sebp_edge.cli.base_model import open_model
+from sebp_edge.ask.answer import NOT_FOUND, NUM_PASSAGES, Answer, is_found
+from sebp_edge.cli.base_model import choose_model, open_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
 from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import READER
-from sebp_edge.texts.documents import printable
+from sebp_edge.texts.documents import check_text, printable
 
 
 def ask(
@@ -41,13 +42,18 @@ def ask(
         if question is None and as_json:
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
-        personalizer, adapter = open_model(name, None, model, device, defaults=(READER, "default"))
-        before: list[tuple[str, str]] = []
+        settings, adapter = choose_model(name, None, model, defaults=(READER, "default"))
+        reference = resolve(settings["model"])
         if question is not None:
-            answer = _answer(personalizer, question, texts, before, adapter, passages, as_json)
+            index = _search(question, texts, passages)
+            if index is None:  # without a model, whose libraries take seconds to import
+                _show(Answer(NOT_FOUND, found=False), question, as_json)
+                return
+            answer = _answer(open_model(device, **settings), question, index, [], adapter, passages, as_json)
             if answer.quoted and adapter != READER and out.is_terminal and not as_json:
-                _advise_reader(personalizer.reference)
+                _advise_reader(reference)
             return
+        personalizer, before = open_model(device, **settings), []
         for asked in _typed():
             try:
                 answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)
@@ -55,6 +61,16 @@ def ask(
                 print_error(str(error))
             else:
                 before.append((asked, answer.text))
+
+
+def _search(question: str, texts, passages: int):
+    """Returns the index of texts; None if no passage is about the question."""
+    # Imported late, since its readers of files take a while.
+    from sebp_edge.ask.searched_texts import SearchedTexts
+
+    check_text(question, "The question")
+    index = SearchedTexts().index(texts)
+    return index if is_found(index.search(question, passages)) else None
 
 
 def _advise_reader(reference) -> None:
@@ -117,6 +133,13 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
         if streamed and not as_json:
             typer.echo()
         raise
+    if streamed and not as_json:
+        typer.echo()
+    _show(answer, question, as_json, is_streamed=bool(streamed))
+    return answer
+
+
+def _show(answer: Answer, question: str, as_json: bool, *, is_streamed: bool = False) -> None:
     if as_json:
         sources = [
             {"document": each.document, "headings": each.headings, "line": each.line, "text": each.text}
@@ -124,13 +147,10 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
         ]
         result = {"text": answer.text, "found": answer.found, "quoted": answer.quoted, "sources": sources}
         print_json({"event": "result", "result_of": "ask", "question": question, **result})
-        return answer
-    if streamed:
-        typer.echo()
+        return
     if answer.quoted:
         out.print("The model's reply is not in your notes; the closest passage says:", style="dim")
-    if answer.quoted or not streamed:
+    if answer.quoted or not is_streamed:
         out.print(answer.text, markup=False)
     for source in answer.sources:
         out.print(f"{printable(source.place)}, line {source.line}", style="dim", markup=False)
-    return answer

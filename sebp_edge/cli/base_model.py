@@ -7,6 +7,7 @@ from pathlib import Path
 from sebp_edge.cli.console import err, quick_imports
 from sebp_edge.errors import ModelError, ModelOfflineError
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
+from sebp_edge.models.hub_cache import local_folder
 from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
 
@@ -35,15 +36,14 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
         yield Personalizer(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
 
 
-def open_model(
+def choose_model(
     adapter: str | Path | None,
     version: int | None,
     model: str | None,
-    device: str | None,
     load_in_4bit: bool | None = None,
     defaults: Sequence[str] = ("default",),
-):
-    """Returns a Personalizer, and the adapter to use with it.
+) -> tuple[dict, str | Path | None]:
+    """Returns the settings of a Personalizer, and the adapter to use with it; imports no torch.
 
     Args:
         adapter: the name or folder that was asked for, if any.
@@ -51,9 +51,6 @@ def open_model(
         load_in_4bit: by default as in the adapter's training.
         defaults: the names of adapters of which the first active one is used if neither adapter nor model is given.
     """
-    with quick_imports():
-        from sebp_edge.personalizer import Personalizer
-
     store = open_store()
     if adapter is None and model is None:
         adapter = next((name for name in defaults if store.adapter(name).active() is not None), None)
@@ -65,7 +62,15 @@ def open_model(
     if load_in_4bit is None:
         load_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
     recipe = Recipe.load("notes").replace(load_in_4bit=load_in_4bit)
-    return Personalizer(base, recipe=recipe, store=store, device=device), adapter
+    return {"model": base, "recipe": recipe, "store": store}, adapter
+
+
+def open_model(device: str | None, **settings):
+    """Returns a Personalizer with settings that were chosen."""
+    with quick_imports():
+        from sebp_edge.personalizer import Personalizer
+
+    return Personalizer(**settings, device=device)
 
 
 def find_base_model(store, record) -> str:
@@ -73,8 +78,6 @@ def find_base_model(store, record) -> str:
 
     Refuses to download it, since the record may be from others.
     """
-    from sebp_edge.models.hub import local_folder
-
     is_named = "/" in record.base_model or record.base_model.startswith((OLLAMA, LM_STUDIO))
     reference = resolve(record.model) if is_named else None
     if reference is None or reference.has_path:

@@ -29,9 +29,12 @@ from sebp_edge.texts.documents import printable
 
 def forget(
     documents: Annotated[
-        list[str],
-        typer.Argument(metavar="DOCUMENT", help="Path of a file, or name, number or hash as in `adapters show`."),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="DOCUMENT...", help="Path of a file, or name, number or hash as in `adapters show`."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify what was forgotten last, by training once more; on a CPU.")
+    ] = False,
     texts: Annotated[
         list[Path] | None,
         path_option("File or folder with the adapter's other texts, if they were moved; may be repeated.", "PATH"),
@@ -57,13 +60,17 @@ def forget(
 ) -> None:
     """Train an adapter again without DOCUMENT, and remove every version that knew it. This cannot be undone.
 
+    With --verify and no DOCUMENT, train once more on the other documents, and compare the weights with the receipt's.
+
     The other documents must be unchanged. They are read where they were learnt, or from --texts if they were moved. A
     receipt is saved beside the adapter.
 
-    Exit codes: 0 forgotten, 3 forgotten but the new version is not better than the base model and not active, 130
-    interrupted, 2 invalid option, 1 any other error.
+    Exit codes: 0 forgotten or verified, 3 forgotten but the new version is not better than the base model and not
+    active, 130 interrupted, 2 invalid option, 1 not verified or any other error.
     """
     with one_sentence_errors(as_json=as_json, takes_time=True), contextlib.ExitStack() as stack:
+        if verify == bool(documents):
+            raise OptionError("Name a document to forget, or give --verify alone to verify what was forgotten last.")
         if not texts and (include or exclude):
             raise OptionError("--include and --exclude choose files of --texts; give --texts, too.")
         politeness = Politeness.of(polite, threads, gpu_share)
@@ -84,6 +91,7 @@ def forget(
         store = open_store()
         adapter = store.adapter(name)
         newest = adapter.active() or max(adapter.versions())
+        device = device or ("cpu" if verify else None)
         base = model or find_base_model(store, adapter.open(newest).record)
         personalizer = Personalizer(
             base,
@@ -94,9 +102,15 @@ def forget(
             politeness=politeness,
             on_event=lambda event: sink(event),
         )
+        others = select(texts, include, exclude) if texts else None
+        if verify:
+            verification = personalizer.verify_forgotten(others, name=name)
+            stack.close()
+            _show_verification(verification, as_json=as_json)
+            return
         receipt = personalizer.forget(
             documents,
-            select(texts, include, exclude) if texts else None,
+            others,
             name=name,
             near_duplicates=near_duplicates,
             activate_anyway=activate_anyway,
@@ -167,6 +181,18 @@ def show_receipt(receipt, *, as_json: bool) -> None:
         _show(receipt)
     if receipt.replaced_by not in (None, receipt.active):
         raise typer.Exit(NOT_BETTER)
+
+
+def _show_verification(verification, *, as_json: bool) -> None:
+    """Prints what was found; exits with 1 if the receipt was not found to be true."""
+    if as_json:
+        print_json({"event": "result", "result_of": "verify"} | verification.to_dict())
+    else:
+        state, style = ("Verified", "green") if verification.verified else ("Not verified", "bold yellow")
+        out.print(f"{state}: {verification.explanation}", style=style, markup=False)
+        out.print(f"Receipt: {verification.receipt}", markup=False)
+    if not verification.verified:
+        raise typer.Exit(1)
 
 
 def _show(receipt) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.cli.base_model import open_model
+from sebp_edge.cli.base_model import choose_model, open_model
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json
 from sebp_edge.cli.options import Device, Json, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
@@ -78,7 +78,8 @@ def generate(
         if adapter is not None and (name is not None or version is not None):
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
         wanted = adapter or name or ("default" if version is not None else None)
-        personalizer, chosen = open_model(wanted, version, model, device, load_in_4bit)
+        settings, chosen = choose_model(wanted, version, model, load_in_4bit)
+        personalizer = open_model(device, **settings)
         if not as_json and isinstance(request, str) and out.is_terminal:
             out.print(request, end="", style="bold", markup=False)
 

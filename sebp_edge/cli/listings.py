@@ -11,6 +11,7 @@ from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_ta
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import ModelError
 from sebp_edge.models.catalog import CATALOG, resolve
+from sebp_edge.models.hub_cache import cached_folder, cached_models
 from sebp_edge.models.installed import LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.documents import printable
@@ -52,8 +53,6 @@ def models(chosen: Models = None, as_json: Json = False) -> None:
 
 def _is_model(name: str) -> bool:
     """Whether a name is that of a model, and not of a folder with models."""
-    from sebp_edge.models.hub import cached_models
-
     if name.lower() in CATALOG or name in cached_models():
         return True
     try:
@@ -66,8 +65,6 @@ def _is_model(name: str) -> bool:
 
 def _describe(name: str) -> dict:
     """Returns what is known of a model: a catalog's entry, or a model on this machine."""
-    from sebp_edge.models.hub import cached_folder
-
     entry = CATALOG.get(name.lower())
     if entry is not None:
         is_local = entry.repository is None or cached_folder(entry.repository) is not None

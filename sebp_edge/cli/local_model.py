@@ -8,7 +8,7 @@ from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.gguf.file import GgufFile
 from sebp_edge.models.gguf_base import refuse_unknown
-from sebp_edge.models.hub import local_folder
+from sebp_edge.models.hub_cache import local_folder
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.recipe import Recipe
 

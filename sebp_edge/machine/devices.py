@@ -10,11 +10,10 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-import psutil
 import torch
 
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.machine import container
+from sebp_edge.machine.host import free_host_memory, total_host_memory
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
@@ -93,14 +92,14 @@ def free_memory(device: torch.device) -> int:
     """Returns the bytes of free memory on `device`; for host memory, within the limits of containers."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *(limit.free for limit in container.limits())])
+    return free_host_memory()
 
 
 def total_memory(device: torch.device) -> int:
     """Returns the bytes of memory on `device`; for host memory, within the limits of containers."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return min([psutil.virtual_memory().total, *(limit.total for limit in container.limits())])
+    return total_host_memory()
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

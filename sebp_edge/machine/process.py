@@ -5,29 +5,20 @@ and captured graphs.
 """
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import psutil
 import torch
 
-from sebp_edge.basics.children import ending_with_this
 from sebp_edge.machine import devices, stacks
+from sebp_edge.machine.host import CONTEXT, nvidia_smi, parse_use, peak_resident, resident
 
-# Bytes that a process uses outside torch's allocator, without stacks, once all that a training needs is loaded: 0.63 to
-# 0.64 GB were measured on an H100, with bitsandbytes 0.67 GB.
-CONTEXT = 680_000_000
 # Up to this change in a GPU's usage, the driver is not queried again, since its answer takes longer than a step.
 _MAX_CHANGE = 32 * 2**20
 # Bytes in use on a GPU, by its UUID, before CUDA started in this process; None if unknown.
 _used_before_start: dict[str, int | None] = {}
 # Minimum size of a CUDA context: a call that adds more has created the context.
 _MIN_CONTEXT = 100 * 2**20
-_STATUS = Path("/proc/self/status")
 
 
 def memory_of(device: torch.device) -> "GpuMemory | HostMemory":
@@ -44,9 +35,10 @@ class HostMemory:
         cached: 0, since the heap's cache is unknown.
         outside, outside_expected: 0, since there is no capped allocator.
         is_capped: False, since host memory can be measured, but not capped.
+        uuid: "", since it is no GPU's.
     """
 
-    allocator_peak, cached, outside, outside_expected, is_capped = None, 0, 0, 0, False
+    allocator_peak, cached, outside, outside_expected, is_capped, uuid = None, 0, 0, 0, False, ""
 
     def __init__(self):
         self.peak = 0
@@ -159,8 +151,8 @@ class GpuMemory:
 
     def _reported(self) -> int | None:
         """Returns the bytes outside torch's allocator, or None if the driver does not report this process's usage."""
-        answer = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
-        used = parse_use(answer, self._uuid(), os.getpid())
+        answer = nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
+        used = parse_use(answer, self.uuid, os.getpid())
         reserved = torch.cuda.memory_reserved(self._device)
         # In a container this process's ID may be another process's on the host.
         return None if used is None or used < reserved else used - reserved
@@ -170,9 +162,9 @@ class GpuMemory:
 
         The result includes what other programs have taken since, so it is limited to twice the estimate.
         """
-        uuid = self._uuid()
+        uuid = self.uuid
         if uuid not in _used_before_start:
-            before = parse_use(_nvidia_smi("--query-gpu=uuid,memory.used"), uuid)
+            before = parse_use(nvidia_smi("--query-gpu=uuid,memory.used"), uuid)
             begun_now = before is not None and self._used_outside_torch() - before > _MIN_CONTEXT
             _used_before_start[uuid] = before if begun_now else None
         before = _used_before_start[uuid]
@@ -182,31 +174,10 @@ class GpuMemory:
         """Returns the bytes outside torch's allocator, as measured on an H100, with the current stacks."""
         return CONTEXT + stacks.reserved(self._device)
 
-    def _uuid(self) -> str:
+    @property
+    def uuid(self) -> str:
+        """The GPU's own name, which nvidia-smi knows it by, too."""
         return str(torch.cuda.get_device_properties(self._device).uuid)
-
-
-def _nvidia_smi(query: str) -> str:
-    """Returns nvidia-smi's answer, a line for each GPU or process; "" if it is missing or fails."""
-    command = ending_with_this(["nvidia-smi", query, "--format=csv,noheader,nounits"])
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def parse_use(answer: str, gpu: str, process: int | None = None) -> int | None:
-    """Returns the bytes in use on a GPU, or those of a process; None if not listed.
-
-    Args:
-        answer: nvidia-smi's lines "GPU-uuid, MiB", or with a process "GPU-uuid, process, MiB".
-    """
-    of_process = [] if process is None else [str(process)]
-    for line in answer.splitlines():
-        match line.split(", "):
-            case [uuid, *rest, size] if uuid.endswith(gpu) and rest == of_process and size.isdecimal():
-                return int(size) * 2**20
-    return None
 
 
 @contextmanager
@@ -234,21 +205,3 @@ def capped(device: torch.device) -> Iterator[Callable[[int], None]]:
 def held(device: torch.device) -> int:
     """Returns the bytes that this process uses now, on a GPU those of tensors and of torch's cache."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else resident()
-
-
-def resident() -> int:
-    """Returns the bytes of host memory that this process uses now."""
-    return psutil.Process().memory_info().rss
-
-
-def peak_resident() -> int:
-    """Returns the peak in bytes of host memory over the lifetime of this process."""
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset
-    if _STATUS.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)):
-        return int(found[1]) * 1024
-    import resource
-
-    # On Linux this may be the peak of the parent process.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-# Bytes per thread: the driver's default, and the lowered limit.
-USUAL, LOWERED = 1024, 256
+from sebp_edge.machine.host import LOWERED, USUAL
+
 # CU_LIMIT_STACK_SIZE of the driver API.
 _STACK_SIZE = 0
 

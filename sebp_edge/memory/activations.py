@@ -1,8 +1,8 @@
 """Counts the memory of a micro-batch in addition to weights, gradients and moments: what autograd keeps, and the peak.
 
-A block that runs on active rows keeps the sum of what each patch counts, tensor by tensor, at the end of its file;
-tests compare it with what autograd really keeps. Any other block keeps the input and output of every linear layer, and
-the hidden states around them. A block in an activation checkpoint keeps its input.
+A block that runs on active rows keeps the sum of what its patches keep (see `sparse.patches.counts`). Any other block
+keeps the input and output of every linear layer, and the hidden states around them. A block in an activation checkpoint
+keeps its input.
 
 All figures are bytes.
 """
@@ -12,21 +12,29 @@ from functools import cached_property
 
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.shape import Block, DecoderShape
-from sebp_edge.sparse.patches.attention import backward_of_attention, kept_by_attention, temporary_in_attention
-from sebp_edge.sparse.patches.checkpoints import inputs_on_device, max_inputs_on_device
-from sebp_edge.sparse.patches.execution import FP32, Execution
-from sebp_edge.sparse.patches.lora import kept_by_lora
-from sebp_edge.sparse.patches.loss import bytes_of_loss, kept_by_loss, logits_at_once
-from sebp_edge.sparse.patches.mlp_chunks import backward_of_chunks, kept_by_chunks, rows_per_chunk
-from sebp_edge.sparse.patches.norms_and_mlps import (
+from sebp_edge.sparse.patches.counts import (
+    FP32,
+    Execution,
+    backward_of_attention,
+    backward_of_chunks,
     backward_of_mlp,
+    bytes_of_loss,
     gradients_in_mlp,
+    has_one_gradient,
+    inputs_on_device,
+    kept_by_attention,
+    kept_by_chunks,
+    kept_by_lora,
+    kept_by_loss,
     kept_by_mlp,
     kept_by_norm,
     kept_by_norms,
+    logits_at_once,
+    max_inputs_on_device,
+    rows_per_chunk,
+    temporary_in_attention,
     temporary_in_mlp,
 )
-from sebp_edge.sparse.patches.tied_embedding import has_one_gradient
 from sebp_edge.sparse.rows.buckets import Bucket
 
 

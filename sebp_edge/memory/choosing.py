@@ -16,9 +16,9 @@ from sebp_edge.memory.plan import Choice, Plan
 from sebp_edge.memory.prediction import host_bytes, predict_footprint
 from sebp_edge.memory.seconds import estimate_seconds
 from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.memory.target import Target
+from sebp_edge.memory.target import ASSUMED_RATE, Target
 from sebp_edge.memory.work import Work
-from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
+from sebp_edge.models.four_bits import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
@@ -63,7 +63,7 @@ def make_plan(
     chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
     return Plan(
         model=shape.name,
-        device=target.device.type,
+        device=target.device,
         budget=budget.size,
         requested_budget=budget.requested,
         chosen=chosen,
@@ -76,7 +76,7 @@ def make_plan(
 
 def _without_unknown_time(choice: Choice | None, target: Target) -> Choice | None:
     """Removes the time from a choice if the target's speed is unknown."""
-    return choice if choice is None or target.gpu is None else replace(choice, seconds=None)
+    return choice if choice is None or target.rate is not None else replace(choice, seconds=None)
 
 
 class _Candidates:
@@ -111,7 +111,7 @@ class _Candidates:
                 dataset.all_examples,
                 on_gpu=setup.on_gpu,
                 has_graphs=setup.on_gpu and setup.is_hoisted,
-                shares_prefixes=target.device.type == "cpu" and setup.is_hoisted,
+                shares_prefixes=target.device == "cpu" and setup.is_hoisted,
             )
         progress.end()
 
@@ -158,16 +158,14 @@ class _Candidates:
         footprint = predict_footprint(
             setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings
         )
-        dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
+        dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
-        seconds = estimate_seconds(setup, work, self.target.rate)
+        seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds)
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
-        return TrainingSetup(
-            self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.dtype.itemsize
-        )
+        return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
 
 
 def _shares(number: int) -> list[int]:

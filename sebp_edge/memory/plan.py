@@ -1,4 +1,4 @@
-"""A plan: how to train within a memory budget, and what that takes. `choosing` makes it; this imports no torch."""
+"""A plan: how to train within a memory budget, and what that takes. `choosing` makes it."""
 
 from dataclasses import asdict, dataclass
 

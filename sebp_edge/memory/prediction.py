@@ -8,9 +8,8 @@ from sebp_edge.memory.activations import Activations
 from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import MAX_GRADIENTS_AT_ONCE
 from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.models.loading import NF4_BYTES
-from sebp_edge.sparse.patches.execution import FP32
-from sebp_edge.sparse.patches.tied_embedding import has_one_gradient
+from sebp_edge.models.four_bits import NF4_BYTES
+from sebp_edge.sparse.patches.counts import FP32, has_one_gradient
 from sebp_edge.sparse.rows.buckets import Bucket
 
 # cuBLAS workspaces in torch's allocator, for a training's two streams; sizes on an H100, smaller on other GPUs.

@@ -9,14 +9,14 @@ from sebp_edge.memory.prediction import predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
-from sebp_edge.models.shape import DecoderShape
+from sebp_edge.models.model_shape import shape_of
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
     """Compares the free memory of `device` with the minimum that a training needs, without activations."""
-    shape = DecoderShape.of(model_from_config(reference), reference.name)
+    shape = shape_of(model_from_config(reference), reference.name)
     on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
     setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
     needed = predict_footprint(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum

@@ -2,7 +2,7 @@
 
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.work import Work
-from sebp_edge.sparse.patches.mlp_chunks import CHUNK_ROWS
+from sebp_edge.sparse.patches.counts import CHUNK_ROWS
 
 # Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
 OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.patches.checkpoints import parameters_recomputed
-from sebp_edge.sparse.patches.execution import Execution
-from sebp_edge.sparse.patches.mlp_chunks import parameters_recomputed_in_chunks
+from sebp_edge.sparse.patches.counts import Execution, parameters_recomputed, parameters_recomputed_in_chunks
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from sebp_edge.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
+from sebp_edge.models.model_shape import shape_of
 from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -32,7 +33,7 @@ MLP = "mlp."
 def read_shape(reference: ModelReference) -> DecoderShape:
     """Reads the shape of a model that need not be on this machine; reads or downloads only its config.json."""
     model = model_from_config(reference)
-    shape = DecoderShape.of(model, reference.name)
+    shape = shape_of(model, reference.name)
     blocks = blocks_of(model)
     kinds = _kinds_of(model) if blocks else []
     if not kinds or len(kinds) != len(blocks):
@@ -51,7 +52,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
 
     The list is empty if no copy runs on active rows.
     """
-    if find_copy_mismatch(decoder) is not None:
+    if copy_mismatch(decoder) is not None:
         return []
     try:
         model, layers = small_copy(decoder.config, type(decoder))

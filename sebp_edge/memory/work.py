@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sebp_edge.sparse.rows.beginnings import num_shared_tokens
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
-from sebp_edge.sparse.rows.shared_prefixes import num_shared_tokens
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch, Schedule
 

@@ -3,7 +3,7 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 catalog, hub           resolve a model's name to the bundled model, a local folder, a GGUF file or a download
-installed, local_models
+installed, hub_cache, local_models
                        the GGUF files of Ollama and LM Studio, and all models on this machine
 loading, encoders      load a base model and its tokenizer, and an encoder to analyze
 gguf_base              base models in GGUF files
@@ -11,7 +11,11 @@ libraries              keeps libraries from printing and from needless imports
 older_names            what transformers 5 renamed in configs, for programs that read the names before
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
-architecture, shape    what the sparse backward pass needs to know of a model, and its sizes
+architecture           what the sparse backward pass needs to know of a model
+shape, model_shape     its sizes as numbers, for plans, and how they are read from a model
+four_bits              base models in 4 bits: how large they are, where they run
+known_models, known_tokenizer
+                       shapes and tokenizers as they were read once, for processes without torch
 sharding               how weights are spread over processes: what is supported, and how FSDP2 gathers them
 small_copy, random_weights
                        models with random weights: a small copy of a decoder, and one of its true sizes

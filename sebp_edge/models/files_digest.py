@@ -4,6 +4,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.hub_cache import cached_folder
 
 # Parts of each weight file that are read, and their size in bytes.
 _NUM_PARTS, _PART = 64, 4096
@@ -32,9 +33,6 @@ def files_digest(reference: ModelReference) -> str | None:
 def _path(reference: ModelReference) -> Path | None:
     if reference.kind != "hub":
         return Path(reference.location)
-    # Imported here, since importing huggingface_hub takes as long as all else.
-    from sebp_edge.models.hub import cached_folder
-
     return cached_folder(reference.location)
 
 

@@ -5,7 +5,6 @@ The Hub is contacted only to download a requested model. huggingface_hub obeys `
 """
 
 import errno
-import json
 import os
 from pathlib import Path
 
@@ -15,66 +14,16 @@ from huggingface_hub import (
     hf_hub_download,
     hf_hub_url,
     snapshot_download,
-    try_to_load_from_cache,
 )
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
 from sebp_edge.models.catalog import ModelReference, bundled_config
+from sebp_edge.models.hub_cache import cached_folder, has_weights
 
 # Safetensors only: other weight formats are pickles. Subfolders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _UNWANTED = ["*/*", "consolidated*"]
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
-
-def cached_folder(repository: str) -> Path | None:
-    """Returns the cache folder of a model that is cached completely, else None."""
-    # Not snapshot_download: it also requires files that are never downloaded here, and some versions need a listing of
-    # their own.
-    config = try_to_load_from_cache(repository, "config.json")
-    if not isinstance(config, str):
-        return None
-    folder = Path(config).parent
-    return folder if _has_weights(folder) and has_tokenizer(folder) else None
-
-
-def cached_models() -> list[str]:
-    """Returns the Hub ids of all models that are cached completely; the cache itself if it cannot be listed."""
-    try:
-        folders = [path.name for path in Path(constants.HF_HUB_CACHE).iterdir() if path.match("models--*--*")]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError:
-        return [constants.HF_HUB_CACHE]
-    ids = sorted(name.removeprefix("models--").replace("--", "/") for name in folders)
-    return [repository for repository in ids if cached_folder(repository) is not None]
-
-
-def local_folder(reference: ModelReference) -> Path | None:
-    """Returns the folder, or the GGUF file, of a model that is on this machine completely, else None."""
-    if reference.kind == "hub":
-        return cached_folder(reference.location)
-    if reference.is_gguf:
-        return Path(reference.location)
-    folder = Path(reference.location)
-    return folder if _has_weights(folder) and has_tokenizer(folder) else None
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a tokenizer's files."""
-    return any((folder / name).is_file() for name in _TOKENIZERS)
-
-
-def _has_weights(folder: Path) -> bool:
-    index = folder / "model.safetensors.index.json"
-    try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except FileNotFoundError:
-        shards = ["model.safetensors"]
-    except (ValueError, LookupError, TypeError, AttributeError, NotADirectoryError):
-        return False
-    return all((folder / name).is_file() for name in shards)
 
 
 def config_folder(reference: ModelReference) -> Path:
@@ -104,7 +53,7 @@ def model_folder(reference: ModelReference) -> Path:
     if cached is not None:
         return cached
     folder = Path(_contact(reference, snapshot_download, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
-    if not _has_weights(folder):
+    if not has_weights(folder):
         raise ModelError(f"{reference.location} has no weights in the safetensors format; choose another model.")
     return folder
 

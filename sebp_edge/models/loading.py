@@ -8,7 +8,6 @@ import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -31,7 +30,9 @@ from sebp_edge.machine import devices
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
+from sebp_edge.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
 from sebp_edge.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
+from sebp_edge.models.hub_cache import tokenizer_folder
 from sebp_edge.models.soundness import (
     refuse_missing_weights,
     refuse_non_finite,
@@ -44,12 +45,8 @@ from sebp_edge.recipe import Recipe
 _META = torch.device("meta")
 # Never run code that comes with a model; without this, transformers prompts on the terminal.
 FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
-# NF4 has an 8-bit scale for each block of weights, and an fp32 scale for 256 of those (Dettmers et al. 2023).
-_NF4_BLOCK = 64
-NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
 _NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
 _NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
-INSTALL_4_BITS = "pip install 'sebp-edge[4bit]'"
 
 
 @dataclass(frozen=True)
@@ -199,16 +196,6 @@ def _on_meta(config) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def has_bitsandbytes() -> bool:
-    """Whether bitsandbytes is installed; base models in 4 bits need it."""
-    return find_spec("bitsandbytes") is not None
-
-
-def takes_4_bits(device: torch.device, inputs: Iterable[int]) -> bool:
-    """Whether linear layers with these numbers of inputs can run in 4 bits on `device`, given bitsandbytes."""
-    return device.type == "cuda" or (device.type == "cpu" and not any(number % _NF4_BLOCK for number in inputs))
-
-
 def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
     """Returns options that make transformers load linear layers in NF4 with quantised scales, all else in `dtype`."""
     if not has_bitsandbytes():
@@ -229,10 +216,10 @@ def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch
         # Weights repacked for inference pass no gradient, and their scales are rounded irreversibly.
         layer.support_avx512bf16_for_cpu = False
         # On the CPU, bitsandbytes 0.50 reads the blocks' scales of such a layer in the wrong order.
-        if device.type == "cpu" and layer.in_features % _NF4_BLOCK:
+        if device.type == "cpu" and layer.in_features % NF4_BLOCK:
             raise ModelError(
                 f"{reference.name!r} has a layer with {layer.in_features} inputs, but 4 bits on the CPU are exact only "
-                f"for multiples of {_NF4_BLOCK}; load it in 16 bits."
+                f"for multiples of {NF4_BLOCK}; load it in 16 bits."
             )
 
 
@@ -302,16 +289,6 @@ def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     if reference.is_gguf:
         with raising_model_error(reference, "has no tokenizer that can be loaded"):
             return read_gguf_tokenizer(reference)
-    folder = _tokenizer_folder(reference) or BUNDLED_FOLDER
+    folder = tokenizer_folder(reference) or BUNDLED_FOLDER
     with raising_model_error(reference, "has no tokenizer that can be loaded"):
         return AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
-
-
-def has_own_tokenizer(reference: ModelReference) -> bool:
-    """Whether the model's own tokenizer is on this machine, so that `local_tokenizer` returns it."""
-    return reference.is_gguf or _tokenizer_folder(reference) is not None
-
-
-def _tokenizer_folder(reference: ModelReference) -> Path | None:
-    folder = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
-    return folder if folder is not None and hub.has_tokenizer(folder) else None

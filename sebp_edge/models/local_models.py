@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sebp_edge.errors import ModelError
 from sebp_edge.models.catalog import CATALOG
-from sebp_edge.models.hub import cached_models
+from sebp_edge.models.hub_cache import cached_models
 from sebp_edge.models.installed import GGUF, list_installed
 
 

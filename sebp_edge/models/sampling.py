@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from sebp_edge.errors import OptionError
+from sebp_edge.recipe import check_seed
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,6 @@ class Draw:
         if self._generator is None:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator))
-
-
-def check_seed(seed: int) -> int:
-    """Returns `seed` if random generators take it, else raises an OptionError."""
-    if type(seed) is not int or not 0 <= seed < 2**63:
-        raise OptionError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
-    return seed
 
 
 def _check_count(name: str, value: int) -> None:

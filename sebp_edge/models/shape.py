@@ -1,17 +1,12 @@
 """The sizes of a decoder, as plain numbers, from which memory and time are computed before anything is loaded.
 
-They are read from a model, which may be on "meta" without weights. How a block runs on active rows (`BlockKind`) does
-not follow from the sizes; `sebp_edge.memory.shape_reader` finds it.
+`sebp_edge.models.model_shape` reads them from a model. How a block runs on active rows (`BlockKind`) does not follow
+from the sizes; `sebp_edge.memory.shape_reader` finds it. Imports no torch.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
-
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-
-from sebp_edge.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
 
 
 class LinearShape(NamedTuple):
@@ -143,24 +138,6 @@ class DecoderShape:
     linears: tuple[LinearShape, ...]
     blocks: tuple[Block, ...]
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, name: str) -> "DecoderShape":
-        """Reads the shape of a model; the kinds of its blocks stay unknown."""
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        vocabulary, hidden = weight_MK(head).shape
-        return cls(
-            name=name,
-            parameters=num_parameters(model),
-            vocabulary=vocabulary,
-            hidden=hidden,
-            head_size=_head_size(model.config.get_text_config()),
-            longest=getattr(model.config, "max_position_embeddings", None),
-            is_tied=embedding.weight is head.weight,
-            has_plain_embedding=type(embedding) is nn.Embedding,
-            linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
-            blocks=tuple(Block(_linears(block)) for block in blocks_of(model, guess=True)),
-        )
-
     @property
     def head_parameters(self) -> int:
         """Parameters of the head, [vocabulary, hidden]."""
@@ -188,24 +165,3 @@ class DecoderShape:
     @cached_property
     def _linear_features(self) -> int:
         return sum(map(sum, self.linears))
-
-
-def _linears(block: nn.Module) -> dict[str, LinearShape]:
-    return {path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)}
-
-
-def _is_linear(part: nn.Module) -> bool:
-    # Subclasses of torch's Linear, such as Falcon's, can be in 4 bits and get adapters too.
-    return is_linear(part) or isinstance(part, nn.Linear)
-
-
-def _sizes(layer: nn.Module) -> LinearShape:
-    outputs, inputs = weight_MK(layer).shape
-    return LinearShape(inputs, outputs)
-
-
-def _head_size(config: PretrainedConfig) -> int:
-    try:
-        return head_size_of(config)
-    except (AttributeError, RuntimeError):  # without attention heads; transformers raises if layers differ
-        return 0

@@ -7,7 +7,7 @@ work, resuming    an adaptation as a job of the store: its beginning, its end, a
 one_call          begins one call at a time, stops and pauses it
 call              what a call works with, and how it is stopped
 job               one call as a job: the id of its events, and how far the whole is
-work_ahead        lays out the work of an adaptation that is ahead
+work_ahead        lays out the work of an adaptation that is ahead; phases that of other calls
 preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
 model_in_use      the base model in memory, and the adapter on it
 texts_comparison  the texts, model and recipe beside those of the active version; imports no torch

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.errors import (
     BaseModelMismatch,
@@ -22,8 +23,10 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
+from sebp_edge.run.encoding import TrainingPreparation
 from sebp_edge.run.job import Phase
-from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
+from sebp_edge.run.phases import LOAD
+from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
@@ -32,7 +35,6 @@ from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work import Work
 from sebp_edge.run.work_ahead import (
-    LOAD,
     SAVE,
     loading,
     phases_ahead,
@@ -41,7 +43,7 @@ from sebp_edge.run.work_ahead import (
 )
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints
-from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
 
@@ -57,7 +59,7 @@ class Adapting:
         work: its job.
         activate_anyway, keep_samples: see `Personalizer.adapt`.
         preparation: the texts, if they are read already.
-        compares: whether the gate compares it with the active version.
+        compares: whether the gate compares it with earlier versions.
 
     Attributes:
         preparation: the texts; None until they are read.
@@ -77,7 +79,7 @@ class Adapting:
         activate_anyway: bool = False,
         keep_samples: bool = False,
         compares: bool = True,
-        preparation: Preparation | None = None,
+        preparation: TrainingPreparation | None = None,
     ):
         call.job.begin()
         self._began = call.job.clock()
@@ -110,7 +112,7 @@ class Adapting:
         call = self._call
         reading = work.same_texts(reading, call)
         earlier = earlier and work.drawn_from(earlier)
-        self.preparation = Preparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
+        self.preparation = TrainingPreparation(call, reading, earlier, keeps_splits=work.has_lost_texts)
         if not in_store:
             return None
         active, unchanged = find_unchanged(
@@ -208,13 +210,11 @@ class Adapting:
         self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
         place = self._place
-        active = self._assessor.examine_active(place.adapter) if self._compares else None
-        if active is not None:
-            self._was_active = active.version
+        life = Life() if place.out else self._assessor.examine_life(place.adapter, compares=self._compares)
+        if life.active is not None:
+            self._was_active = life.active.version
         dataset = training.task.dataset
-        judged = training.train(
-            Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active)
-        )
+        judged = training.train(Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, life))
         self.judged = self._assessor.ask_quiz(judged)
 
     def assess(self) -> None:
@@ -307,9 +307,11 @@ class Adapting:
         return self.training is None or self.training.is_between_steps
 
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
-        has_active = self._compares and self._place.active_version is not None
+        earlier = {self._place.active_version} - {None} if self._compares else set()
+        if earlier:
+            earlier |= {*read_standing(self._place.adapter).best[:1]}
         recipe = self.preparation.recipe.with_defaults()
-        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, has_active=has_active)
+        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
         self._call.job.lay_out([*before, *ahead])
 
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:
@@ -375,7 +377,7 @@ class Adapting:
 def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, activate_anyway: bool) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
-    The new version is saved; the gate compares it with the base model only.
+    The new version is saved, outside the store if the place is; the gate compares it with the base model only.
 
     Raises:
         BaseModelMismatch: the version was made for another base model.
@@ -388,9 +390,9 @@ def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, a
             f"use {record.model!r}."
         )
     history = work.history(place.adapter, remaining.history)
-    preparation = Preparation(call, work.same_texts(remaining.reading, call), history)
+    preparation = TrainingPreparation(call, work.same_texts(remaining.reading, call), history)
     adapting = Adapting(call, place, work, activate_anyway=activate_anyway, preparation=preparation, compares=False)
-    return place.adapter.open(adapting.run().version)
+    return adapting.run().saved
 
 
 def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:

@@ -1,14 +1,15 @@
-"""Assesses an adaptation beside its training: the active version it may replace, what it writes, and what it cost."""
+"""Assesses an adaptation beside its training: the versions that it shall match, what it writes, and what it cost."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.saved import SavedAdapter
+from sebp_edge.adapters.standing import read_standing
 from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
@@ -22,7 +23,7 @@ from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import ActiveVersion, GateResult
+from sebp_edge.training.gate import EarlierVersion, GateResult, Life
 from sebp_edge.training.quiz import QuizResult, Replies
 from sebp_edge.training.run import TrainingRun
 
@@ -83,16 +84,27 @@ class Assessor:
         self._by_active: Replies | None = None
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
-    def examine_active(self, adapter: Adapter) -> ActiveVersion | None:
-        """Returns the active version with its losses on the run's test documents that it has not been trained on."""
-        version = adapter.active()
+    def examine_life(self, adapter: Adapter, *, compares: bool) -> Life:
+        """Returns what a new version is compared with: earlier versions, with their losses on the run's test documents.
+
+        Args:
+            compares: whether it is compared with any.
+        """
+        standing, version = read_standing(adapter), adapter.active() if compares else None
         if version is None:
-            return None
+            return Life(refused=standing.refused)
         self._job.enter(ACTIVE)
-        try:
-            return self._examine(adapter.open())
-        except AdapterError:
-            return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
+        life = Life(self._examine(adapter, version, is_active=True), refused=standing.refused)
+        if life.active.losses is None:
+            return life
+        for version in standing.best:
+            if version == life.active.version:
+                break
+            best = self._examine(adapter, version)
+            if best.losses is not None:
+                return replace(life, best=best)
+            life = replace(life, left_out=life.left_out or best)
+        return life
 
     def ask_quiz(self, result: GateResult) -> GateResult:
         """Asks the quiz, if there is one, without the adaptation and with it; it decides."""
@@ -131,35 +143,43 @@ class Assessor:
             copies=tuple(self._copies()),
         )
 
-    def _examine(self, saved: SavedAdapter) -> ActiveVersion:
-        """Returns a version as `examine_active` does.
+    def _examine(self, adapter: Adapter, version: int, *, is_active: bool = False) -> EarlierVersion:
+        """Returns a version with its losses on the run's test documents that it has not been trained on."""
+        if version not in adapter.versions():
+            return EarlierVersion(version, None, "it was removed")
+        try:
+            found = self._score_version(adapter.open(version), is_active=is_active)
+        except AdapterError:
+            found = "its files are damaged, or of a newer sebp-edge"
+        return EarlierVersion(version, None, found) if isinstance(found, str) else EarlierVersion(version, found)
+
+    def _score_version(self, saved: SavedAdapter, *, is_active: bool) -> HeldOutLoss | str | None:
+        """Returns a version's losses; or why it is not comparable; or None if a quiz compares.
 
         Raises:
             AdapterError: its files cannot be read.
         """
-        version, history = saved.version, read_history(saved.path)
+        history = read_history(saved.path)
         if saved.record.fingerprint != self._run.base.fingerprint:
-            return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
+            return f"it was made for another base model, {saved.record.base_model}"
         states = saved.judged_states()
-        self._continue_before(states[0])
+        if is_active:
+            self._continue_before(states[0])
         if self._quiz is not None:
-            return ActiveVersion(version, None)
+            return None
         if history is None:
-            return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
+            return "it was saved before sebp-edge recorded which documents are for test"
         unseen = history.unseen(self._run.task.dataset.draw.fingerprints)
         if not unseen.num_tests:
-            return ActiveVersion(version, None, "it was not judged itself")
+            return "it was not judged itself"
         if saved.record.trained_on_all and states == [saved.path]:
             raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
         if 2 * unseen.num_found < unseen.num_tests:
-            found = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
-            return ActiveVersion(version, None, found)
+            return f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
         losses = HeldOutLoss.merged(
             [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
         )
-        if not losses.rest.tokens:
-            return ActiveVersion(version, None, "it was trained on all test documents of these texts")
-        return ActiveVersion(version, losses)
+        return losses if losses.rest.tokens else "it was trained on all test documents of these texts"
 
     def _copies(self) -> Iterator[Copied]:
         """Yields the documents of which the adapter repeats much more than the base model does."""
@@ -193,7 +213,7 @@ class Assessor:
             self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
 
     def _score(self, folder: Path, number: int, states: Mapping[int, int | None]) -> HeldOutLoss:
-        """Scores a judged state of the active version on the test documents that it has to be used for."""
+        """Scores a judged state of an earlier version on the test documents that it has to be used for."""
         examples = [
             example
             for example in self._test

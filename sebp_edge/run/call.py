@@ -3,65 +3,47 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import SavedAdapter
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.interruptions import Interruptions
-from sebp_edge.basics.stopping import StopSignal
-from sebp_edge.basics.units import sizes_apart
-from sebp_edge.errors import MachineError, OptionError, StorageError
-from sebp_edge.events import Event, Notice
+from sebp_edge.errors import MachineError, StorageError
+from sebp_edge.events import Notice
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.memory.target import Target
+from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.loading import BaseModel, local_tokenizer
+from sebp_edge.models.lora import read_factors
+from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.fitting_recipe import choose_recipe, read_for
 from sebp_edge.run.giving_way import GivingWay
-from sebp_edge.run.job import Job
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
-from sebp_edge.texts.progress import Progress
-from sebp_edge.texts.readers import Reading
-
-# Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
-MIN_TEXT_BYTES = 30_000_000
+from sebp_edge.run.texts_call import TextsCall
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a call works with.
+class Call(TextsCall):
+    """What a call works with that may use a model.
 
     Attributes:
-        recipe: the Personalizer's; after `with_texts`, that of the texts.
-        seed, store: those of the Personalizer.
-        me: the owner's names in chats.
-        budget: how much memory this process may use; None sets no limit.
-        in_use: the model, and the adapter in use.
-        signal: stops the call.
         interruptions: the process's signals.
-        job: receives the events, and tells how far the call is.
+        in_use: the model, and the adapter in use.
         giving_way: lets other programs go first, if the call is a training.
     """
 
-    recipe: Recipe
-    seed: int
-    store: AdapterStore
-    me: tuple[str, ...]
-    budget: MemoryBudget | None
-    in_use: ModelInUse
-    signal: StopSignal
     interruptions: Interruptions
-    job: Job
+    in_use: ModelInUse
     giving_way: GivingWay
 
     @property
@@ -74,11 +56,6 @@ class Call:
         """The device that the model runs on."""
         return self.in_use.device
 
-    def notify(self, event: Event) -> None:
-        """Sends an event; ends the call if it was stopped."""
-        self.job(event)
-        self.check()
-
     def check(self) -> None:
         """Ends the call if it was stopped; waits for other programs; tells the progress if that is due."""
         self.signal.check()
@@ -86,48 +63,23 @@ class Call:
         self.job.tick()
 
     @property
-    def progress(self) -> Progress:
-        """Reports the progress of work on texts, and lets it be stopped."""
-        return Progress(self.notify, self.signal.check)
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
 
-    def read(self, texts) -> Reading:
-        """Reads `texts`, or practice notes if the recipe trains on these.
+    def shape(self) -> DecoderShape:
+        return read_shape(self.reference)
 
-        On the CPU with a budget, refuses texts that would exceed it by themselves.
-        """
-        if self.recipe.questions and texts is not None:
-            self.notify(Notice(f"The recipe {self.recipe.name!r} trains on bundled notes; yours are not learnt."))
-        limit = None
-        if self.budget is not None and self.device.type != "cuda":
-            limit = max(self.budget.size - memory_of(self.device).used, MIN_TEXT_BYTES)
-        reading = read_for(self.recipe, texts, limit, self.progress, self.me)
-        if reading.exports:
-            self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
-        return reading
+    def tokenizer(self):
+        return local_tokenizer(self.reference)
 
-    def with_texts(self, texts, adapter: Adapter | None = None) -> tuple["Call", Reading]:
-        """Reads texts; returns the call with the recipe for them, and what was read.
+    def target_and_budget(self) -> tuple[Target, MemoryBudget]:
+        memory = memory_of(self.device)
+        free = devices.free_memory(self.device) + memory.used
+        budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)
+        return target_of(self.device, memory.planned_overhead(self.in_use.loaded_bytes)), budget
 
-        Args:
-            adapter: the adapter that is learnt on from.
-        """
-        reading = self.read(texts)
-        recipe = choose_recipe(self.recipe, reading, adapter)
-        if recipe is not self.recipe and recipe.name != "notes":
-            self.notify(Notice(f"The recipe is {recipe.name!r}; --recipe NAME (recipe=) chooses another."))
-        return replace(self, recipe=recipe), reading
-
-    def parse_gpu_memory(self, gpu: str | int) -> int:
-        """Returns the memory of an absent GPU in bytes.
-
-        Raises:
-            OptionError: `gpu` is not a size, or the budget exceeds it.
-        """
-        size = MemoryBudget.parse(gpu, "GPU memory").size
-        if self.budget is not None and self.budget.size > size:
-            budget, memory = sizes_apart(self.budget.size, size)
-            raise OptionError(f"The memory budget is {budget}, but the GPU has {memory}; lower the budget or omit it.")
-        return size
+    def refuse_damaged(self, adapter: Path) -> None:
+        read_factors(adapter)
 
     def load(self, recipe: Recipe | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""

@@ -19,7 +19,7 @@ from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.stops import Stops
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.texts.examples import Example, Outline, outlines
 from sebp_edge.texts.schedule import RowLimit
 from sebp_edge.training.scoring import in_micro_batches
@@ -68,7 +68,7 @@ def longest_copies(
         options: what to hold in memory at once.
         check: called several times within a micro-batch; may raise to stop.
     """
-    drawn, limit = _draw(examples, seed), RowLimit.on(base.device, options.max_rows, pads=True)
+    drawn, limit = _draw(examples, seed), RowLimit.on(base.device.type, options.max_rows, pads=True)
 
     def runs(before: int) -> dict[int, int]:
         def predict(micro_batch: list[Outline]) -> list[list[int]]:

@@ -6,7 +6,7 @@ from sebp_edge.adapters.names import is_plain
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.run.call import Call
-from sebp_edge.run.work_ahead import phases_of_export
+from sebp_edge.run.phases import phases_of_export
 from sebp_edge.texts.readers import read_texts
 
 

@@ -12,7 +12,8 @@ from sebp_edge.questions.asking import prompt_for
 from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.call import Call
 from sebp_edge.run.model_in_use import AdapterChoice
-from sebp_edge.texts.prompts import Messages, check_prompt, check_text, encode_prompt, encode_texts
+from sebp_edge.texts.documents import check_text
+from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt, encode_texts
 
 # The most characters before a completion that the model reads, about 1,000 tokens.
 _MAX_CHARACTERS = 4096

@@ -9,17 +9,16 @@ from statistics import median
 from sebp_edge.basics.units import duration, gigabytes, plural
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.memory.plan import Plan
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.loading import has_own_tokenizer, local_tokenizer
-from sebp_edge.run.call import Call
+from sebp_edge.models.hub_cache import has_own_tokenizer
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.fitting_recipe import fitting_recipe
+from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.start import latest_history
+from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.run.work_ahead import phases_of_inspection
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.dataset import Dataset
@@ -123,7 +122,7 @@ class Inspection:
     rendered: tuple[RenderedExample, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, call: Call, texts, name: str) -> "Inspection":
+    def of(cls, call: TextsCall, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
         call.job.begin(phases_of_inspection())
         store, reference = call.store, call.reference
@@ -140,7 +139,7 @@ class Inspection:
                 plan = preparation.plan(prepared).plan
         except (MachineError, ModelError, TextsError) as error:
             refusal = str(error)
-        dataset, tokenizer = prepared.dataset, local_tokenizer(reference)
+        dataset, tokenizer = prepared.dataset, call.tokenizer()
         documents, tokens = reading.documents, Counter()
         for example in dataset.examples:
             tokens[example.document] += len(example.input_ids)
@@ -154,7 +153,7 @@ class Inspection:
             fits = recipe.name
         used = [documents[number].content for number in contents]
         learnt = expectation(
-            reference, read_shape(reference).parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
+            reference, call.shape().parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
         )
         return cls(
             model=reference.public_name,

@@ -5,16 +5,16 @@ from sebp_edge.research.analysis.analysis import Analysis, analyze
 from sebp_edge.research.lr_range import LearningRateRange, growing_rates
 from sebp_edge.research.lr_sweep import PHASE, run_range_test
 from sebp_edge.run.call import Call
+from sebp_edge.run.encoding import TrainingPreparation
 from sebp_edge.run.job import GRADIENTS
-from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.work_ahead import LOAD, phases_of_analysis, phases_of_sweep
+from sebp_edge.run.phases import LOAD, phases_of_analysis, phases_of_sweep
 
 
 def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
     """See `Personalizer.analyze`."""
     call.job.begin(phases_of_analysis(num_examples))
     with call.make_guard():
-        preparation = Preparation(*call.with_texts(texts))
+        preparation = TrainingPreparation(*call.with_texts(texts))
         call.job.enter(LOAD)
         call.check()
         base = call.in_use.load_analyzed(call.notify, call.seed)
@@ -28,7 +28,7 @@ def sweep_learning_rates(call: Call, texts, lowest: float, highest: float, steps
     """Trains one step at each of the rates; see `Personalizer.lr_range`."""
     rates = growing_rates(lowest, highest, steps)
     call.job.begin(phases_of_sweep(PHASE, len(rates)))
-    preparation = Preparation(*call.with_texts(texts))
+    preparation = TrainingPreparation(*call.with_texts(texts))
     planned = preparation.plan_within_budget()
     recipe, options = preparation.chosen(planned)
     with call.make_guard(planned and planned.plan) as guard:

@@ -1,33 +1,24 @@
-"""Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory."""
+"""Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory. Imports no torch."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
-from sebp_edge.events import MemoryPlanned, Notice, TextsRead
-from sebp_edge.machine import devices
-from sebp_edge.machine.process import memory_of
+from sebp_edge.events import MemoryPlanned, Notice
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import make_plan
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import Plan
-from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
-from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.libraries import quiet_libraries
-from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import encode_practice
-from sebp_edge.questions.general_texts import chat_examples, chat_questions, general_examples
+from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.call import Call
-from sebp_edge.run.replies import reply_to
 from sebp_edge.run.start import Beginning, Start
+from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison
-from sebp_edge.run.work_ahead import REPLIES, TEACHER
-from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.general_probe import encode_probe
@@ -36,15 +27,8 @@ from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import TEST
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.training.teacher import with_teacher
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
-# Room for the base model's replies to general questions.
-CHAT_TOKENS = 48
-SAVED_INACTIVE = (
-    "The adapter will be saved, but not activated unless activate_anyway is set; `sebp-edge adapters activate` "
-    "activates it afterwards."
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +61,7 @@ class Preparation:
     """
 
     def __init__(
-        self, call: Call, reading: Reading, earlier: SplitHistory | None = None, *, keeps_splits: bool = False
+        self, call: TextsCall, reading: Reading, earlier: SplitHistory | None = None, *, keeps_splits: bool = False
     ):
         self._call, self.reading, self.recipe = call, reading, call.recipe
         self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
@@ -94,7 +78,7 @@ class Preparation:
         self._active, self._sync = active, sync
         if active is None:
             return
-        self._start = Start.at(active, self._call.store)
+        self._start = Start.at(active, self._call.store, self._call.refuse_damaged)
         if isinstance(self._start, Start):
             self.recipe = self._start.fill_in(self.recipe)
             if self.recipe.questions:
@@ -102,8 +86,7 @@ class Preparation:
 
     def read_dataset(self) -> Prepared:
         """Returns the dataset for a model that is not loaded."""
-        reference = self._call.reference
-        return self._prepare(local_tokenizer(reference), read_shape(reference).longest)
+        return self._prepare(self._call.tokenizer(), self._call.shape().longest)
 
     def plan(self, prepared: Prepared | None = None, *, gpu: int | None = None) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
@@ -113,12 +96,12 @@ class Preparation:
             gpu: memory of an absent GPU to plan for, in bytes.
         """
         call = self._call
-        shape = read_shape(call.reference)
+        shape = call.shape()
         prepared = prepared or self.read_dataset()
-        refuse_unlearnable(prepared.dataset, len(self.reading.documents), local_tokenizer(call.reference))
+        refuse_unlearnable(prepared.dataset, len(self.reading.documents), call.tokenizer())
         schedules = self.schedule(prepared)
         if gpu is None:
-            target, budget = self._target_and_budget()
+            target, budget = call.target_and_budget()
         else:
             target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
         plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
@@ -134,7 +117,7 @@ class Preparation:
 
     def refuse_less_memory(self, peak: int) -> None:
         """Raises a MachineError if the budget, or the free memory within it, is less than a training takes."""
-        _, budget = self._target_and_budget()
+        _, budget = self._call.target_and_budget()
         if self._call.budget is not None and peak > budget.size:
             needed, size = sizes_apart(peak, budget.size)
             raise MachineError(
@@ -157,38 +140,6 @@ class Preparation:
         chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.options.max_rows
         notify(MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint))
-
-    def encode(self, base: BaseModel, planned: PlannedTraining | None = None) -> Prepared:
-        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
-
-        Raises:
-            ModelError: the tokenizer produces tokens that the model does not know.
-        """
-        if planned is not None and has_own_tokenizer(self._call.reference):
-            prepared = planned.prepared
-        else:
-            prepared = self._prepare(base.tokenizer, longest_sequence(base.model))
-        data = prepared.dataset
-        refuse_unlearnable(data, len(self.reading.documents), base.tokenizer)
-        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.all_examples))
-        self._notify_concerns(data)
-        left_out = tuple(asdict(item) for item in data.left_out)
-        counts = (data.num_documents, len(data.examples), data.num_tokens)
-        self._call.notify(TextsRead(*counts, data.padding_share, left_out))
-        return prepared
-
-    def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
-        """Returns the dataset in which the base model, as it is now, is the teacher on general text and chat."""
-        call, data = self._call, prepared.dataset
-        call.job.enter(REPLIES)
-        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.check)
-        general = data.general + chat_examples(replies, base.tokenizer, data.context_length)
-        call.job.enter(TEACHER)
-        collator = Collator(data.context_length, base.pad_token_id)
-        general = with_teacher(
-            base.model, general, collator, base.device, call.notify, call.signal.check, options=options
-        )
-        return replace(prepared, dataset=replace(data, general=general))
 
     def schedule(self, prepared: Prepared, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
@@ -221,22 +172,8 @@ class Preparation:
             quiz=make_quiz(self.reading.documents, tested, tokenizer, length),
         )
 
-    def _notify_concerns(self, dataset: Dataset) -> None:
-        """Says before the training why the gate will judge nothing, if so."""
-        notify = self._call.notify
-        if dataset.unjudged_because:
-            notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))
 
-    def _target_and_budget(self) -> tuple[Target, MemoryBudget]:
-        """Returns this machine and its current budget, without the loaded weights, which the plan includes."""
-        call = self._call
-        memory = memory_of(call.device)
-        free = devices.free_memory(call.device) + memory.used
-        budget = MemoryBudget(free) if call.budget is None else call.budget.within(free)
-        return Target.this_machine(call.device, memory.planned_overhead(call.in_use.loaded_bytes)), budget
-
-
-def plan_for(call: Call, texts, gpu: str | int | None) -> Plan:
+def plan_for(call: TextsCall, texts, gpu: str | int | None) -> Plan:
     """See `Personalizer.plan`."""
     size = None if gpu is None else call.parse_gpu_memory(gpu)
     with quiet_libraries():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.documents import Conversation, Document
 from sebp_edge.texts.examples import Example

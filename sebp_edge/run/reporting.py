@@ -1,5 +1,6 @@
 """The facts of a run: one report, which its version, its page and its result read."""
 
+import functools
 import importlib.metadata
 import platform
 from collections import Counter
@@ -74,7 +75,10 @@ class Report:
 
 def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | None) -> AdapterRecord:
     base, task, result = run.base, run.task, run.result
-    gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
+    gain, over_active, over_best = (
+        (result.gain, result.gain_over_active, result.gain_over_best) if result else (None, None, None)
+    )
+    active = result.life.active if result else None
     return AdapterRecord(
         base_model=base.reference.public_name,
         model=base.reference.name,
@@ -87,9 +91,14 @@ def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | Non
         heldout_loss_after=gain.after if gain else None,
         verdict=str(result.verdict) if result else None,
         explanation=result.explain(task.recipe.margin, report.concerns) if result else None,
-        compared_with=result.active.version if result and result.active else None,
+        compared_with=active.version if active else None,
         compared_loss_before=over_active.before if over_active else None,
         compared_loss_after=over_active.after if over_active else None,
+        best_before=result.life.best_version if result else None,
+        best_loss_before=over_best.before if over_best else None,
+        best_loss_after=over_best.after if over_best else None,
+        is_best=bool(result and result.is_best),
+        refused=result.refused if result else None,
         packages=package_versions(),
         trained_on_all=result.is_refit if result else False,
         general_loss_before=general.base if general else None,
@@ -107,8 +116,12 @@ def package_versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in ("torch", "transformers", "peft", "safetensors"):
         with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = _version(name)
     return versions
+
+
+# Reading it takes 4 ms for each package.
+_version = functools.cache(importlib.metadata.version)
 
 
 def _learnt_on(texts: VersionTexts) -> LearntOn | None:
@@ -120,7 +133,7 @@ def _learnt_on(texts: VersionTexts) -> LearntOn | None:
 
 
 def _tested(run: TrainingRun, result: GateResult) -> Tested:
-    active, over_active = result.active, result.gain_over_active
+    active, over_active, over_best = result.life.active, result.gain_over_active, result.gain_over_best
     before, after = result.before.boilerplate, result.after.boilerplate
     return Tested(
         base=_test_loss(run, result.before),
@@ -131,6 +144,8 @@ def _tested(run: TrainingRun, result: GateResult) -> Tested:
             over_base_at_least=result.gain.lower,
             over_active=over_active.gain if over_active else None,
             over_active_at_least=over_active.lower if over_active else None,
+            over_best=over_best.gain if over_best else None,
+            over_best_at_least=over_best.lower if over_best else None,
             margin=run.task.recipe.margin,
             tolerance=TOLERANCE,
             not_comparable=active.reason if active else "",

@@ -17,7 +17,7 @@ from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.word_figures import WordFigures
-from sebp_edge.training.gate import TOLERANCE, GateResult
+from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
 
 
@@ -65,7 +65,12 @@ class _Facts:
     gain_over_active: float | None = _read("judged.gain_over_active.gain")
     gain_over_active_at_least: float | None = _read("judged.gain_over_active.lower")
     tolerance: float = TOLERANCE
-    not_comparable: str = _read("judged.active.reason", "")
+    not_comparable: str = _read("judged.life.active.reason", "")
+    best_before: int | None = _read("report.record.best_before")
+    gain_over_best: float | None = _read("judged.gain_over_best.gain")
+    gain_over_best_at_least: float | None = _read("judged.gain_over_best.lower")
+    is_best: bool = _read("judged.is_best")
+    refused: int = _read("judged.refused")
     trained_on_all: bool = _read("judged.is_refit")
     refit_loss: float | None = _read("judged.refit_loss")
     learnt_on_from: int | None = _read("report.record.learnt_on_from")
@@ -109,8 +114,8 @@ class AdaptResult(_Facts):
         active: whether it is the active version now.
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
-        verdict: what the gate said: "better", "no gain", "worse than active", "not comparable", "not judged",
-            "refit failed" or "forgets".
+        verdict: what the gate said: "better", "no gain", "worse than active", "worse than best", "not comparable",
+            "not judged", "refit failed" or "forgets".
         explanation: why the gate found the adapter better or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
@@ -122,9 +127,15 @@ class AdaptResult(_Facts):
         compared_with: the version that was active before; None if there was none.
         gain_over_active: the gain over that version, on documents that neither has been trained on; None if the two
             were not compared.
-        gain_over_active_at_least: its lower bound, with 95 % confidence; the gate asks for `-tolerance`.
+        gain_over_active_at_least: its lower bound, with 95 % confidence in all decisions of this name together; the
+            gate asks for `-tolerance`.
         tolerance: how much worse than the active version a new one may be.
         not_comparable: why the two were not compared; empty if they were.
+        best_before: the best version so far that could be compared, often the active one; None if there was none.
+        gain_over_best, gain_over_best_at_least: as with the active version.
+        is_best: whether it is the best version from now on, which takes that it is surely no worse.
+        refused: how many versions the gate has refused beside an earlier one, this one included: the more, the surer a
+            new one has to be.
         trained_on_all: whether the adapter was trained on all documents after the gate had judged it; this training is
             not judged by itself.
         refit_loss: the loss on the validation documents after that training, which has seen them.
@@ -215,7 +226,8 @@ class AdaptResult(_Facts):
                 "compared."
             )
         if not self.passed:
-            return self.explanation
+            stays = f" Version {self.compared_with} stays active." if self._is_worse and not self.active else ""
+            return self.explanation + stays
         if self.refit_loss is not None and not self.trained_on_all:
             return (
                 f"{self.explanation} A training on all documents did not lower the loss further, so the adapter is as "
@@ -229,6 +241,10 @@ class AdaptResult(_Facts):
         learnt = " and ".join(f"{number:,} {word}" for number, word in counts if number)
         documents = "document" if self.new + self.changed == 1 else "documents"
         return f"{self.explanation} Then it learnt {learnt} {documents} on top of version {self.learnt_on_from}."
+
+    @property
+    def _is_worse(self) -> bool:
+        return self.verdict in (Verdict.WORSE_THAN_ACTIVE, Verdict.WORSE_THAN_BEST)
 
     @property
     def next_steps(self) -> dict[str, str]:

@@ -24,11 +24,12 @@ CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")
 
 
-def politely(call: Call, texts, run: Callable[[], Result]) -> Result:
-    """Runs a training. If it frees its memory to wait for other programs, waits, and goes on with it.
+def politely(call: Call, texts, do: Callable[..., Result], *arguments) -> Result:
+    """Does a training with the arguments. If it frees its memory to wait for other programs, goes on with it then.
 
     Documents that change meanwhile are left for the next adaptation.
     """
+    run = partial(do, call, *arguments)
     with call.giving_way.in_effect():
         while True:
             try:
@@ -114,11 +115,12 @@ def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | Unchanged
     devices.refuse_several_processes()
     if changed not in CHANGED:
         raise OptionError(f"changed is {changed!r}; choose from {', '.join(CHANGED)}.")
-    call = _call_of(job, call)
-    record = job.record
+    call, record = _call_of(job, call), job.record
     place, options = Place(call.store, record.adapter), dict(record.options)
     newest = max(place.adapter.versions()) if place.adapter.exists() else 0
-    if newest > record.newest:
+    if job.state == "queued":
+        job.update(settings=record.settings | {"device": call.device.type}, newest=newest)
+    elif newest > record.newest:
         raise JobError(
             f"Version {newest} of the adapter {record.adapter!r} was saved after the training had begun; adapt again."
         )
@@ -129,23 +131,25 @@ def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | Unchanged
             job.start_over()
     work = Work(call.store, job, changed)
     if record.kind == "forget":
-        return run_forget(call, place, options.pop("documents"), texts, options, work=work)
+        documents = [Path(one) if Path(str(one)).is_absolute() else one for one in options.pop("documents")]
+        return run_forget(call, place, documents, texts, options, work=work)
     if texts is None and call.recipe.questions is None:
         raise JobError("The training began with texts that are no files; give the same texts again (texts=).")
     return run_adapt(call, place, texts, options, work)
 
 
 def _call_of(job: Job, call: Call) -> Call:
-    """Returns the call with the job's recipe, seed and names; refuses another base model or device."""
+    """Returns the call with the job's id, recipe, seed and names; refuses another base model or device."""
     arguments = job.arguments()
     reference = call.reference
     for what, own, asked in (
         ("model", arguments["model"], reference.location if reference.has_path else reference.name),
         ("device", arguments["device"], call.device.type),
     ):
-        if own != asked:
+        if own not in (None, asked):
             raise OptionError(
                 f"The job {job.id!r} was begun with the {what} {own!r}, and this Personalizer has {asked!r}; make one "
                 "with Personalizer(**job.arguments())."
             )
+    call.job.id = job.id
     return replace(call, recipe=arguments["recipe"], seed=arguments["seed"], me=tuple(arguments["me"]))

@@ -170,7 +170,7 @@ def has_commands(store: AdapterStore, saved: SavedAdapter) -> bool:
 def describe_resumption(store: AdapterStore, job: str) -> str:
     """Returns the command that goes on with a job, or the call if the command line does not find it."""
     if store.folder == AdapterStore().folder:
-        return f"sebp-edge adapt --resume {job}"
+        return f"sebp-edge adapt --resume={job}"
     return f"personalizer.resume({job!r})"
 
 

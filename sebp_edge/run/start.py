@@ -1,6 +1,7 @@
 """The version that an adaptation learns on from, and how the adaptation begins."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from sebp_edge.adapters.where import Where
 from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
-from sebp_edge.models.lora import read_factors
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
@@ -45,15 +45,21 @@ class Start:
     where: Where
 
     @classmethod
-    def at(cls, comparison: TextsComparison, store: AdapterStore) -> "Start | str":
-        """Returns the start at the compared version; or why there is none, as a sentence's predicate."""
+    def at(
+        cls, comparison: TextsComparison, store: AdapterStore, refuse_damaged: Callable[[Path], None]
+    ) -> "Start | str":
+        """Returns the start at the compared version; or why there is none, as a sentence's predicate.
+
+        Args:
+            refuse_damaged: raises an AdapterError if the adapter in a folder is damaged.
+        """
         if comparison.obstacle:
             return comparison.obstacle
         try:
             saved = comparison.saved
             states, listed = saved.judged_states(), DocumentList.read(saved.path)
             for folder in {*states, saved.path}:
-                read_factors(folder)
+                refuse_damaged(folder)
         except AdapterError:
             return _DAMAGED
         if listed is None:

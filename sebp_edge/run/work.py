@@ -11,7 +11,7 @@ from pathlib import Path
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.folders import flush_all
 from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
-from sebp_edge.adapters.jobs import Job, JobRecord
+from sebp_edge.adapters.jobs import Job, JobRecord, settings_of
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
@@ -128,16 +128,8 @@ class Work:
         """
         if place.out is not None:
             return cls(call.store, None)
-        reference, budget = call.reference, call.budget
-        settings = {
-            "model": str(Path(reference.location).absolute()) if reference.has_path else reference.name,
-            "recipe": asdict(call.recipe),
-            "device": call.device.type,
-            "memory_budget": None if budget is None else budget.size,
-            "seed": call.seed,
-            "me": list(call.me),
-            "politeness": asdict(call.giving_way.politeness),
-        }
+        budget, politeness = call.budget and call.budget.size, call.giving_way.politeness
+        settings = settings_of(call.reference, call.recipe, call.device.type, budget, call.seed, call.me, politeness)
         adapter = place.adapter
         record = JobRecord(
             kind=kind,
@@ -147,7 +139,7 @@ class Work:
             texts=_given(texts),
             newest=max(adapter.versions()) if adapter.exists() else 0,
         )
-        return cls(call.store, call.store.jobs.begin(record))
+        return cls(call.store, call.store.jobs.begin(record, call.job.id))
 
     @contextmanager
     def running(self, call: Call) -> Iterator[None]:

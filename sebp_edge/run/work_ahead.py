@@ -15,22 +15,18 @@ from sebp_edge.run.copying import MAX_TOKENS
 from sebp_edge.run.job import (
     DECODING,
     EVALUATIONS,
-    GRADIENTS,
     LOADING,
-    PREPARING,
-    READING_BACK,
     SAVING,
     STEPS,
-    WRITING,
     Phase,
 )
+from sebp_edge.run.phases import LOAD
 from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
 
 # Names of phases that are no training.
-LOAD, REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
-    "loading",
+REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
     "replies",
     "teacher",
     "active version",
@@ -51,35 +47,6 @@ GENERAL_TOKENS, GENERAL_EXAMPLES = 6500, 19
 SCALED = 3
 
 
-def phases_of_inspection() -> list[Phase]:
-    """Returns the phases of `inspect`; what each takes is a guess, here and below."""
-    return [_stage(name) for name in ("reading", "comparing", "tokenising", "planning")]
-
-
-def phases_of_analysis(examples: int) -> list[Phase]:
-    """Returns the phases of `analyze`."""
-    gradients = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})
-    return [_stage("reading"), _loading(), _stage("comparing"), _stage("tokenising"), gradients]
-
-
-def phases_of_sweep(name: str, steps: int) -> list[Phase]:
-    """Returns the phases of `lr_range`, whose steps have this name."""
-    return [*phases_of_inspection(), _loading(), Phase(name, {STEPS: steps}, {STEPS: 0.2 * steps})]
-
-
-def phases_of_export() -> list[Phase]:
-    """Returns the phases of `export`."""
-    return [_loading(), Phase(WRITING, {STEPS: 1}, {STEPS: 5.0}), Phase(READING_BACK, {}, {SAVING: 5.0})]
-
-
-def _loading() -> Phase:
-    return Phase(LOAD, {}, {LOADING: 2.0})
-
-
-def _stage(name: str) -> Phase:
-    return Phase(name, {PREPARING: 100}, {PREPARING: 1.0})
-
-
 def seconds_of_a_token(base: BaseModel) -> float:
     """Estimates the seconds of a token's forward pass by the measured rate of this device."""
     overhead = OVERHEAD_GPU if base.device.type == "cuda" else OVERHEAD_CPU
@@ -94,15 +61,15 @@ def planned_seconds_of_a_token(plan: Plan, schedules: Sequence[Schedule]) -> flo
 
 
 def phases_ahead(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, has_active: bool
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
 ) -> list[Phase]:
     """Returns the phases from the model's being loaded to the end.
 
     Args:
         token: the seconds of a token's forward pass.
-        has_active: whether there is an active version to compare with.
+        num_earlier: the number of earlier versions to compare with.
     """
-    return list(_phases(dataset, schedules, recipe, token, has_active))
+    return list(_phases(dataset, schedules, recipe, token, num_earlier))
 
 
 def loading(plan: Plan) -> Phase:
@@ -111,14 +78,14 @@ def loading(plan: Plan) -> Phase:
 
 
 def _phases(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, has_active: bool
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, num_earlier: int
 ) -> Iterator[Phase]:
     if dataset.general:
         yield Phase(REPLIES, seconds={DECODING: _decoding(token, [20] * len(chat_questions()), 48)})
         yield _evaluation(TEACHER, token, len(dataset.general), sum(each.num_tokens for each in dataset.general))
     writes = _samples(dataset, token)
-    if has_active:
-        tested = list(chain.from_iterable(split.test for split in dataset.splits()))
+    if num_earlier:
+        tested = num_earlier * list(chain.from_iterable(split.test for split in dataset.splits()))
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
         phase.seconds[DECODING] = writes
         yield phase

@@ -10,6 +10,7 @@ methods          what the protocol offers, by name
 messages         requests and results; refusals with stable codes
 jobs, journal    states of jobs; what survives: their numbered events
 shelf            methods about saved adapters, models and reports
+planning         plans as the supervisor sees them; planner, the short process without torch that makes one
 worker_process   the worker as the supervisor sees it
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; work, how it does that
 served_model     the model that answers while another copy of it is trained

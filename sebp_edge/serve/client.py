@@ -89,6 +89,8 @@ class Client:
         Raises:
             ServerError: the server refused it, or ended.
         """
+        if self._reading.done():
+            raise _ended()
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         if on_text is not None:

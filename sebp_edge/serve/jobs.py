@@ -35,7 +35,7 @@ class Job:
         created, updated: in seconds since 1970.
         phase, progress, seconds_left: of the whole job; progress is from 0 to 1.
         last_event: the number of its last event.
-        stored: the id of what the store has saved of it, which `sebp-edge jobs` shows.
+        stored: the same id if `sebp-edge jobs` shows it, too; None for an export.
         error: why it was refused, interrupted or failed.
         result: what it returned; after a restart, without texts and paths.
     """
@@ -82,7 +82,8 @@ class Jobs:
             self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
             self._digests[job.id] = digest
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
-            why = {"code": "killed", "message": "The server ended during this job.", "hint": "", "retry": True}
+            when = "before this job began" if job.state == "queued" else "during this job"
+            why = {"code": "killed", "message": f"The server ended {when}.", "hint": "", "retry": True}
             self.change(job.id, "interrupted", error=why, resumable=is_resumable(job))
         for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
             if job.state in ENDED and not job.resumable:
@@ -96,11 +97,15 @@ class Jobs:
         self._changed.clear()
         self._journal.commit()
 
-    def start(self, request: StartJobParams, name: str | None, as_sent: dict) -> Job:
+    def start(self, request: StartJobParams, as_sent: dict, keep: Callable[[], tuple[str | None, dict]]) -> Job:
         """Puts a job into the queue; returns the one that there is if it was started before.
+
+        Args:
+            keep: keeps the job for the next server; returns the adapter's name, and what the worker needs.
 
         Raises:
             Refusal: another job has the id, or too many wait.
+            StorageError: the journal cannot be written.
         """
         digest = self._journal.digest(as_sent)
         if request.id in self._jobs:
@@ -109,10 +114,16 @@ class Jobs:
             return self._jobs[request.id]
         if len(self.queue) >= MAX_QUEUED:
             raise Refusal("busy", f"{MAX_QUEUED} jobs are waiting already.", "Wait for one to end.", retry=True)
-        self._jobs[request.id], self._digests[request.id] = Job(request.id, request.kind, name), digest
-        self.params[request.id] = request.params
-        self.queue.append(request.id)
+        name, params = keep()
+        stored = None if request.kind == "export" else request.id
+        self._jobs[request.id] = Job(request.id, request.kind, name, stored=stored)
+        self._digests[request.id] = digest
         self.change(request.id, "queued")
+        if (problem := self._journal.problem) is not None:
+            self.forget(request.id)
+            raise problem
+        self.params[request.id] = params
+        self.queue.append(request.id)
         return self._jobs[request.id]
 
     def get(self, id: str) -> Job:
@@ -140,10 +151,13 @@ class Jobs:
 
     def add_event(self, id: str, event: dict) -> None:
         """Numbers an event of a job."""
-        job = self._jobs[id]
+        job, is_progress = self._jobs[id], event["event"] in ("step", "progress")
         if event["event"] == "progress":
             job = replace(job, phase=event["phase"], progress=event["fraction"], seconds_left=event["seconds_left"])
-        job = self._jobs[id] = replace(job, last_event=job.last_event + 1, updated=round(time.time(), 3))
+        self._jobs[id] = job = replace(job, updated=round(time.time(), 3))
+        if is_progress and self._journal.is_behind:
+            return
+        job = self._jobs[id] = replace(job, last_event=job.last_event + 1)
         record = finite(
             {
                 "job": id,
@@ -156,7 +170,7 @@ class Jobs:
         )
         self._journal.write_event(id, job.last_event, record)
         self._changed.add(id)
-        if event["event"] not in ("step", "progress"):
+        if not is_progress:
             self._recent[id, job.last_event] = record
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
@@ -174,13 +188,9 @@ class Jobs:
             del self.params[id]
 
     def task(self, id: str) -> dict:
-        """Returns what the worker needs for a job that waits; `stored` if it goes on."""
+        """Returns what the worker needs for a job that waits."""
         job = self._jobs[id]
         return {"id": id, "kind": job.kind, "stored": job.stored, "params": self.params.pop(id)}
-
-    def note(self, id: str, stored: str) -> None:
-        """Notes what the store calls a job."""
-        self._jobs[id] = replace(self._jobs[id], stored=stored)
 
     def events(self, id: str, since: int, limit: int) -> list[dict]:
         """Returns the next events after a number; those of before the last start without names of files."""
@@ -191,8 +201,9 @@ class Jobs:
         return [self._recent.get((id, record["number"]), record) for record in found]
 
     def forget(self, id: str) -> None:
-        """Deletes all that is known of a job that has ended."""
+        """Deletes all that is known of a job that does not run."""
         self._journal.forget(id)
+        self._journal.commit()
         self._changed.discard(id)
         del self._digests[id], self._jobs[id]
         for key in [key for key in self._recent if key[0] == id]:

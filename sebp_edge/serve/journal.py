@@ -9,6 +9,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,6 +26,10 @@ _TEXTS = frozenset(
     {"event", "phase", "stage", "split", "part", "method", "dtype", "device", "state", "kind", "code", "error"}
     | {"merge_for", "recipe", "name", "job", "id", "stored", "waits_for"}
 )
+# Until there is space again, so many statements wait in memory.
+_MAX_UNWRITTEN = 10_000
+_JOB = "INSERT INTO jobs (id, digest, facts) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO UPDATE SET facts = ?3"
+_EVENT = "INSERT INTO events VALUES (?, ?, ?)"
 _LAYOUT = """
     CREATE TABLE IF NOT EXISTS jobs (number INTEGER PRIMARY KEY, id TEXT UNIQUE, digest BLOB, facts TEXT);
     CREATE TABLE IF NOT EXISTS events (job TEXT, number INTEGER, record TEXT, PRIMARY KEY (job, number)) WITHOUT ROWID;
@@ -44,7 +49,10 @@ def kept(record: dict) -> dict:
 
 
 class Journal:
-    """The journal in a store's folder.
+    """The journal in a store's folder. Nothing that is written raises an error: see `commit`.
+
+    Attributes:
+        problem: why the last commit failed, for example because the disk is full; None if it did not.
 
     Raises:
         Refusal: another supervisor has it.
@@ -75,8 +83,16 @@ class Journal:
             raise StorageError(f"The journal {str(path)!r} is damaged or not accessible; delete it.") from error
         if found > _FORMAT:
             raise StorageError(f"A newer sebp-edge wrote the journal {str(path)!r}; update, or choose another store.")
-        self._database.execute(f"PRAGMA user_version={_FORMAT}")
-        self._secret = self._read_secret()
+        try:
+            self._database.execute("PRAGMA secure_delete=ON")
+            self._database.execute(f"PRAGMA user_version={_FORMAT}")
+            self._secret = self._read_secret()
+        except sqlite3.Error as error:
+            raise StorageError(f"The journal {str(path)!r} cannot be written: {error}.") from error
+        # By what they are about, statements with their values, in order.
+        self._unwritten: dict[tuple, tuple[str, tuple]] = {}
+        self._has_deleted = False
+        self.problem: StorageError | None = None
 
     def _read_secret(self) -> bytes:
         row = self._database.execute("SELECT value FROM secret").fetchone()
@@ -96,40 +112,56 @@ class Journal:
             yield digest, json.loads(facts)
 
     def write_job(self, id: str, digest: bytes, facts: dict) -> None:
-        """Writes what is known of a job."""
-        self._database.execute(
-            "INSERT INTO jobs (id, digest, facts) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET facts = ?3",
-            (id, digest, json.dumps(kept(facts))),
-        )
+        """Writes what is known of a job, with the next commit."""
+        self._unwritten[id, "facts"] = _JOB, (id, digest, json.dumps(kept(facts)))
 
     def write_event(self, job: str, number: int, record: dict) -> None:
-        """Writes an event of a job."""
-        self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (job, number, json.dumps(kept(record))))
+        """Writes an event of a job, with the next commit."""
+        self._unwritten[job, number] = _EVENT, (job, number, json.dumps(kept(record)))
 
     def events(self, job: str, since: int, limit: int) -> list[dict]:
-        """Returns the next events of a job after the number `since`."""
+        """Returns the next events of a job after the number `since`, also those that wait for a commit."""
         rows = self._database.execute(
             "SELECT record FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?", (job, since, limit)
         )
-        return [json.loads(record) for (record,) in rows]
+        waiting = (values for statement, values in self._unwritten.values() if statement == _EVENT)
+        records = [record for (record,) in rows]
+        records += [record for id, number, record in waiting if id == job and number > since]
+        return [json.loads(record) for record in records[:limit]]
 
     def last_number(self, job: str) -> int:
         """Returns the number of a job's last event; 0 if it has none."""
         return self._database.execute("SELECT max(number) FROM events WHERE job = ?", (job,)).fetchone()[0] or 0
 
     def forget(self, job: str) -> None:
-        """Deletes a job and its events, also from the file's free pages."""
-        self._database.execute("PRAGMA secure_delete=ON")
-        self._database.execute("DELETE FROM events WHERE job = ?", (job,))
-        self._database.execute("DELETE FROM jobs WHERE id = ?", (job,))
-        self.commit()
-        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Deletes a job and its events with the next commit, also from the file's free pages."""
+        self._unwritten = {about: one for about, one in self._unwritten.items() if about[0] != job}
+        self._unwritten[job, "no events"] = "DELETE FROM events WHERE job = ?", (job,)
+        self._unwritten[job, "no facts"] = "DELETE FROM jobs WHERE id = ?", (job,)
+        self._has_deleted = True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it waits for space, and has so much to write that it takes what matters only."""
+        return self.problem is not None and len(self._unwritten) > _MAX_UNWRITTEN
 
     def commit(self) -> None:
-        """Makes what was written outlive this process."""
-        self._database.commit()
+        """Makes what was written outlive this process; `problem` says why it cannot, and the next call tries again."""
+        if not (self._unwritten or self._has_deleted):
+            return
+        try:
+            with self._database:
+                for statement, values in self._unwritten.values():
+                    self._database.execute(statement, values)
+            self._unwritten = {}
+            if self._has_deleted:
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._has_deleted, self.problem = False, None
+        except sqlite3.Error as error:
+            self.problem = StorageError(f"The journal cannot be written: {error}. It is written once that is possible.")
 
     def close(self) -> None:
         """Commits, and lets others open it."""
-        self._database.commit()
-        self._database.close()
+        self.commit()
+        with suppress(sqlite3.Error):
+            self._database.close()

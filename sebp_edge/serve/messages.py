@@ -6,16 +6,15 @@ Each parameter is a field: its type is checked, an unknown one is refused. Paths
 import dataclasses
 import json
 import math
-import re
 import types
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from sebp_edge.errors import SebpEdgeError, suggest
 
 PROTOCOL = 1
-JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Numbers that JSON-RPC 2.0 prescribes, by our code; all others have -32000.
 _NUMBERS = {
     "parse_error": -32700,
@@ -333,6 +332,11 @@ def parse(kind: type[Kind], params: object, method: str) -> Kind:
         except ValueError as error:
             raise Refusal("invalid_params", f"{name!r} of {method!r} is not {error}.") from None
     return kind(**values)
+
+
+def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
+    """Returns what a Personalizer takes as texts."""
+    return [*map(Path, params.paths), *params.texts] or None
 
 
 def _value(value: object, kind: object) -> object:

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from sebp_edge.adapters.names import is_plain
+from sebp_edge.errors import StorageError
 from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import ACTIVE, ENDED
 from sebp_edge.serve.messages import (
@@ -26,7 +28,7 @@ class Method(NamedTuple):
 
     Attributes:
         params: the class of its parameters.
-        where: "here" in the supervisor's loop, on the "shelf", or in the "worker".
+        where: "here" in the supervisor's loop, on the "shelf", in a "planner", or in the "worker".
         call: what it calls here; the others have it under the method's name.
     """
 
@@ -37,13 +39,18 @@ class Method(NamedTuple):
 
 def start_job(server, params: StartJobParams) -> dict:
     """Starts a job, or returns the one that was started with this id."""
-    if not messages.JOB_ID.fullmatch(params.id):
-        raise Refusal("invalid_params", "The id of a job has up to 64 letters, digits, dots, dashes and underscores.")
+    if not is_plain(params.id):
+        words = "has up to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
+        raise Refusal("invalid_params", f"The id of a job {words}.")
     if params.kind not in JOBS:
         raise Refusal("invalid_params", f"There is no kind of job {params.kind[:40]!r}; choose from {', '.join(JOBS)}.")
     inner = parse(JOBS[params.kind], params.params, params.kind)
     check_paths(inner, server.folders)
-    return {"job": asdict(server.jobs.start(params, inner.name, asdict(params)))}
+    try:
+        return {"job": asdict(server.jobs.start(params, asdict(params), lambda: server.keep(params, inner)))}
+    except StorageError:
+        server.forget_kept(params.id)
+        raise
 
 
 def get_job(server, params: JobParams) -> dict:
@@ -89,7 +96,8 @@ def cancel_job(server, params: RunningJobParams) -> dict:
 def subscribe(server, params: SubscribeParams) -> dict:
     """Sends the events of a job after a number, and those to come, as notifications `job.event`."""
     job = server.jobs.get(params.id)
-    server.subscriptions[job.id] = params.since
+    # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
+    server.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
     return {"job": asdict(job)}
 
 
@@ -153,8 +161,8 @@ METHODS = {
     "adapters.documents": Method(messages.AdapterParams, "shelf"),
     "report": Method(messages.AdapterParams, "shelf"),
     "models": Method(messages.FoldersParams, "shelf"),
-    "inspect": Method(messages.TextsParams, "worker"),
-    "plan": Method(messages.PlanParams, "worker"),
+    "inspect": Method(messages.TextsParams, "planner"),
+    "plan": Method(messages.PlanParams, "planner"),
     "ask": Method(messages.AskParams, "worker"),
     "generate": Method(messages.GenerateParams, "worker"),
     "complete": Method(messages.CompleteParams, "worker"),

@@ -6,17 +6,26 @@ They run in a thread of their own, since another process may hold the store's lo
 from dataclasses import asdict
 from pathlib import Path
 
+from sebp_edge.adapters.jobs import JobRecord, settings_of
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.models.catalog import CATALOG
+from sebp_edge.models.catalog import CATALOG, resolve
+from sebp_edge.models.local_models import find_local_models
+from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
     AdapterParams,
+    ExportParams,
     FoldersParams,
+    ForgetParams,
     InitializeParams,
     NoParams,
+    Refusal,
     RenameParams,
+    ResumeJobParams,
+    TextsParams,
     VersionParams,
 )
 
@@ -26,6 +35,51 @@ def open_store(settings: InitializeParams) -> AdapterStore:
     if settings.memory_budget is not None:
         MemoryBudget.parse(settings.memory_budget)
     return AdapterStore(settings.store and Path(settings.store).absolute())
+
+
+def keep_job(
+    store: AdapterStore, budget: str | int | None, id: str, params: TextsParams
+) -> tuple[str | None, ResumeJobParams | ExportParams]:
+    """Keeps what a job is asked to do in the store, unless it is an export; returns the adapter's name.
+
+    Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
+
+    Raises:
+        Refusal: the store has a job of this id.
+        SebpEdgeError: there is no such model, recipe or name; or it could not be written.
+    """
+    if isinstance(params, ExportParams):
+        return params.name, params
+    if (store.jobs.folder / id).exists():
+        raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
+    recipe = Recipe.load(params.recipe)
+    if isinstance(params, ForgetParams):
+        kind, options = "forget", {"documents": params.documents, "near_duplicates": params.near_duplicates}
+        name = params.name or "default"
+    else:
+        kind, options = "adapt", {key: getattr(params, key) for key in ("fresh", "sync", "keep_samples")}
+        name = params.name or recipe.default_name
+    adapter, texts = store.adapter(name), [{"path": path, "include": (), "exclude": ()} for path in params.paths]
+    size = None if budget is None else MemoryBudget.parse(budget).size
+    record = JobRecord(
+        kind=kind,
+        adapter=adapter.name,
+        settings=settings_of(
+            resolve(params.model),
+            recipe,
+            params.device,
+            size,
+            check_seed(params.seed),
+            params.me,
+            Politeness.of(params.polite, params.threads, params.gpu_share),
+        ),
+        options=options | {"activate_anyway": params.activate_anyway},
+        texts=None if params.texts or not texts else tuple(texts),
+        state="queued",
+        newest=max(adapter.versions()) if adapter.exists() else 0,
+    )
+    store.jobs.begin(record, id)
+    return adapter.name, ResumeJobParams(id=id, paths=params.paths, texts=params.texts)
 
 
 def list_adapters(store: AdapterStore, params: NoParams) -> dict:
@@ -82,9 +136,6 @@ def report(store: AdapterStore, params: AdapterParams) -> dict:
 
 def models(store: AdapterStore, params: FoldersParams) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
-    # Imported here, since the Hub's client takes a second and memory.
-    from sebp_edge.models.local_models import find_local_models
-
     known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
     return {"known": known, "local": find_local_models(params.folders)}
 

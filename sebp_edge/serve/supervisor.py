@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,12 +23,23 @@ from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
+from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite
 from sebp_edge.serve.ends import Parent
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.journal import Journal
-from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, error_of, parse, read
+from sebp_edge.serve.messages import (
+    PROTOCOL,
+    InitializeParams,
+    Refusal,
+    StartJobParams,
+    TextsParams,
+    error_of,
+    parse,
+    read,
+)
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
+from sebp_edge.serve.planning import Planning
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
 
@@ -60,9 +72,12 @@ class Supervisor:
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
         self._children = children()
+        self._planning = Planning(self._children, lambda *answer: self._inbox.put(partial(self._answer_plan, *answer)))
+        self._planned: dict[str | int, tuple[str, dict]] = {}  # method and params of each request that it has
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
+        self._keep: Callable | None = None  # see `shelf.keep_job`
         self._journal: Journal | None = None
         self.folders: list[Path] = []
         self.jobs: Jobs | None = None
@@ -116,6 +131,7 @@ class Supervisor:
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
         self._parent, self._settings, self._store = parent, params, store
+        self._keep = partial(shelf.keep_job, store, params.memory_budget)
         self.jobs = Jobs(self._journal, self._is_resumable)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
         self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
@@ -124,13 +140,9 @@ class Supervisor:
 
     def status(self) -> dict:
         """Returns what runs, without waking a worker."""
-        worker = None
-        if self._worker is not None:
-            try:
-                size = psutil.Process(self._worker.pid).memory_info().rss
-            except psutil.Error:
-                size = None
-            worker = {"pid": self._worker.pid, "memory": size, "requests": len(self._worker.requests)}
+        worker, size = self._worker, self._worker_memory()
+        if worker is not None:
+            worker = {"pid": worker.pid, "memory": size, "requests": len(worker.requests)}
         own = psutil.Process().memory_info().rss
         return {
             "pid": os.getpid(),
@@ -138,7 +150,18 @@ class Supervisor:
             "worker": worker,
             "job": self._running,
             "queued": len(self.jobs.queue) if self.jobs else 0,
+            "problem": error_of(problem)["data"] if (problem := self._journal and self._journal.problem) else None,
         }
+
+    def keep(self, request: StartJobParams, params: TextsParams) -> tuple[str | None, dict]:
+        """Keeps a job for the next server; returns the adapter's name, and what the worker needs."""
+        name, needed = self._keep(request.id, params)
+        return name, asdict(needed)
+
+    def forget_kept(self, id: str) -> None:
+        """Undoes `keep` for a job that could not be started."""
+        with suppress(JobError, StorageError):
+            self._store.jobs.remove(id)
 
     def unload(self) -> dict:
         """Ends the worker, unless it runs a job."""
@@ -162,14 +185,15 @@ class Supervisor:
                 is_importing = job.state == "starting" and not self._worker.requests
                 self._kill_at = time.monotonic() + (START_SECONDS if is_importing else CANCEL_SECONDS)
             return
-        if (stored := self._stored(job)) is not None:
-            stored.remove()
+        self._remove_stored(job)
         self.jobs.drop(job.id)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
     def cancel_request(self, id: str | int) -> None:
-        """Cancels a request that the worker has; does nothing if it is answered already."""
-        if self._worker is not None and id in self._worker.requests:
+        """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
+        if id in self._planned:
+            self._planning.stop(id)
+        elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
 
     def end(self) -> dict:
@@ -221,6 +245,8 @@ class Supervisor:
         check_paths(values, self.folders)
         if method.where == "worker":
             self._ask_worker(id, name, params)
+        elif method.where == "planner":
+            self._ask_planner(id, name, params)
         else:
             self._shelf.put((id, name, values))
         self._unanswered.add(id)
@@ -257,6 +283,28 @@ class Supervisor:
     def _answer_from_shelf(self, id: str | int, answer: dict, name: str, params: object) -> None:
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
+            if (problem := self._journal.problem) is not None:
+                problem = StorageError(f"The adapter is removed, but the journal still names it. {problem}")
+                answer = {"error": error_of(problem)}
+        self._answer(id, answer)
+
+    # ------------------------------------------------------------------------------------------------- the planner
+
+    def _ask_planner(self, id: str | int, method: str, params: dict) -> None:
+        self._refuse_too_many(len(self._planned))
+        self._planned[id] = method, params
+        asked = {"method": method, "params": params, "used": self._worker_memory() or 0}
+        self._planning.ask(id, asked | self._worker_settings())
+
+    def _answer_plan(self, id: str | int, answer: dict) -> None:
+        """Passes an answer on; what is not known without torch is asked of the worker."""
+        method, params = self._planned.pop(id)
+        if answer == {"asks": "worker"}:
+            try:
+                self._ask_worker(id, method, params)
+                return
+            except Refusal as refusal:
+                answer = {"error": refusal.to_dict()}
         self._answer(id, answer)
 
     # -------------------------------------------------------------------------------------------------- the worker
@@ -269,16 +317,28 @@ class Supervisor:
             self._worker = WorkerProcess(
                 self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
             )
-            settings = {key: getattr(self._settings, key) for key in ("memory_budget", "low_priority")}
-            self._worker.send({"do": "settings", "store": str(self._store.folder.parent), **settings})
+            settings = self._worker_settings() | {"low_priority": self._settings.low_priority}
+            self._worker.send({"do": "settings"} | settings)
         return self._worker
+
+    def _worker_settings(self) -> dict:
+        return {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
+
+    def _worker_memory(self) -> int | None:
+        """Returns the bytes of host memory that the worker uses; None if there is none."""
+        with suppress(psutil.Error):
+            return None if self._worker is None else psutil.Process(self._worker.pid).memory_info().rss
 
     def _ask_worker(self, id: str | int, method: str, params: dict) -> None:
         worker = self._need_worker()
-        if len(worker.requests) >= MAX_REQUESTS:
-            raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
+        self._refuse_too_many(len(worker.requests))
         worker.requests.add(id)
         worker.send({"do": "answer", "id": id, "method": method, "params": params})
+
+    @staticmethod
+    def _refuse_too_many(waiting: int) -> None:
+        if waiting >= MAX_REQUESTS:
+            raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
 
     def _start_next_job(self) -> None:
         if self.jobs is None or self._running is not None or not self.jobs.queue or self._end_at is not None:
@@ -298,8 +358,6 @@ class Supervisor:
             return
         message = json.loads(line)
         match message["tells"]:
-            case "stored":
-                self.jobs.note(self._running, message["job"])
             case "event":
                 self.jobs.add_event(self._running, message["event"])
             case "running":
@@ -317,7 +375,10 @@ class Supervisor:
 
     def _job_ended(self, state: str, facts: dict) -> None:
         id, self._running, self._kill_at = self._running, None, None
-        facts["resumable"] = state != "done" and self._is_resumable(self.jobs.get(id))
+        was = self.jobs.get(id)
+        if state in ("refused", "failed") or was.state == "cancelling":
+            self._remove_stored(was, only_queued=True)
+        facts["resumable"] = state != "done" and self._is_resumable(was)
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
         job = self.jobs.change(id, state, **facts)
@@ -335,10 +396,11 @@ class Supervisor:
             self._answer(id, {"error": why.to_dict()})
         if self._running is not None:
             id, self._running, self._kill_at = self._running, None, None
-            error = {**why.to_dict()["data"], "message": str(why)}
-            if self.jobs.get(id).state == "cancelling":
+            was, error = self.jobs.get(id), {**why.to_dict()["data"], "message": str(why)}
+            if was.state == "cancelling":
+                self._remove_stored(was, only_queued=True)
                 error = CANCELLED
-            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(self.jobs.get(id)))
+            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(was))
 
     def _stored(self, job: Job):
         """Returns what the store has saved of a job; None if it has nothing."""
@@ -346,6 +408,13 @@ class Supervisor:
 
     def _is_resumable(self, job: Job) -> bool:
         return self._stored(job) is not None
+
+    def _remove_stored(self, job: Job, *, only_queued: bool = False) -> None:
+        """Deletes what the store has of a job; `only_queued` if it was never begun."""
+        stored = self._stored(job)
+        if stored is not None and (not only_queued or stored.state == "queued"):
+            with suppress(StorageError):  # a list of jobs shows what is left
+                stored.remove()
 
     # -------------------------------------------------------------------------------------------------- the clock
 

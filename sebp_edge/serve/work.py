@@ -1,29 +1,35 @@
 """What the worker does: jobs, and answers, also between the steps of a job."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, JobStarted, finite, silent
+from sebp_edge.events import Event, finite, silent
 from sebp_edge.machine import devices
-from sebp_edge.machine.politeness import Politeness, lower_priority
+from sebp_edge.machine.politeness import lower_priority
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.known_machine import remember_machine
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.memory.this_machine import target_of
+from sebp_edge.models.known_models import recall_model, remember_model
+from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
-    JOBS,
     AskParams,
     CompleteParams,
+    ExportParams,
     GenerateParams,
     ModelParams,
     PlanParams,
     Refusal,
     ResumeJobParams,
     TextsParams,
-    TrainingParams,
     error_of,
     parse,
+    texts_of,
 )
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel
@@ -81,34 +87,28 @@ class Worker:
         self._job = None
         self._tasks.pausing.clear()
         self._tell("ended", state=state, facts=facts)
+        if state == "done":
+            self._remember_model(self._served)
 
     def _call_of(self, task: dict) -> Callable:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
         on_event = partial(self._on_event, task["id"])
-        if task["stored"] is not None:
-            arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
-            job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
-            self._begin(job, arguments["model"])
-            params = parse(ResumeJobParams, task["params"], "jobs.resume")
-            return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
-        params = parse(JOBS[task["kind"]], task["params"], task["kind"])
-        job, texts = self._personalizer(params, on_event=on_event), texts_of(params)
-        self._begin(job, params.model)
-        match task["kind"]:
-            case "adapt":
-                options = ("activate_anyway", "fresh", "sync", "keep_samples")
-                call = partial(job.adapt, texts, name=params.name)
-            case "forget":
-                options = ("near_duplicates", "activate_anyway")
-                documents = [Path(one) if Path(one).is_absolute() else one for one in params.documents]
-                call = partial(job.forget, documents, texts, name=params.name)
-            case "export":
-                options = ("format", "quant", "version")
-                call = partial(job.export, params.name, params.to, texts=texts)
-        return partial(call, **{key: getattr(params, key) for key in options})
+        if task["stored"] is None:
+            params = parse(ExportParams, task["params"], task["kind"])
+            job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
+            self._begin(job, params.model)
+            chosen = {key: getattr(params, key) for key in options}
+            return partial(job.export, params.name, params.to, texts=texts_of(params), **chosen)
+        arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
+        job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
+        self._begin(job, arguments["model"])
+        params = parse(ResumeJobParams, task["params"], "jobs.resume")
+        return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
 
     def _begin(self, job: Personalizer, model: str) -> None:
         """Makes a job share its weights with the model that answers."""
+        if self._served is None:
+            self._remember_machine(job)
         served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
         job.meanwhile = self._meanwhile
@@ -116,8 +116,6 @@ class Worker:
 
     def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, and does what waits: the training goes on afterwards."""
-        if isinstance(event, JobStarted):
-            self._tell("stored", job=event.id)
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         self._meanwhile()
 
@@ -172,18 +170,41 @@ class Worker:
         }
 
     def _inspect(self, params: TextsParams, id: str | int) -> dict:
-        served = self._personalizer(params)
-        return served.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id]).to_dict()
+        one = self._personalizer(params)
+        found = one.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id])
+        self._remember(one)
+        return found.to_dict()
 
     def _plan(self, params: PlanParams, id: str | int) -> dict:
-        return self._personalizer(params).plan(texts_of(params), gpu=params.gpu).to_dict()
+        one = self._personalizer(params)
+        found = one.plan(texts_of(params), gpu=params.gpu)
+        self._remember(one)
+        return found.to_dict()
+
+    # ---------------------------------------------------------------------------------- what the planner asks for next
+
+    def _remember(self, one: Personalizer) -> None:
+        self._remember_model(one)
+        if self._served is None:
+            self._remember_machine(one)
+
+    def _remember_model(self, one: Personalizer) -> None:
+        if recall_model(one.reference) is None:
+            with suppress(OSError, SebpEdgeError):
+                remember_model(one.reference, read_shape(one.reference), local_tokenizer(one.reference))
+
+    def _remember_machine(self, one: Personalizer) -> None:
+        """Keeps what this process found of the device, while no model is loaded."""
+        memory = memory_of(one.device)
+        target = target_of(one.device, memory.planned_overhead(loaded=0))
+        names = [str(one.device), *(["default"] if one.device == devices.pick_device() else [])]
+        with suppress(OSError):
+            remember_machine(dict.fromkeys(names, target), memory.uuid)
 
     # ---------------------------------------------------------------------------------------------------------- models
 
     def _personalizer(self, params: ModelParams, **options) -> Personalizer:
         own = {key: getattr(params, key) for key in ("recipe", "device", "seed", "me")}
-        if isinstance(params, TrainingParams):
-            own["politeness"] = Politeness.of(params.polite, params.threads, params.gpu_share)
         return Personalizer(params.model, **own, **self._settings, **options)
 
     def _serving(self, new: Personalizer) -> Personalizer:
@@ -213,11 +234,6 @@ class Worker:
         if in_use.base is not None and in_use.adapter_folder == self._served.store.find(name, version).path:
             return {}
         return {"adapter": name, "version": version}
-
-
-def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
-    """Returns what a Personalizer takes as texts."""
-    return [*map(Path, params.paths), *params.texts] or None
 
 
 def _busy(message: str) -> Refusal:

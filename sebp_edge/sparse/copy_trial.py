@@ -6,6 +6,12 @@ mask applies, or by rotary angles that depend on the longest text. The copy has 
 Shapes: B sequences, T positions, C loss rows.
 """
 
+import functools
+import sys
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +30,49 @@ LENGTHS = (LONGEST - 4, 24, 7)
 NUM_SHARED = 4
 
 
+def copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
+    """Returns what `find_copy_mismatch` does; a copy that has passed is not tried again in this process."""
+    try:
+        _try_copy(_Code.of(decoder), shares_prefixes)
+    except SparsityError as error:
+        return str(error)
+    return None
+
+
 def find_copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
     """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason."""
+    return _find_mismatch(type(decoder), decoder.config, shares_prefixes)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """What a copy depends on: its class, all classes and functions beside it and its bases, and the config's values."""
+
+    kind: type[nn.Module]
+    parts: tuple
+    values: str
+    config: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, decoder: nn.Module) -> "_Code":
+        kind, config = type(decoder), decoder.config
+        modules = dict.fromkeys(sys.modules[base.__module__] for base in kind.__mro__)
+        beside = [part for module in modules for part in vars(module).values() if isinstance(part, type | FunctionType)]
+        # Libraries that replace code do so in these modules, or replace a class's forward.
+        parts = (*beside, *(vars(part).get("forward") for part in beside))
+        return cls(kind, parts, config.to_json_string(use_diff=False), config)
+
+
+@functools.lru_cache(maxsize=32)
+def _try_copy(code: _Code, shares_prefixes: bool) -> None:
+    """Raises a SparsityError, which is not kept, with the reason for a mismatch."""
+    if (reason := _find_mismatch(code.kind, code.config, shares_prefixes)) is not None:
+        raise SparsityError(reason)
+
+
+def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) -> str | None:
     try:
-        model = small_copy(decoder.config, type(decoder)).model
+        model = small_copy(config, kind).model
         input_ids_BT, plan = _batch(NUM_SHARED if shares_prefixes else 0)
         expected = _gradients(model, lambda: _padded_losses(model, input_ids_BT, plan))
         with Hoisted(model) as hoisted:

@@ -23,15 +23,17 @@ from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.sparse.patches.agreement import trial_batch
-from sebp_edge.sparse.patches.attention import MAX_DQ_BYTES, FusedAttention
+from sebp_edge.sparse.patches.attention import FusedAttention
 from sebp_edge.sparse.patches.checkpoints import Checkpoints
+from sebp_edge.sparse.patches.counts import CHUNK_ROWS, MAX_DQ_BYTES
 from sebp_edge.sparse.patches.last_layer import LastLayer
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.loss import Head
-from sebp_edge.sparse.patches.mlp_chunks import CHUNK_ROWS, ChunkedMlps
+from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.state import ModelState
+from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.patches.tied_embedding import TiedEmbedding
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import RowPlan
@@ -51,7 +53,7 @@ class Hoisted(Patch):
         chunked_blocks: whether MLPs run on one chunk of rows at a time, recomputed in the backward pass, and
             attention's backward pass takes a few heads at a time.
         max_logits: the largest number of logits that exist at once; at least one row's.
-        check: called each time as many logits were computed; may raise to end the pass.
+        check: called at each linear layer, and each time as many logits were computed; may raise to end the pass.
 
     Attributes:
         state: the model's state when its parts were last tried.
@@ -68,7 +70,7 @@ class Hoisted(Patch):
         offload: bool = False,
         chunked_blocks: bool = False,
         max_logits: int = CHUNK_LOGITS,
-        check: Check = lambda: None,
+        check: Check | None = None,
     ):
         super().__init__()
         refuse_packed_weights(model)
@@ -82,7 +84,7 @@ class Hoisted(Patch):
     def _attach(self) -> None:
         """Replaces what passes its trial in the model as it is now."""
         decoder, is_chunked = self._decoder, self._chunked_blocks
-        self._head = Head(decoder, self._max_logits, self._check)
+        self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder)
         self._fused_lora = FusedLora(self.model)
@@ -100,6 +102,8 @@ class Hoisted(Patch):
             # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
             self._include(Checkpoints(decoder, self._num_checkpoints, offload=self._offload), self._recomputing)
+            if self._check is not None:
+                self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)
 
     def _follow_changes(self) -> None:

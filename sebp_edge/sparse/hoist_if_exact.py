@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
@@ -43,7 +43,7 @@ class _HoistedIfExact(Hoisted):
 
     @torch.no_grad()
     def _attach(self) -> None:
-        reason = find_copy_mismatch(self._decoder)
+        reason = copy_mismatch(self._decoder)
         if reason is not None:
             raise SparsityError(reason)
         input_ids, plan = (part.to(self._decoder.device) for part in self._batch)

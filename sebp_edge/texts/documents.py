@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from sebp_edge.errors import TextsError
+
 
 class Completion(NamedTuple):
     """A prompt and its completion; only the completion has loss."""
@@ -224,3 +226,13 @@ def _clean_text(text: str) -> str:
 def unix_newlines(text: str) -> str:
     """Converts line endings to Unix style."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_text(text: str, name: str) -> None:
+    """Raises a TextsError for what is no text, or no valid Unicode, without quoting it."""
+    if not isinstance(text, str):
+        raise TextsError(f"{name} must be a text, but is of type {type(text).__name__}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextsError(f"{name} is not valid Unicode (character {error.start}); give it in UTF-8.") from None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sebp_edge.errors import ModelError, OptionError
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import NotShown, is_of_people, render_conversation, render_plain
 from sebp_edge.texts.documents import Completion, Content, Conversation, Document, LeftOut, Unreadable

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example, encode
 

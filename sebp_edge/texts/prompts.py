@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.conversations import PLAIN_NAMES, render_end_of_turn, render_plain, render_prompt
-from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.documents import Unreadable, check_text
 from sebp_edge.texts.examples import first_tokens, tokenise_plain
 
 ROLES = ("system", "user", "assistant")
@@ -46,16 +46,6 @@ def _check_message(message, number: int) -> None:
         kind = type(message["content"]).__name__
         raise TextsError(f"The content of message {number} must be a text, but is of type {kind}.")
     check_text(message["content"], f"Message {number}")
-
-
-def check_text(text: str, name: str) -> None:
-    """Raises a TextsError for what is no text, or no valid Unicode, without quoting it."""
-    if not isinstance(text, str):
-        raise TextsError(f"{name} must be a text, but is of type {type(text).__name__}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextsError(f"{name} is not valid Unicode (character {error.start}); give it in UTF-8.") from None
 
 
 def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPrompt:

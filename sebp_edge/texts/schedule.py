@@ -12,8 +12,6 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-import torch
-
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
@@ -53,9 +51,9 @@ class RowLimit:
     pads: bool = False
 
     @classmethod
-    def on(cls, device: torch.device, max_rows: int, padded_to: int | None = None, *, pads: bool = False) -> "RowLimit":
-        """Returns the limit for a device."""
-        return cls(max_rows, padded_to, MAX_EVALUATED_ROWS_CPU if device.type == "cpu" else None, pads)
+    def on(cls, device: str, max_rows: int, padded_to: int | None = None, *, pads: bool = False) -> "RowLimit":
+        """Returns the limit for a kind of device."""
+        return cls(max_rows, padded_to, MAX_EVALUATED_ROWS_CPU if device == "cpu" else None, pads)
 
     def cut(self, examples: Iterable[Outline], *, is_evaluated: bool = False) -> list[MicroBatch]:
         """Cuts examples into micro-batches, longest examples first.

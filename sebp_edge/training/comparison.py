@@ -10,7 +10,7 @@ from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.evaluation import HeldOutLoss
 
 # 95 % would do for normal differences. Those of real notes are skewed and of unequal size: a bound at 95 % is too high
-# in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/studies.md).
+# in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/gate.md).
 _LEVEL = 0.985
 
 
@@ -21,7 +21,8 @@ class Comparison:
     Attributes:
         before, after: their mean losses in nats per token.
         gain: by how much the mean loss fell, as a share of the loss before; NaN if a loss is not finite.
-        lower: a lower bound of the gain that holds in 95 % of all samples of documents; -inf if there is none.
+        lower: a lower bound of the gain; -inf if there is none. At the usual level, it holds in 95 % of all samples of
+            documents.
         num_clusters: the number of clusters of near-duplicate documents, the units of the bound.
     """
 
@@ -32,8 +33,10 @@ class Comparison:
     num_clusters: int
 
 
-def compare(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, int]) -> Comparison:
-    """Compares two models by their losses on the same documents.
+def compare(
+    before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, int], level: float = _LEVEL
+) -> Comparison:
+    """Compares two models by their losses on the same documents, with a lower bound at a level of Student's t.
 
     The bound is that of Student's t for the jackknife of the gain. It needs no correction for documents from several
     folds: the dependence between folds is too small to measure.
@@ -45,7 +48,7 @@ def compare(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, in
     nats_after = np.bincount(unit_of, [after.nats[document] for document in before.nats], len(units))
     with np.errstate(all="ignore"):
         gain = float((nats_before.sum() - nats_after.sum()) / nats_before.sum())
-        lower = float(jackknife_bound(nats_before, nats_after)) if len(units) > 1 else -math.inf
+        lower = float(jackknife_bound(nats_before, nats_after, level)) if len(units) > 1 else -math.inf
     return Comparison(
         before=before.mean,
         after=after.mean,

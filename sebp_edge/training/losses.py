@@ -9,9 +9,8 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
-from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
@@ -51,7 +50,7 @@ class RowLosses:
         self.examples, self._collator, self._device = examples, collator, device
         on_cpu = device.type == "cpu"
         # GPUs have no kernels for attention to a shared prefix.
-        self.shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
+        self.shares_prefixes = on_cpu and copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self.hoisted, reason = hoist_if_exact(
             model,
             [example.input_ids for example in examples],
@@ -60,18 +59,17 @@ class RowLosses:
             offload=options.offload,
             chunked_blocks=options.chunked_blocks,
             max_logits=options.max_logits,
-            check=check if on_cpu else lambda: None,
+            # A GPU's passes are short, and a captured one must not end midway.
+            check=check if on_cpu else None,
         )
         self._padded = Sparsified(model) if self.hoisted is None else None
-        # A GPU's passes are short, and a captured one must not end midway.
-        self._patches: list[Patch] = [self.hoisted or self._padded]
-        # A GPU's passes are short, and a captured one must not end midway.
-        if on_cpu:
-            self._patches.append(Stops(model, check))
-        self.limit = RowLimit.on(device, options.max_rows)
+        self._stops = Stops(model, check)
+        if on_cpu and self.hoisted is None:
+            self._stops.attach()
+        self.limit = RowLimit.on(device.type, options.max_rows)
         if reason is not None:
             max_rows = min(options.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
-            self.limit = RowLimit.on(device, max_rows, padded_to=collator.context_length)
+            self.limit = RowLimit.on(device.type, max_rows, padded_to=collator.context_length)
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:
@@ -109,5 +107,5 @@ class RowLosses:
         return self
 
     def __exit__(self, *exception) -> None:
-        for patch in reversed(self._patches):
-            patch.remove()
+        self._stops.remove()
+        (self.hoisted or self._padded).remove()

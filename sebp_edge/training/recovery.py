@@ -224,7 +224,10 @@ class RecoveringLearner(Learner):
                 self.discard_step()
                 step.cut(self.limit)
                 done = 0
-            self._check_within()
+            if self.can_be_left:
+                self._check()
+            else:
+                self._rest()
         return self.finish_step()
 
     def __enter__(self) -> "RecoveringLearner":
@@ -244,8 +247,6 @@ class RecoveringLearner(Learner):
     def _check_within(self) -> None:
         if not self._is_stepping or self.can_be_left:
             self._check()
-        else:
-            self._rest()
 
     def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
         """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.

@@ -99,7 +99,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
     assert errors == (
         "sebp-edge: Interrupted. The best state so far is saved as version 1 of the adapter 'default'; "
         "it is not active. To activate it: sebp-edge adapters activate default 1; to go on with the training: "
-        f"sebp-edge adapt --resume {job.id}\n"
+        f"sebp-edge adapt --resume={job.id}\n"
     )
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
 

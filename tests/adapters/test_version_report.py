@@ -18,6 +18,7 @@ from sebp_edge.adapters.version_report import VersionReport
 from sebp_edge.basics.pages import chart
 from sebp_edge.errors import AdapterError, Interrupted, OptionError
 from sebp_edge.events import StepDone
+from sebp_edge.texts.word_figures import WordFigures
 
 SECRET = "xylophonquark"
 
@@ -90,8 +91,30 @@ def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
     assert training["expectation"] == result.expectation
     for loss in (result.heldout_loss_before, result.heldout_loss_after, result.general_loss_after):
         assert f"{loss:.3f}" in page.text
+    assert values["record"]["words"] == dataclasses.asdict(result.words)
+    assert f"{' → '.join(result.words.saved)} at least, base model → version 2" in page.text
+    assert f"{result.words.words:,} words of test documents" in page.text
     assert result.explanation in page.text
     assert "version 1, active before" in page.text
+
+
+def test_words_that_were_not_counted_are_not_known():
+    record = AdapterRecord(**RECORD)
+    words = WordFigures(123_456, 3_827, 5_679, 0.01, 0.02, 23_456, 6_333, 6_802, None, None)
+    for known, shown in (
+        (None, ["Keystrokes that ghost text saves – not known"]),
+        (
+            words,
+            [
+                "saves 3.1 % → 4.6 % at least, base model → version 1; with 95 % confidence, between 1.0 and",
+                "Next words guessed, of 100 27 → 29 23,456 words of test documents",
+            ],
+        ),
+    ):
+        report = VersionReport("mine", 1, True, dataclasses.replace(record, words=known), None, None)
+        text = Page(report.to_html()).text
+        assert all(each in text for each in shown), text
+        assert ("Keystrokes that" in text) and ("Next words" in text) == (known is not None)
 
 
 def test_each_loss_is_within_its_interval(personalizer, notes_folder):

@@ -11,6 +11,7 @@ from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.texts.word_figures import WordFigures
 
 NAME = "日記 2026"
 
@@ -22,6 +23,14 @@ def store(own_data_folder):
     for number in range(1, 5):
         store.adapter(NAME).save(FakeAdaptation(b"x" * 10**6), AdapterRecord(**RECORD), activate=number != 3)
     return store
+
+
+def test_a_list_has_the_saved_keystrokes_or_else_the_loss(store):
+    words = WordFigures(1000, 31, 46, 0.01, 0.02, 200, 54, 58, None, None)
+    store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD, words=words), activate=False)
+    listed = [line.split("\t")[4] for line in run("adapters", "list").stdout.splitlines()]
+    assert listed == ["loss 3.500 → 3.100"] * 4 + ["keys saved 3.1 → 4.6 %"]
+    assert contents(run("adapters", "list", "--json").stdout)[-1]["words"]["saved_after"] == 46
 
 
 def test_versions_are_chosen_and_gone_back_to(store):

@@ -3,6 +3,8 @@
 import os
 import pty
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from select import select
@@ -44,6 +46,14 @@ def test_without_an_answer_no_model_is_loaded(folder, tmp_path):
     answer = personalizer.ask("What horsepower has my tractor?", folder)
     assert (answer.text, answer.found, answer.sources) == ("Not in your notes.", False, ())
     assert personalizer.in_use.base is None
+
+
+def test_a_refusal_imports_no_torch(folder):
+    code = "import sys; from sebp_edge.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    question = "What horsepower has my tractor?"
+    found = subprocess.run([sys.executable, "-c", code, "ask", question, folder], capture_output=True, text=True)
+    *_, answer, has_torch = found.stdout.splitlines()
+    assert (answer, has_torch) == ("Not in your notes.", "False")
 
 
 def test_a_question_that_is_too_long_gets_a_sentence(folder, tmp_path):

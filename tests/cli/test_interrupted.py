@@ -60,7 +60,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
     assert errors == (
         "sebp-edge: Interrupted. The best state so far is saved as version 2 of the adapter 'default'; "
         "it is not active. To activate it: sebp-edge adapters activate default 2; to go on with the training: "
-        f"sebp-edge adapt --resume {job.id}\n"
+        f"sebp-edge adapt --resume={job.id}\n"
     )
     assert records(output)[-1]["error"] == "Interrupted"
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1, 2], 1)

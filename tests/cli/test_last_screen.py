@@ -15,12 +15,12 @@ from sebp_edge.texts.dataset import Quiz, QuizQuestion
 from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.comparison import Comparison
 from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import ActiveVersion, GateResult, Verdict
+from sebp_edge.training.gate import EarlierVersion, GateResult, Life, Verdict
 from sebp_edge.training.quiz import QuizResult, Replies
 
 LOSSES = HeldOutLoss(dict.fromkeys(range(1200), 4.0), dict.fromkeys(range(1200), 1))
 UNSURE, BETTER, WORSE = (Comparison(5.048, 4.8, *gain, 13) for gain in ((0.044, -0.003), (0.131, 0.089), (-0.2, -0.3)))
-ACTIVE = ActiveVersion(11, LOSSES, "it was saved before sebp-edge recorded which documents are for test")
+ACTIVE = EarlierVersion(11, LOSSES, "it was saved before sebp-edge recorded which documents are for test")
 CONCERNS = (
     "1,204 of 1,210 documents are copies or near-duplicates of another one, so a lower loss says little about others; "
     "leave out all copies but one.",
@@ -33,11 +33,16 @@ QUIZ = QuizResult(
     Replies(("yes",) * 44 + ("no",) * 16, ("yes",) * 60, ("no",) * 60, ("yes",) * 9),
 )
 WORDS = WordFigures(123_456, 3_827, 5_679, 0.01, 0.02, 23_456, 6_333, 6_802, 0.01, 0.03)
-PLAIN = GateResult(Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, active=ACTIVE, gain_over_active=WORSE, refit_loss=3.744)
+PLAIN = GateResult(
+    Verdict.BETTER, LOSSES, LOSSES, gain=BETTER, life=Life(ACTIVE), gain_over_active=WORSE, refit_loss=3.744
+)
 OUTCOMES = {
     "kept": PLAIN,
     "no gain": replace(PLAIN, verdict=Verdict.NO_GAIN, gain=UNSURE),
     "worse than active": replace(PLAIN, verdict=Verdict.WORSE_THAN_ACTIVE),
+    "worse than best": replace(
+        PLAIN, verdict=Verdict.WORSE_THAN_BEST, life=Life(ACTIVE, replace(ACTIVE, version=9)), gain_over_best=WORSE
+    ),
     "not comparable": replace(PLAIN, verdict=Verdict.NOT_COMPARABLE),
     "not judged": GateResult(Verdict.NOT_JUDGED),
     "words": replace(PLAIN, words=WORDS),
@@ -55,6 +60,7 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
     """The result of an adaptation that the gate has judged so; made without one, since trainings take seconds."""
     values = {
         "overtaken_by": None,
+        "compared_with": 11,
         "learnt_on_from": None,
         "passed": gate.passed,
         "active": gate.passed,

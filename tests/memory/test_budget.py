@@ -23,6 +23,7 @@ from sebp_edge.memory.seconds import SECONDS_PER_LAYER
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
+from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
@@ -73,12 +74,12 @@ def candidates(shape, dataset, target, recipe=RECIPE):
 
 def choices_3b(shape, dataset, recipe):
     """All choices of which a plan takes the first that fits."""
-    return list(candidates(shape, dataset, Target.this_machine(CUDA, 650_000_000), recipe).for_recipe(recipe))
+    return list(candidates(shape, dataset, target_of(CUDA, 650_000_000), recipe).for_recipe(recipe))
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
     dataset = dataset or make_dataset(80)
-    return plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 650_000_000), MemoryBudget.parse(size))
+    return plan_of(shape, dataset, recipe, target_of(CUDA, 650_000_000), MemoryBudget.parse(size))
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
@@ -211,7 +212,7 @@ def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, machine):
 
 def test_a_training_on_a_cpu_has_no_separate_host_memory(shape_3b, machine):
     machine.multiplies(1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), target_of(CPU, 0)).for_recipe(RECIPE)
     assert {each.host_memory for each in choices} == {0}
 
 
@@ -220,9 +221,7 @@ def test_a_3b_model_and_a_text_of_2546_tokens_fit_into_8_gb(shape_3b):
     dataset = make_dataset(80)
     dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
     recipe = dataclasses.replace(RECIPE, r=None)
-    chosen = plan_of(
-        shape_3b, dataset, recipe, Target.this_machine(CUDA, 750_000_000), MemoryBudget.parse("8GB")
-    ).chosen
+    chosen = plan_of(shape_3b, dataset, recipe, target_of(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
     assert chosen.dtype == "bfloat16"
     assert chosen.options.offload
     assert chosen.options.chunked_blocks
@@ -231,7 +230,7 @@ def test_a_3b_model_and_a_text_of_2546_tokens_fit_into_8_gb(shape_3b):
 
 def test_on_a_cpu_nothing_is_offloaded(shape_3b, machine):
     machine.multiplies(1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), target_of(CPU, 0)).for_recipe(RECIPE)
     assert not any(each.options.offload for each in choices)
 
 
@@ -257,7 +256,7 @@ def test_activations_are_recomputed_if_smaller_micro_batches_would_be_slower(sha
     assert chosen.options.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = candidates(shape_3b, short, Target.this_machine(CUDA, 650_000_000)).for_recipe(RECIPE)
+    slow = candidates(shape_3b, short, target_of(CUDA, 650_000_000)).for_recipe(RECIPE)
     kept = [each for each in slow if each.options.checkpoints == 0 and each.peak <= 8.2e9]
     assert kept
     assert all(each.seconds > chosen.seconds for each in kept)
@@ -301,7 +300,7 @@ def test_the_error_if_nothing_fits_says_what_would(shape_3b):
 @pytest.mark.parametrize("requested", [False, True], ids=["budget", "what other programs leave of it"])
 @pytest.mark.parametrize("lacking", [1, 3 * 10**7, 10**9])
 def test_a_refusal_never_needs_as_much_as_it_has(shape_3b, lacking, requested):
-    dataset, on_gpu = make_dataset(8), Target.this_machine(CUDA, 650_000_000)
+    dataset, on_gpu = make_dataset(8), target_of(CUDA, 650_000_000)
     smallest = min(choice.peak for choice in candidates(shape_3b, dataset, on_gpu).for_recipe(RECIPE))
     size = smallest - lacking
     budget = MemoryBudget(size, size + lacking // 2 + 1 if requested else None)
@@ -350,7 +349,7 @@ def test_more_text_takes_more_time_but_no_more_memory(shape_3b):
 def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
     recipe = RECIPE.replace(batch_tokens=200)
-    plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
+    plan = plan_of(shape, dataset, recipe, target_of(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * SECONDS_PER_LAYER, rel=0.25)
 
@@ -360,7 +359,7 @@ def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
 def test_a_last_training_on_all_documents_takes_more_time_but_no_larger_micro_batches(shape_3b, device):
     dataset = make_dataset(200)
     judged, refitted = (
-        plan_of(shape_3b, dataset, RECIPE.replace(refit=refit), Target.this_machine(device, 0), MemoryBudget(10**12))
+        plan_of(shape_3b, dataset, RECIPE.replace(refit=refit), target_of(device, 0), MemoryBudget(10**12))
         for refit in (False, True)
     )
     tokens = sum(example.num_loss_tokens for example in dataset.examples)
@@ -391,9 +390,9 @@ def test_a_plan_can_be_written_as_json(shape_3b):
 
 def test_the_smallest_plan_runs_the_longest_examples_alone(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
-    plan = plan_of(shape, dataset, RECIPE, Target.this_machine(CPU, 0), MemoryBudget.parse("1GB"))
+    plan = plan_of(shape, dataset, RECIPE, target_of(CPU, 0), MemoryBudget.parse("1GB"))
     while plan.smaller is not None:
-        plan = plan_of(shape, dataset, RECIPE, Target.this_machine(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
+        plan = plan_of(shape, dataset, RECIPE, target_of(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
     longest = max(example.num_active_tokens for example in dataset.examples)
     assert longest <= plan.chosen.options.max_rows < 2 * longest
 

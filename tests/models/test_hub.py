@@ -31,12 +31,12 @@ LLAMA_3B = {
 LOOK_UP = """
 import json, sys, time
 from sebp_edge.errors import SebpEdgeError
-from sebp_edge.models import hub
+from sebp_edge.models import hub, hub_cache
 from sebp_edge.models.catalog import resolve
 for name in sys.argv[1:]:
     try:
         found, begin = {}, time.perf_counter()
-        found = {"cached": str(hub.cached_folder(resolve(name).location))}
+        found = {"cached": str(hub_cache.cached_folder(resolve(name).location))}
         found["config"] = str(hub.config_folder(resolve(name)))
         found["model"] = str(hub.model_folder(resolve(name)))
     except SebpEdgeError as error:

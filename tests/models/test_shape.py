@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.shape import DecoderShape
+from sebp_edge.models.model_shape import shape_of
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320}
 FAMILIES = {
@@ -22,7 +22,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_linear_layers_are_those_that_peft_adapts(family):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | FAMILIES[family]))
-    shape = DecoderShape.of(model, "model")
+    shape = shape_of(model, "model")
     peft = get_peft_model(model, LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM"))
     trained = sum(parameter.numel() for parameter in peft.parameters() if parameter.requires_grad)
     assert shape.adapter_parameters(5) == trained > 0
@@ -38,6 +38,6 @@ def test_a_decoder_without_attention_has_a_shape(tmp_path):
 def test_a_models_sizes_are_read_without_its_weights():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES | FAMILIES["llama"]))
-    shape = DecoderShape.of(model, "model")
+    shape = shape_of(model, "model")
     assert (shape.vocabulary, shape.hidden, shape.head_size, len(shape.blocks)) == (320, 64, 16, 2)
     assert all(block.kind is None for block in shape.blocks)

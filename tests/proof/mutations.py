@@ -81,7 +81,7 @@ MUTATIONS = [
          "tests/training", "bound or quantiles or margin or active_version"),
         ("the margin of the gate", "result.gain.lower >= self.margin", "result.gain.lower >= 0",
          "tests/training", "margin"),
-        ("worse than the active version", "difference.lower >= -TOLERANCE", "difference.lower >= -1",
+        ("worse than the active version", "over_active.lower >= -TOLERANCE", "over_active.lower >= -1",
          "tests/training", "active_version"),
         ("a refit that is worse", "if loss is None or loss < judged_loss:", "if loss is None or loss > 0:",
          "tests/training", "judged_state"),

@@ -9,8 +9,9 @@ from builders import make_llama
 from model_families import DECODERS, make_decoder
 
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows.beginnings import MIN_TOKENS, num_shared_tokens
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.sparse.rows.shared_prefixes import MIN_TOKENS, num_shared_tokens, share_prefixes
+from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
 

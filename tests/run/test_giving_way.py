@@ -89,14 +89,14 @@ def of_kind(events, kind):
 PLACES = {
     "at its start": lambda event, steps: isinstance(event, JobStarted),
     "when the model is loaded": lambda event, steps: isinstance(event, ModelLoaded),
-    "within the first test": lambda event, steps: isinstance(event, ExamplesEvaluated) and not steps,
+    "within an evaluation": lambda event, steps: isinstance(event, ExamplesEvaluated),
     "at a step": lambda event, steps: isinstance(event, StepDone) and len(steps) == 3,
     "in the last training": lambda event, steps: isinstance(event, StepDone) and event.phase == "all documents",
 }
 
 
 @pytest.mark.parametrize(
-    ("place", "frees"), [*((place, True) for place in PLACES), ("within the first test", False), ("at a step", False)]
+    ("place", "frees"), [*((place, True) for place in PLACES), ("within an evaluation", False), ("at a step", False)]
 )
 def test_waiting_changes_no_bit(polite, mains, notes_folder, store_of_notes, monkeypatch, place, frees):
     monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)

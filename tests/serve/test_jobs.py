@@ -5,6 +5,7 @@ import random
 import secrets
 import sqlite3
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,12 +15,13 @@ import torch
 from command import RECIPE
 from conftest import write_notes
 from jsonschema import Draft202012Validator
-from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below
+from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below, wait_until
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.basics.schema import read_schema
 from sebp_edge.serve.jobs import ENDED
 
+resource = pytest.importorskip("resource", reason="needs a Unix")
 pytestmark = pytest.mark.slow
 
 
@@ -115,7 +117,6 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(shared,
         "generate": chosen | {"prompt": "the", "sampling_seed": 3, "max_new_tokens": 6},
         "complete": chosen | {"before": "the ", "min_probability": 0.001},
         "ask": chosen | {"question": "What of the note?", "paths": [str(folder / "notes")]},
-        "plan": request_of(),
     }
     methods["generate, base"] = methods["generate"] | {"adapter": None}
     alone = {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()}
@@ -125,9 +126,7 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(shared,
     for _ in range(2):
         shared.event("same-2", lambda event: event["event"] == "step")
         for name, params in methods.items():
-            if name != "plan":  # other memory is free now
-                assert shared.call(name.split(",")[0], **params) == alone[name]
-        assert shared.call("plan", **methods["plan"])["recipe"] == alone["plan"]["recipe"]
+            assert shared.call(name.split(",")[0], **params) == alone[name]
         assert shared.call("jobs.get", id="same-2")["job"]["state"] == "running"
     assert shared.state("same-2")["state"] == "done"
     own = Personalizer(model_folder, recipe=Recipe.load(folder / "test.toml"), device="cpu", store=folder / "own")
@@ -225,6 +224,21 @@ def test_a_worker_is_unloaded(shared):
     assert shared.worker() is None
 
 
+def test_a_model_that_is_new_here_is_read_once_by_the_worker(settings, request_of):
+    texts = {key: value for key, value in request_of().items() if key != "name"}
+    with Server() as server:
+        server.initialize(**settings)
+        first = server.call("plan", **texts)
+        assert server.worker() is not None
+        server.call("unload")
+        again = server.call("plan", **texts)
+        assert server.worker() is None
+        assert {key: again[key] for key in ("recipe", "max_rows", "dtype")} == {
+            key: first[key] for key in ("recipe", "max_rows", "dtype")
+        }
+        assert again["seconds"] > 0  # the machine's speed is known, too
+
+
 def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of):
     server.call("jobs.start", id="first", params=request_of())
     server.call("jobs.subscribe", id="first")
@@ -241,9 +255,7 @@ def test_a_worker_that_is_idle_ends(settings):
     with Server() as server:
         server.initialize(**settings, warm_seconds=0.1)
         server.call("generate", prompt="the", device="cpu", max_new_tokens=1)
-        until = time.monotonic() + SECONDS
-        while server.worker() is not None:
-            assert time.monotonic() < until
+        wait_until(lambda: server.worker() is None)
 
 
 def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
@@ -278,22 +290,36 @@ def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
     process.stdout.close()
 
 
-def test_a_job_is_shown_as_interrupted_after_its_server_was_killed(settings, request_of):
+def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of):
+    """Both are shown by `sebp-edge jobs` under the app's id, and go on."""
     with Server() as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=request_of())
-        server.call("jobs.start", id="second", params=request_of())
+        server.call("jobs.start", id="second", params=request_of(activate_anyway=True, name=None, device=None))
+        server.call("jobs.start", id="third", params={"texts": ["the boat"], "model": request_of()["model"]})
+        server.call("jobs.start", id="fourth", params=request_of())
         server.call("jobs.subscribe", id="first")
         last = server.event("first", lambda event: event["event"] == "step")["number"]
+        server.call("jobs.cancel", expected_job_id="fourth")
         processes = processes_below(server.process.pid)
         server.process.kill()
         assert all_gone(processes)
+    stored = {job.id: job for job in AdapterStore(settings["store"]).jobs.list()}
+    assert set(stored) == {"first", "second", "third"}
+    wait_until(lambda: not stored["first"].is_running)  # the worker's threads end one by one
+    assert [stored[id].state for id in ("first", "second", "third")] == ["interrupted", "queued", "queued"]
+    assert stored["second"].record.texts[0]["path"] == request_of()["paths"][0]
+    files = (path for path in stored["third"].folder.rglob("*") if path.is_file())
+    assert not any(b"the boat" in path.read_bytes() for path in files)
     with Server() as server:
         server.initialize(**settings)
         jobs = server.call("jobs.list")["jobs"]
-        assert [(job["id"], job["state"], job["error"]["code"]) for job in jobs] == [
-            ("first", "interrupted", "killed"),
-            ("second", "interrupted", "killed"),
+        shown = [(job["id"], job["state"], job["error"]["code"], job["resumable"]) for job in jobs]
+        assert shown == [
+            ("first", "interrupted", "killed", True),
+            ("second", "interrupted", "killed", True),
+            ("third", "interrupted", "killed", True),
+            ("fourth", "interrupted", "cancelled", False),
         ]
         server.call("jobs.subscribe", id="first", since=0)
         replayed = []
@@ -301,6 +327,98 @@ def test_a_job_is_shown_as_interrupted_after_its_server_was_killed(settings, req
             replayed.append(server.event("first"))
         assert len(replayed) >= last
         assert [event["number"] for event in replayed] == list(range(1, len(replayed) + 1))
+        server.call("jobs.resume", id="second")
+        server.call("jobs.subscribe", id="second", since=jobs[1]["last_event"])
+        started = server.event("second", lambda event: event["event"] == "job_started")["event"]
+        assert (started["id"], started["job"]) == ("second", "second")
+        ended = server.state("second")
+        assert (ended["state"], ended["result"]["active"]) == ("done", True), ended
+        server.call("jobs.resume", id="third")
+        server.call("jobs.subscribe", id="third", since=jobs[2]["last_event"])
+        assert server.state("third")["error"]["code"] == "job"  # the texts were no files
+
+
+def test_a_job_that_was_begun_elsewhere_keeps_its_id(server, settings, request_of):
+    folder = Path(settings["store"]) / "adapters" / ".jobs" / "mine"
+    folder.mkdir(parents=True)
+    with pytest.raises(Refused) as caught:
+        server.call("jobs.start", id="mine", params=request_of())
+    assert caught.value.code == "id_taken"
+    assert list(folder.iterdir()) == []
+
+
+def test_jobs_that_are_refused_or_cancelled_leave_nothing(server, settings, request_of, tmp_path):
+    for id, params in (("none", {"paths": [str(tmp_path)]}), ("forget", {"documents": ["nothing"]})):
+        kind = "forget" if id == "forget" else "adapt"
+        server.call("jobs.start", id=id, kind=kind, params=request_of(**params))
+        server.call("jobs.subscribe", id=id)
+        assert server.state(id)["state"] == "refused"
+    for changes, code in (
+        ({"model": "tinny"}, "model"),
+        ({"recipe": "notess"}, "recipe"),
+        ({"seed": -1}, "invalid_option"),
+    ):
+        with pytest.raises(Refused) as caught:
+            server.call("jobs.start", id="wrong", params=request_of(**changes))
+        assert caught.value.code == code
+    assert AdapterStore(settings["store"]).jobs.list() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+def test_a_full_disk_is_told_and_the_running_job_goes_on(settings, request_of):
+    """As if every write failed; the worker has a limit of its own."""
+
+    def limit(server, size):
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    with Server() as server:
+        server.initialize(**settings)
+        server.call("jobs.start", id="first", params=request_of())
+        server.call("jobs.subscribe", id="first")
+        server.event("first", lambda event: event["event"] == "texts_read")
+        limit(server, 0)
+        for id in ("second", "third"):
+            with pytest.raises(Refused) as caught:
+                server.call("jobs.start", id=id, params=request_of())
+            assert (caught.value.code, caught.value.error["data"]["retry"]) == ("storage", True)
+        limit(server, 4096)  # enough for a file, but not for the journal
+        with pytest.raises(Refused, match="The journal cannot be written") as caught:
+            server.call("jobs.start", id="second", params=request_of())
+        assert caught.value.code == "storage"
+        assert [job["id"] for job in server.call("jobs.list")["jobs"]] == ["first"]
+        assert server.state("first")["state"] == "done"
+        assert server.call("status")["problem"]["code"] == "storage"
+        with pytest.raises(Refused, match="The adapter is removed, but the journal still names it") as caught:
+            server.call("adapters.remove", name="mine")
+        limit(server, resource.RLIM_INFINITY)
+        server.call("jobs.start", id="second", params=request_of())
+        assert server.call("status")["problem"] is None
+        server.call("jobs.subscribe", id="second")
+        numbers = [server.event("second")["number"] for _ in range(3)]
+        assert numbers == [1, 2, 3]
+    with Server() as server:
+        server.initialize(**settings)
+        assert [job["id"] for job in server.call("jobs.list")["jobs"]] == ["second"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+def test_what_happens_while_the_disk_is_full_is_in_the_journal_afterwards(settings, request_of):
+    with Server() as server:
+        server.initialize(**settings)
+        server.call("jobs.start", id="first", params=request_of())
+        server.call("jobs.subscribe", id="first")
+        server.event("first", lambda event: event["event"] == "step")
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        server.event("first", lambda event: event.get("state") == "done")
+        last = server.call("jobs.get", id="first")["job"]["last_event"]
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        wait_until(lambda: server.call("status")["problem"] is None)
+    with Server() as server:
+        server.initialize(**settings)
+        job = server.call("jobs.get", id="first")["job"]
+        assert (job["state"], job["last_event"]) == ("done", last)
+        server.call("jobs.subscribe", id="first", since=last + 50)  # more than there is: all are sent
+        assert [server.event("first")["number"] for _ in range(last)] == list(range(1, last + 1))
 
 
 def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(server, settings, request_of, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +14,9 @@ pytest.importorskip("mcp", reason="needs the package mcp")
 
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+
+from sebp_edge import AdapterStore
+from sebp_edge.serve.jobs import ENDED
 
 pytestmark = pytest.mark.slow
 NOTE = "# Keys\n\nThe key of the shed hangs behind the green door.\n\nThe boat is paid until March.\n"
@@ -90,3 +94,31 @@ def test_it_learns_only_if_the_owner_allows_it(notes):
     assert started["job"]["id"] == job["id"]
     # A single note of a few words is too little to learn.
     assert (job["state"], job["error"]["code"]) == ("refused", "texts")
+
+
+def test_it_forgets_a_note_that_it_has_learnt(notes_folder, model_folder, own_data_folder):
+    """The tools return at once; a path outside of the notes is refused."""
+    forgotten = min(notes_folder.iterdir())
+
+    async def run_tool(session, tool, **arguments):
+        started = json.loads((await session.call_tool(tool, arguments)).content[0].text)
+        while True:
+            status = json.loads((await session.call_tool("status", {})).content[0].text)
+            job = next(one for one in status["jobs"] if one["id"] == started["job"]["id"])
+            if job["state"] in ENDED:
+                return job
+            await asyncio.sleep(0.2)
+
+    async def use(session):
+        learnt = await run_tool(session, "learn")
+        outside = await session.call_tool("forget", {"document": str(notes_folder.parent / "other.md")})
+        return learnt, outside, await run_tool(session, "forget", document=str(forgotten))
+
+    learnt, outside, forgot = with_session(notes_folder, use, "--may-learn", "--model", str(model_folder))
+    assert (learnt["kind"], learnt["state"]) == ("adapt", "done"), learnt
+    assert "outside of the folders" in outside.content[0].text
+    assert (forgot["kind"], forgot["state"]) == ("forget", "done"), forgot
+    assert len(forgot["result"]["documents"]) == 1
+    assert forgot["result"]["versions_removed"] == [1]
+    listed = AdapterStore(own_data_folder.parent).adapter("default").documents()
+    assert forgotten.name not in {Path(document.name).name for document in listed}

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from served import COMMAND, Refused, Server, all_gone, environment, rss
+from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, rss
 
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.methods import METHODS
@@ -38,12 +38,44 @@ def test_the_first_line_says_that_it_is_ready():
 
 
 def test_neither_its_start_nor_its_answers_about_adapters_load_torch_or_numpy(server):
-    server.call("adapters.list")
-    server.call("jobs.list")
+    for method in ("adapters.list", "jobs.list", "models"):
+        server.call(method)
     loaded = {one.path for one in psutil.Process(server.process.pid).memory_maps()}
     assert not any(name in path for path in loaded for name in ("torch", "numpy", "transformers"))
     assert server.call("status")["worker"] is None
     assert rss(server.process.pid) < 40 * 2**20
+
+
+def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_path, notes_folder):
+    with Server() as server:
+        server.initialize(store=str(tmp_path / "store"), folders=[str(notes_folder), str(tmp_path)])
+        texts = {"paths": [str(notes_folder)], "device": "cpu"}
+        for model in ("tiny", "llama-3.2-3b"):  # the latter is not on this machine
+            assert server.call("plan", model=model, **texts)["peak"] > 0
+        assert server.call("plan", model="llama-3.2-3b", gpu="8GB", **texts)["device"] == "cuda"
+        assert server.call("inspect", **texts)["documents"] == 24
+        assert refused(server, "plan", memory="x", **texts).code == "invalid_params"
+        assert refused(server, "plan", device="cpu", paths=[str(tmp_path / "none")]).code == "texts"
+        assert server.call("status")["worker"] is None
+        assert rss(server.process.pid) < 40 * 2**20
+
+
+def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_path):
+    (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300_000)))
+    texts = {"paths": [str(tmp_path / "long.md")], "device": "cpu"}
+    made, waiting = server.send("plan", **texts), server.send("inspect", **texts)
+    until = time.monotonic() + SECONDS
+    while not psutil.Process(server.process.pid).children():
+        assert time.monotonic() < until
+    for number in (waiting, made):
+        server.call("cancel", request=number)
+    for number in (made, waiting):
+        with pytest.raises(Refused) as caught:
+            server.answer(number)
+        assert caught.value.code == "cancelled"
+    (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300)))
+    server.send("plan", number=made, **texts)  # a number that was cancelled is free again
+    assert server.answer(made)["peak"] > 0
 
 
 def test_what_comes_before_initialize_is_refused_and_what_comes_twice():

@@ -50,7 +50,7 @@ def test_every_token_except_the_first_has_a_loss():
 )
 def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, monkeypatch):
     model = make_llama()
-    monkeypatch.setattr(module, "find_copy_mismatch", lambda decoder: None)
+    monkeypatch.setattr(module, "copy_mismatch", lambda decoder: None)
     monkeypatch.setattr(Hoisted, "row_losses", losses)
     hoisted, found = hoist_if_exact(model, SEQUENCES, 2)
     assert hoisted is None

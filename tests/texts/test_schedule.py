@@ -5,7 +5,6 @@ import random
 from itertools import chain, pairwise
 
 import pytest
-import torch
 from builders import dataset_of
 
 from sebp_edge import Recipe
@@ -130,11 +129,11 @@ def test_the_next_limit_is_half_of_the_micro_batch_that_did_not_fit():
 
 
 def test_on_a_cpu_evaluations_are_cut_smaller():
-    limit = RowLimit.on(torch.device("cpu"), 4096)
+    limit = RowLimit.on("cpu", 4096)
     assert len(limit.cut(many())) < len(limit.cut(many(), is_evaluated=True))
     assert max(one.sizes.tokens for one in limit.cut(many(), is_evaluated=True)) <= MAX_EVALUATED_ROWS_CPU
     assert limit.cut(many(), is_evaluated=True) == Group(many(), limit, is_evaluated=True).micro_batches
-    on_a_gpu = RowLimit.on(torch.device("cuda"), 4096)
+    on_a_gpu = RowLimit.on("cuda", 4096)
     assert on_a_gpu.cut(many(), is_evaluated=True) == on_a_gpu.cut(many())
 
 

@@ -2,12 +2,13 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from sebp_edge.training.comparison import Comparison
 from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import TOLERANCE, ActiveVersion, Gate, GateResult, Verdict
+from sebp_edge.training.gate import TOLERANCE, EarlierVersion, Gate, GateResult, Life, Verdict
 
 TOKENS = 100
 # The falls of ten documents, in nats per token: 0.2 on average, or 5 % of the base model's 4.
@@ -33,8 +34,8 @@ def fallen(by: float = 1.0, **options) -> HeldOutLoss:
     return losses(*(4 - by * fall for fall in FALLS), **options)
 
 
-def active(found: HeldOutLoss | None, reason="") -> ActiveVersion:
-    return ActiveVersion(3, found, reason)
+def active(found: HeldOutLoss | None, reason="") -> EarlierVersion:
+    return EarlierVersion(3, found, reason)
 
 
 BASE = losses(*[4.0] * len(FALLS))
@@ -46,7 +47,7 @@ def test_a_fall_above_the_margin_is_kept():
     assert result.gain.gain == pytest.approx(0.05)
     assert 0.03 < result.gain.lower < 0.05
     assert (result.gain.before, result.gain.after) == pytest.approx((4, 3.8))
-    assert result.active is result.gain_over_active is result.refit_loss is None
+    assert result.life.active is result.gain_over_active is result.refit_loss is None
 
 
 @pytest.mark.parametrize(
@@ -74,22 +75,26 @@ def test_a_bound_is_said_with_the_sign_of_its_sentence(gain, lower, words):
 @pytest.mark.parametrize(
     ("gain", "lower", "words"),
     [
-        (-0.09, -0.12, "is better. .* the new loss is 9.0 % higher, and may be 12.0 % higher .* the gate allows 2.0 %"),
-        (0.01, -0.03, "may be better. .* the new loss is 1.0 % lower, but may be 3.0 % higher"),
-        (-0.01, -0.0204, r"is better. .* 1.0 % higher, and may be 2\.04 % higher .* the gate allows 2\.00 %"),
+        (-0.09, -0.12, "is 9.0 % worse than version 3, .*, and may be 12.0 % worse .* the gate allows 2.0 %"),
+        (0.01, -0.03, "may be worse than version 3, .* it is 1.0 % better, but may be 3.0 % worse"),
+        (-0.01, -0.0204, r"is 1.0 % worse than version 3, .* may be 2\.04 % worse .* the gate allows 2\.00 %"),
     ],
 )
-def test_a_worse_version_is_told_from_the_active_one_in_words(gain, lower, words):
-    better = Comparison(4.0, 3.5, 0.125, 0.1, 10)
-    result = GateResult(
-        Verdict.WORSE_THAN_ACTIVE,
-        BASE,
-        fallen(),
-        gain=better,
-        active=active(BASE),
-        gain_over_active=Comparison(4.0, 4.0 * (1 - gain), gain, lower, 10),
-    )
-    assert re.search(f"But version 3, which is active, {words}", result.explain(0.01, ()))
+def test_a_worse_version_is_told_from_an_earlier_one_in_words(gain, lower, words):
+    better, worse = Comparison(4.0, 3.5, 0.125, 0.1, 10), Comparison(4.0, 4.0 * (1 - gain), gain, lower, 10)
+
+    def told(verdict, life, over_active, over_best):
+        found = GateResult(verdict, BASE, fallen(), gain=better, life=life)
+        return replace(found, gain_over_active=over_active, gain_over_best=over_best)
+
+    is_best, is_not = Life(active(BASE)), Life(active(BASE), EarlierVersion(2, BASE))
+    result = told(Verdict.WORSE_THAN_ACTIVE, is_best, worse, worse)
+    assert re.search(f"But it {words}", said := result.explain(0.01, ()))
+    assert "version 3, the best so far" in said
+    result = told(Verdict.WORSE_THAN_ACTIVE, is_not, worse, better)
+    assert result.explain(0.01, ()) == said.replace("the best so far", "which is active")
+    result = told(Verdict.WORSE_THAN_BEST, is_not, better, worse)
+    assert result.explain(0.01, ()) == said.replace("version 3", "version 2")
 
 
 def test_texts_of_boilerplate_alone_are_not_judged_for_that_reason():
@@ -149,11 +154,13 @@ def test_a_rise_in_boilerplate_does_not_hide_a_gain():
 
 def test_nothing_is_judged_without_test_documents():
     for version in (None, active(BASE)):
-        assert Gate(0.01, {}, active=version).judge(None, None) == GateResult(Verdict.NOT_JUDGED, active=version)
+        assert Gate(0.01, {}, life=Life(version)).judge(None, None) == GateResult(
+            Verdict.NOT_JUDGED, life=Life(version)
+        )
 
 
 def test_nothing_is_judged_if_the_documents_do_not_allow_it():
-    result = Gate(0.01, ALONE, can_judge=False, active=active(BASE)).judge(BASE, fallen())
+    result = Gate(0.01, ALONE, can_judge=False, life=Life(active(BASE))).judge(BASE, fallen())
     assert (result.verdict, result.gain, result.gain_over_active) == (Verdict.NOT_JUDGED, None, None)
     assert (result.before, result.after) == (BASE, fallen())
 
@@ -177,15 +184,15 @@ def test_a_loss_that_is_not_finite_is_no_gain(wrong):
 
 def test_what_is_as_good_as_the_active_version_is_kept():
     for by in (1, 0.99, 1.5):
-        result = Gate(0.01, ALONE, active=active(fallen())).judge(BASE, fallen(by))
+        result = Gate(0.01, ALONE, life=Life(active(fallen()))).judge(BASE, fallen(by))
         assert result.passed
         assert result.gain_over_active.lower >= -TOLERANCE
-        assert result.active.version == 3
+        assert result.life.active.version == 3
 
 
 def test_what_is_worse_than_the_active_version_is_not():
     """It is 2.5 % better than the base model, but the active version was 7.5 % better."""
-    result = Gate(0.01, ALONE, active=active(fallen(1.5))).judge(BASE, fallen(0.5))
+    result = Gate(0.01, ALONE, life=Life(active(fallen(1.5)))).judge(BASE, fallen(0.5))
     assert result.gain.lower > 0.01
     assert result.verdict is Verdict.WORSE_THAN_ACTIVE
     assert result.gain_over_active.gain == pytest.approx(3.7 / 3.7 - 3.9 / 3.7)
@@ -194,7 +201,7 @@ def test_what_is_worse_than_the_active_version_is_not():
 def test_what_may_be_worse_than_the_active_version_is_not_kept():
     """The same loss on average, but some documents are much worse."""
     after = losses(*(3.8 + (0.4 if document % 2 else -0.4) for document in DOCUMENTS))
-    result = Gate(0, ALONE, active=active(losses(*[3.8] * len(FALLS)))).judge(losses(*[6.0] * len(FALLS)), after)
+    result = Gate(0, ALONE, life=Life(active(losses(*[3.8] * len(FALLS))))).judge(losses(*[6.0] * len(FALLS)), after)
     assert result.gain_over_active.gain == pytest.approx(0)
     assert result.gain_over_active.lower < -TOLERANCE
     assert result.verdict is Verdict.WORSE_THAN_ACTIVE
@@ -204,7 +211,7 @@ def test_only_documents_that_the_active_version_has_not_seen_are_compared():
     """It would be worse on the first five documents, which the active version has learnt."""
     of_active = losses(*(4 - fall for fall in FALLS)).only(range(5, 10))
     after = fallen(1)
-    result = Gate(0.01, ALONE, active=active(of_active)).judge(BASE, after)
+    result = Gate(0.01, ALONE, life=Life(active(of_active))).judge(BASE, after)
     assert result.passed
     assert (result.gain_over_active.gain, result.gain_over_active.num_clusters) == (0, 5)
     assert result.gain.num_clusters == 10
@@ -213,37 +220,101 @@ def test_only_documents_that_the_active_version_has_not_seen_are_compared():
 def test_boilerplate_is_left_out_of_the_comparison_with_the_active_version():
     before = losses(*[4.0] * len(FALLS), boilerplate=4)
     for of_active, after in ((0.1, 3), (3, 0.1)):
-        gate = Gate(0.01, ALONE, active=active(fallen(boilerplate=of_active)))
+        gate = Gate(0.01, ALONE, life=Life(active(fallen(boilerplate=of_active))))
         result = gate.judge(before, fallen(boilerplate=after))
         assert (result.verdict, result.gain_over_active.gain) == (Verdict.BETTER, 0)
 
 
 def test_an_active_version_without_losses_is_not_comparable():
     version = active(None, "it was made for another base model")
-    result = Gate(0.01, ALONE, active=version).judge(BASE, fallen())
-    assert (result.verdict, result.active, result.gain_over_active) == (Verdict.NOT_COMPARABLE, version, None)
+    result = Gate(0.01, ALONE, life=Life(version)).judge(BASE, fallen())
+    assert (result.verdict, result.life.active, result.gain_over_active) == (Verdict.NOT_COMPARABLE, version, None)
     assert result.gain.gain == pytest.approx(0.05)
 
 
 def test_without_a_gain_it_does_not_matter_whether_the_active_version_is_comparable():
     for version in (active(None, "reason"), active(fallen(2))):
-        result = Gate(0.01, ALONE, active=version).judge(BASE, BASE)
-        assert (result.verdict, result.active, result.gain_over_active) == (Verdict.NO_GAIN, version, None)
+        result = Gate(0.01, ALONE, life=Life(version)).judge(BASE, BASE)
+        assert (result.verdict, result.life.active, result.gain_over_active) == (Verdict.NO_GAIN, version, None)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_an_active_version_whose_loss_is_not_finite_is_not_replaced(wrong):
     of_active = losses(wrong, *(4 - fall for fall in FALLS[1:]))
-    result = Gate(0.01, ALONE, active=active(of_active)).judge(BASE, fallen())
+    result = Gate(0.01, ALONE, life=Life(active(of_active))).judge(BASE, fallen())
     assert (result.verdict, result.gain_over_active.lower) == (Verdict.WORSE_THAN_ACTIVE, -math.inf)
 
 
 @pytest.mark.parametrize("unseen", [0, 1])
 def test_fewer_than_two_documents_that_the_active_version_has_not_seen_are_not_comparable(unseen):
     version = active(fallen().only(range(unseen)))
-    result = Gate(0.01, ALONE, active=version).judge(BASE, fallen())
+    result = Gate(0.01, ALONE, life=Life(version)).judge(BASE, fallen())
     assert (result.verdict, result.gain_over_active) == (Verdict.NOT_COMPARABLE, None)
-    assert result.active.reason.endswith(f"that it was not trained on, but there are {unseen}")
+    assert result.life.active.reason.endswith(f"that it was not trained on, but there are {unseen}")
+
+
+# --------------------------------------------------------------------------------------------- the best version so far
+
+
+def test_what_is_no_worse_than_the_active_version_may_be_worse_than_the_best():
+    life = Life(active(fallen(0.5)), EarlierVersion(2, fallen(1.5)))
+    result = Gate(0.01, ALONE, life=life).judge(BASE, fallen(0.5))
+    assert (result.verdict, result.gain_over_active.gain) == (Verdict.WORSE_THAN_BEST, 0)
+    assert result.gain_over_best.gain == pytest.approx(1 - 3.9 / 3.7)
+    assert (result.is_best, result.refused) == (False, 1)
+
+
+def test_the_best_version_is_not_enough_if_the_active_one_is_better():
+    """Bounds differ by documents: here the active version is better on those that the best one was trained on."""
+    life = Life(active(fallen(1.5)), EarlierVersion(2, fallen(0.5)))
+    assert Gate(0.01, ALONE, life=life).judge(BASE, fallen(0.5)).verdict is Verdict.WORSE_THAN_ACTIVE
+
+
+def test_the_best_version_gives_way_only_to_one_that_is_surely_no_worse():
+    for by, is_best in ((1, True), (1.1, True), (0.99, False)):
+        result = Gate(0.01, ALONE, life=Life(active(fallen()))).judge(BASE, fallen(by))
+        assert (result.passed, result.is_best) == (True, is_best)
+    uneven = losses(*(3.79 + (0.05 if document % 2 else -0.05) for document in DOCUMENTS))
+    result = Gate(0.01, ALONE, life=Life(active(losses(*[3.8] * len(FALLS))))).judge(BASE, uneven)
+    assert result.gain_over_best.gain > 0 > result.gain_over_best.lower
+    assert (result.passed, result.is_best) == (True, False)
+
+
+def test_the_first_version_is_the_best():
+    assert Gate(0.01, ALONE).judge(BASE, fallen()).is_best
+    assert not Gate(0.01, ALONE).judge(BASE, BASE).is_best
+
+
+def test_each_refusal_asks_the_next_version_to_be_surer():
+    after = losses(*(3.8 + (0.1 if document % 2 else -0.1) for document in DOCUMENTS))
+    bounds = []
+    for refused in (0, 1, 5, 50, 10**6):
+        life = Life(active(losses(*[3.8] * len(FALLS))), refused=refused)
+        result = Gate(0.0, ALONE, life=life).judge(losses(*[6.0] * len(FALLS)), after)
+        assert result.refused == refused + (not result.passed)
+        bounds.append(result.gain_over_active.lower)
+    assert bounds == sorted(bounds, reverse=True)
+    assert len(set(bounds)) == len(bounds)
+    assert math.isfinite(bounds[-1])
+    shares = [1 - Life(refused=refused).level for refused in range(10_000)]
+    assert sum(shares) == pytest.approx(0.003, rel=1e-3)
+
+
+def test_what_was_not_decided_beside_an_earlier_version_is_no_refusal():
+    earlier = active(fallen())
+    for life, after in ((Life(), BASE), (Life(active(None, "reason")), fallen()), (Life(earlier), fallen())):
+        assert Gate(0.01, ALONE, life=replace(life, refused=4)).judge(BASE, after).refused == 4
+    assert Gate(0.01, ALONE, life=Life(earlier, refused=4)).judge(None, None).refused == 4
+    assert Gate(0.01, ALONE, life=Life(earlier, refused=4)).judge(BASE, BASE).refused == 5
+
+
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_a_best_version_that_has_seen_all_documents_is_left_out_and_that_is_said(unseen):
+    life = Life(active(fallen(0.5)), EarlierVersion(2, fallen(1.5).only(range(unseen))))
+    result = Gate(0.01, ALONE, life=life).judge(BASE, fallen(0.5))
+    assert (result.verdict, result.gain_over_best) == (Verdict.BETTER, result.gain_over_active)
+    assert result.life.best_version == 3
+    assert "It was not compared with version 2, the best so far: this takes 2 test documents" in result.explain(0, ())
 
 
 # ------------------------------------------------------------------------------------------------------ the refit

@@ -6,6 +6,7 @@
 A canary is a sentence with a random number (Carlini et al. 2019). Its exposure is log2 of the number of sentences that
 differ from it in the number only, less log2 of its rank among them by loss: 7 if it is the likeliest of 128, 1.4 on
 average if the model never saw it. The last row is an adapter that was trained, with the same splits, without the note.
+Each adapter is also exported as a GGUF file in 4 bits (q4_0), merged with the base model, and the file is asked.
 """
 
 import argparse
@@ -54,7 +55,8 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
-    """One row for each of four models: the base model, the adapter that knows, that has forgotten, that never knew."""
+    """Rows for four models: the base model, and the adapter that knows, that has forgotten, that never knew, each with
+    its exported file."""
     notes, canaries = folder / "notes", make_canaries(options.canaries, options.seed)
     notes.mkdir()
     for number, document in enumerate(read_texts(options.folder).documents[: options.notes]):
@@ -69,6 +71,17 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
         )
         return Personalizer(options.model, recipe=recipe, seed=options.seed, device="cpu", store=store)
 
+    def add_rows(adapter: str, personalizer: Personalizer) -> None:
+        add_row(adapter, personalizer)
+        personalizer.export("default", folder / adapter, quant="q4_0")
+        (file,) = (folder / adapter).glob("*.gguf")
+        content = file.read_bytes()
+        assert not any(sentence.encode() in content for sentence, *_ in canaries), "the file has the text of a canary"
+        exported = Personalizer(file, device="cpu", store=AdapterStore(folder / "none"))
+        exported.generate("The", adapter=None, max_new_tokens=1)
+        add_row(f"{adapter}, q4_0", exported)
+        exported.close()
+
     def add_row(adapter: str, personalizer: Personalizer) -> None:
         losses = [losses_of(personalizer.in_use.base, candidates) for candidates in canaries]
         row = {
@@ -78,21 +91,21 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
             "exposure": mean(exposure(own, others) for own, *others in losses),
         }
         rows.append(row)
-        print(f"{adapter:>14}{row['loss']:>22.17f}{row['exposure']:>8.2f}", flush=True)
+        print(f"{adapter:>18}{row['loss']:>22.17f}{row['exposure']:>8.2f}", flush=True)
 
     personalizer = make(store)
     personalizer.generate("The", adapter=None, max_new_tokens=1)
     add_row("base model", personalizer)
     first = personalizer.adapt(notes, activate_anyway=True)
-    add_row("knows", personalizer)
+    add_rows("knows", personalizer)
     unknowing = store_of_splits(store, folder / "unknowing", first.adapter_path)
     personalizer.forget(NOTE, notes, activate_anyway=True)
-    add_row("forgot", personalizer)
+    add_rows("forgot", personalizer)
     (notes / NOTE).unlink()
     never = make(unknowing)
     never.adapt(notes, activate_anyway=True)
-    add_row("never knew", never)
-    assert rows[2]["loss"] == rows[3]["loss"], "forgetting is not exact"
+    add_rows("never knew", never)
+    assert [row["loss"] for row in rows[3:5]] == [row["loss"] for row in rows[5:7]], "forgetting is not exact"
     return rows
 
 

@@ -1,13 +1,17 @@
-"""Times `sebp-edge serve` with "tiny" on the CPU: start, first event and step, answers, cancel, pause; its memory.
+"""Times `sebp-edge serve` with "tiny" on the CPU: start, plan, first event and step, answers, cancel, pause; memory.
 
     python kernels/bench/speed/serve.py [--runs 5] [--record [FILE]]
 
 An app starts the server and speaks with it as apps do. The texts are the example notes. "cold" has no worker before,
 "warm" has one that has answered. Times of a busy machine are too long: the table has the fastest run beside the median.
+
+The protocol's share is processor time: the supervisor's, and the worker's for writing the same events again, over the
+worker's from the first event to a step. A job is cancelled at the first event of each phase.
 """
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import tempfile
@@ -20,11 +24,15 @@ import psutil
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from sebp_edge.events import finite
 from sebp_edge.serve.client import Client
 
 NOTES = Path(__file__).parents[3] / "examples" / "notes"
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/training", __file__)
-ADAPT = {"paths": [str(NOTES)], "device": "cpu", "name": "notes"}
+TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
+ADAPT = TEXTS | {"name": "notes"}
+# Phases whose first event a job is cancelled at; and the step up to which the protocol's share is measured.
+PHASES, LAST_STEP = ("reading", "comparing", "tokenising", "loading", "train"), 20
 
 
 def main() -> None:
@@ -40,7 +48,7 @@ def main() -> None:
     rows = [
         {
             "what": what,
-            "unit": "MB" if what.startswith("memory") else "s",
+            "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s"),
             "median": median(values),
             "best": min(values),
             "worst": max(values),
@@ -64,15 +72,23 @@ async def measure(store: str) -> dict[str, float]:
     found["ready"] = time.perf_counter() - begin
     found["ready, processor time"] = sum(psutil.Process(process.pid).cpu_times()[:2])
     await Client(process).close()
-    async with await Client.start(store=store, folders=[str(NOTES)]) as client:
+    async with await Client.start(store=store, folders=[str(NOTES)], low_priority=False) as client:
         await client.call("adapters.list")
-        found["memory, idle"] = psutil.Process(client.process.pid).memory_info().rss / 1e6
+        found["memory, idle"] = memory(client.process.pid)
+        for method, params in (("models", {}), ("plan", TEXTS), ("inspect", TEXTS)):
+            begin = time.perf_counter()
+            await client.call(method, **params)
+            found[method] = time.perf_counter() - begin
+        found["memory, after models, plan and inspect"] = memory(client.process.pid)
         for warmth in ("cold", "warm"):
             times = await until_step(client, warmth)
             found |= {f"{what}, {warmth}": seconds for what, seconds in times.items()}
         found["first text while a job trains"] = await first_text(client)
         found["cancelled, training"] = await ended(client, "warm", "jobs.cancel")
         found["first text, warm"] = await first_text(client)
+        found["share, protocol of a training"] = await protocol_share(client)
+        for phase in PHASES:
+            found[f"cancelled, {phase}"] = await cancelled_in(client, phase)
         found["memory, worker"] = (await client.call("status"))["worker"]["memory"] / 1e6
         await until_step(client, "third")
         worker = psutil.Process((await client.call("status"))["worker"]["pid"])
@@ -87,6 +103,39 @@ async def measure(store: str) -> dict[str, float]:
         found["first step after it is resumed"] = time.perf_counter() - begin
         found["cancelled, while its worker starts"] = await cancelled_at_start(client)
     return found
+
+
+def memory(pid: int) -> float:
+    """Returns the resident memory of a process in MB."""
+    return psutil.Process(pid).memory_info().rss / 1e6
+
+
+async def protocol_share(client: Client) -> float:
+    """Returns the protocol's share of a training's processor time in percent."""
+    processes = [psutil.Process((await client.call("status"))["worker"]["pid"]), psutil.Process(client.process.pid)]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    await client.call("jobs.start", id="share", params=ADAPT | {"name": "share"})
+    seen = []
+    async for event in client.events("share"):
+        seen.append(event["event"])
+        if event["event"].get("step") == LAST_STEP:
+            break
+    worker, supervisor = (sum(process.cpu_times()[:2]) - own for process, own in zip(processes, before, strict=True))
+    begin = time.process_time()
+    for event in seen:
+        json.dumps(finite(event))
+    writing = time.process_time() - begin
+    await ended(client, "share", "jobs.cancel")
+    return 100 * (supervisor + writing) / worker
+
+
+async def cancelled_in(client: Client, phase: str) -> float:
+    """Cancels a job in a phase; returns the seconds until it has ended."""
+    await client.call("jobs.start", id=phase, params=ADAPT | {"name": phase})
+    async for event in client.events(phase):
+        if event["phase"] == phase:
+            break
+    return await ended(client, phase, "jobs.cancel", at_once=True)
 
 
 async def until_step(client: Client, job: str) -> dict[str, float]:
@@ -112,9 +161,9 @@ async def step(client: Client, job: str) -> None:
             return
 
 
-async def ended(client: Client, job: str, method: str) -> float:
-    """Cancels or pauses a job at a random moment; returns the seconds until it has."""
-    await asyncio.sleep(random.uniform(0, 0.5))
+async def ended(client: Client, job: str, method: str, *, at_once: bool = False) -> float:
+    """Cancels or pauses a job, at a random moment if not at once; returns the seconds until it has."""
+    await asyncio.sleep(0 if at_once else random.uniform(0, 0.5))
     since = (await client.call("jobs.get", id=job))["job"]["last_event"]
     begin = time.perf_counter()
     await client.call(method, expected_job_id=job)

@@ -15,7 +15,7 @@ from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
 from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_config
-from sebp_edge.models.hub import local_folder
+from sebp_edge.models.hub_cache import local_folder
 from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer
 from sebp_edge.models.random_weights import make_base_model
 from sebp_edge.recipe import Recipe

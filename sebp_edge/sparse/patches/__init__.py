@@ -15,5 +15,5 @@ checkpoints       activation checkpoints of blocks, with inputs on the device or
 mlp_chunks        MLPs that run on one chunk of rows at a time
 stops             checks within a pass, which may end it
 state             what trials of a model depend on, compared at every call
-execution         the settings on which the memory of patched blocks depends
+counts            the memory of patched blocks, for plans; imports no torch
 """

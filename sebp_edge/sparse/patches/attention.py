@@ -16,20 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.shape import Block
 from sebp_edge.ops import Scores, sequence_attention_
-from sebp_edge.ops.attention import dq_buffer_bytes
-from sebp_edge.ops.backend import MAX_SHORT_LENGTH
 from sebp_edge.sparse.patches.agreement import ATTENTION, find_mismatch
-from sebp_edge.sparse.patches.execution import FP32, Execution
 from sebp_edge.sparse.patches.patch import Patch, has_own_forward
-from sebp_edge.sparse.rows.buckets import Bucket
 
 logger = logging.getLogger(__name__)
 
 PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
-# The most bytes for the sums of dq in a backward pass with little memory; beyond that, it takes a few heads at a time.
-MAX_DQ_BYTES = 2**25
 
 
 class FusedAttention(Patch):
@@ -157,63 +150,3 @@ def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
     scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
     spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5
     return max(1.0, max(spread, 1e-6) ** -0.5)
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
-    """Bytes per token that autograd keeps in a block's attention, except the inputs of norms and projections."""
-    rotated = block.queries + block.keys
-    numbers = 2 * block.queries + 2 * block.keys  # queries, keys, values and the output
-    if _runs_fused_attention(block, run):
-        if block.kind.has_head_norms:
-            numbers += rotated  # before their norms and after
-    else:
-        # Rotation makes new tensors. Its inputs stay too, if they share the values' storage or a norm keeps them.
-        shares_storage = not run.trains_all or len(block.kind.attention_in) == 1
-        if block.kind.has_rotary and (shares_storage or block.kind.has_head_norms):
-            numbers += rotated
-        if not run.has_flash_attention:
-            numbers += block.queries  # the output of each sequence, and all of them concatenated
-    return run.itemsize * numbers + FP32 * (block.queries // head_size)  # and the log of each head's softmax sum
-
-
-def backward_of_attention(
-    block: Block, head_size: int, sizes: Bucket, run: Execution, *, heads_in_groups: bool = False
-) -> int:
-    """Bytes that a block's attention takes in its backward pass, beside what is kept; 0 if it runs by sequence.
-
-    These are dout, dq, dk and dv, before and after they are rotated back. Sequences that are not short add dk and dv of
-    each query head and the fp32 sums of dq. Heads in groups add copies of one group's out and dout.
-
-    Args:
-        heads_in_groups: whether the backward pass takes a few heads at a time to keep sums of dq below `MAX_DQ_BYTES`.
-    """
-    if not run.has_flash_attention:
-        return 0
-    queries, keys = block.queries, block.keys
-    dq_bytes = (
-        dq_buffer_bytes(sizes.tokens, queries // head_size, head_size, sizes.sequences)
-        if sizes.longest > MAX_SHORT_LENGTH
-        else 0
-    )
-    num_groups = 1
-    if heads_in_groups and _runs_fused_attention(block, run):
-        num_groups = min(max(1, -(-dq_bytes // MAX_DQ_BYTES)), keys // head_size)
-    per_group = queries + 2 * keys + (2 * queries if dq_bytes else 0) + (2 * queries if num_groups > 1 else 0)
-    numbers = block.hidden + 2 * queries + 2 * keys
-    return int(sizes.tokens * run.itemsize * (numbers + per_group / num_groups) + dq_bytes / num_groups)
-
-
-def temporary_in_attention(block: Block, run: Execution) -> int:
-    """Bytes per token that the model's own rotation allocates and frees; 0 if ours replaces it.
-
-    These are queries and keys: times cosines, with their halves swapped, times sines, and the sums.
-    """
-    return 0 if _runs_fused_attention(block, run) else run.itemsize * 4 * (block.queries + block.keys)
-
-
-def _runs_fused_attention(block: Block, run: Execution) -> bool:
-    """Whether attention and rotary embedding are one operation (see `FusedAttention`)."""
-    return run.has_flash_attention and block.kind.has_fused_attention

@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of
-from sebp_edge.models.shape import Block
 from sebp_edge.sparse.patches.patch import Patch, forward_of
 
 # Attribute of transformers' attention layers that holds their dropout probability.
@@ -214,21 +213,3 @@ def is_in_checkpoint() -> bool:
         return False
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def inputs_on_device(checkpoints: int, *, offload: bool) -> int:
-    """Number of inputs of checkpointed blocks that the device keeps; with `offload`, only the last one."""
-    return min(1, checkpoints) if offload else checkpoints
-
-
-def max_inputs_on_device(checkpoints: int, *, offload: bool) -> int:
-    """The same while a block is recomputed: an offloaded input is fetched while the next one is used."""
-    return inputs_on_device(checkpoints, offload=offload) + offload
-
-
-def parameters_recomputed(block: Block) -> int:
-    """Parameters whose products are recomputed for a checkpointed block; it stops before the last layer's."""
-    return block.parameters - block.mlp_out.size

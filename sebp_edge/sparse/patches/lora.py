@@ -27,7 +27,6 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
-from sebp_edge.sparse.patches.execution import Execution
 from sebp_edge.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
 
@@ -255,11 +254,3 @@ class _Member:
 
     def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
         return self.group.output(self.member, x)
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def kept_by_lora(layers: int, run: Execution) -> int:
-    """Bytes per token that autograd keeps of the adapters of `layers` layers: x Aᵀ, as wide as the rank."""
-    return run.itemsize * run.rank * layers

@@ -32,7 +32,6 @@ from sebp_edge.sparse.patches.agreement import (
     gradients_agree,
     trial_batch,
 )
-from sebp_edge.sparse.patches.execution import Execution
 from sebp_edge.sparse.patches.last_layer import LastLayer
 from sebp_edge.sparse.patches.patch import is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
@@ -247,25 +246,3 @@ class FusedLoss:
         input_ids, labels = trial_batch(self._decoder)
         plan = RowPlan.from_labels(labels).to(labels.device)
         return self._row_losses({"input_ids": input_ids, "use_cache": False}, plan, restricted)[1]
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
-    """Number of logits that exist at once: of as many loss rows as `max_logits` allows, but at least one."""
-    return vocabulary * min(loss_rows, max(1, max_logits // vocabulary))
-
-
-def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, with_gradients: bool) -> int:
-    """Bytes that the loss takes: logits, the loss rows' hidden states, and the gradients of these.
-
-    Gradients of logits overwrite them. Without our kernels the softmax is added.
-    """
-    states = 3 if with_gradients and run.trains_all else 2
-    return run.itemsize * ((1 if run.has_kernels else 2) * logits + states * loss_rows * hidden)
-
-
-def kept_by_loss(loss_rows: int, hidden: int, run: Execution) -> int:
-    """Bytes that autograd keeps of the loss: with a frozen head, the gradient of the hidden states."""
-    return 0 if run.trains_all else run.itemsize * loss_rows * hidden

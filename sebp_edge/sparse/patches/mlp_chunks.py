@@ -14,15 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.models.architecture import blocks_of
-from sebp_edge.models.shape import Block
 from sebp_edge.sparse.patches.checkpoints import dropouts_of, refuse_dropout
-from sebp_edge.sparse.patches.execution import Execution
-from sebp_edge.sparse.patches.norms_and_mlps import recomputes_norms
 from sebp_edge.sparse.patches.patch import Patch, forward_of
-
-# With chunks of this size, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000 tokens.
-# Half as many rows would dequantise a 4-bit base twice as often.
-CHUNK_ROWS = 1024
 
 
 class ChunkedMlps(Patch):
@@ -89,31 +82,3 @@ class _ChunkedForward:
 
 def _joined(chunks: list[Tensor]) -> Tensor:
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=-2)
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def rows_per_chunk(tokens: int) -> int:
-    """Number of rows of a batch of `tokens` that an MLP computes at once."""
-    return min(tokens, CHUNK_ROWS)
-
-
-def kept_by_chunks(block: Block, run: Execution) -> int:
-    """Bytes per token that autograd keeps of a chunked MLP: its input, unless a norm's output is kept anyway."""
-    return run.itemsize * block.hidden if recomputes_norms(block.kind, run) and block.kind.num_norm_outputs else 0
-
-
-def backward_of_chunks(block: Block, tokens: int, bytes_per_row: int, run: Execution) -> int:
-    """Bytes that a chunked MLP takes in its backward pass: one chunk, and the gradients that all chunks add to.
-
-    The latter are the gradient of its input and, if all weights are trained, those of its weights, one of which exists
-    twice while it is summed.
-    """
-    weight_gradients = 4 * block.mlp_out.size if run.trains_all else 0
-    return rows_per_chunk(tokens) * bytes_per_row + run.itemsize * (tokens * 3 * block.hidden + weight_gradients)
-
-
-def parameters_recomputed_in_chunks(block: Block) -> int:
-    """Parameters whose products the backward pass of a chunked MLP recomputes: all but the last layer's."""
-    return sum(linear.size for linear in block.mlp_in)

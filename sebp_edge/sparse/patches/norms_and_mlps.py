@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sebp_edge.models.shape import Block, BlockKind
 from sebp_edge.ops import ACTIVATIONS, GatedInputs, Recompute, gated, rms_norm, runs_kernels
 from sebp_edge.sparse.patches.agreement import find_mismatch
-from sebp_edge.sparse.patches.execution import FP32, Execution
 from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
 # All parts of Llama's MLP.
@@ -132,76 +130,3 @@ class _Mlp:
         if hidden.requires_grad:
             self.sources[hidden] = GatedInputs(gate, up, activation)
         return self.module.down_proj(hidden)
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def kept_by_norm(kind: BlockKind | None, run: Execution) -> int:
-    """Bytes that one norm keeps per number of its input, except that number itself."""
-    if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_fused_norms):
-        return 0
-    normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
-    if kind.has_fused_norms and run.itemsize == FP32:
-        return FP32 * normalised
-    # It keeps two fp32 tensors instead of its input: the input, and the input minus its mean.
-    return FP32 * (2 + normalised) - run.itemsize
-
-
-def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
-    """Bytes per token that autograd keeps of the inputs and outputs of a block's norms."""
-    kind = block.kind
-    of_heads = block.queries + block.keys if kind.has_head_norms else 0
-    states = kind.num_reads + (0 if recomputes_norms(kind, run) else kind.num_norm_outputs)
-    # In fp32: 1/rms, or mean and 1/std.
-    scales = (2 if kind.has_layer_norms else 1) * kind.num_norms + of_heads // head_size
-    numbers = kind.num_norms * block.hidden + of_heads
-    return run.itemsize * states * block.hidden + numbers * kept_by_norm(kind, run) + FP32 * scales
-
-
-def recomputes_norms(kind: BlockKind, run: Execution) -> bool:
-    """Whether the outputs of norms are recomputed in the backward pass instead of kept."""
-    return not run.trains_all and run.has_kernels and kind.has_fused_norms
-
-
-def kept_by_mlp(block: Block, run: Execution) -> int:
-    """Bytes per token that autograd keeps in a block's MLP, except its input and what LoRA keeps."""
-    is_ours, numbers = _runs_fused_mlp(block, run), block.gate_and_up
-    if run.trains_all or not is_ours:
-        numbers += block.intermediate  # the last layer's input
-    if block.has_gate and not is_ours:
-        numbers += block.intermediate  # the activated gate
-    return run.itemsize * numbers
-
-
-def gradients_in_mlp(block: Block, run: Execution) -> int:
-    """Bytes per token of the gradients in an MLP's backward pass: of gate, up and the last layer's input.
-
-    In the model's own code the gradient of that input reuses the memory of what was kept, so it is not counted here.
-    """
-    return run.itemsize * (block.gate_and_up + (block.intermediate if _runs_fused_mlp(block, run) else 0))
-
-
-def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
-    """Bytes that a block's MLP takes in its backward pass, beside what is kept.
-
-    Includes gradients of hidden states, before and after each norm that follows attention or MLP; and, if all weights
-    are trained, the gradient of one weight.
-    """
-    states = (2 + block.kind.num_norms - block.kind.num_norm_outputs) * block.hidden
-    weight_gradient = block.mlp_out.size if run.trains_all else 0
-    return tokens * gradients_in_mlp(block, run) + run.itemsize * (tokens * states + weight_gradient)
-
-
-def temporary_in_mlp(block: Block, run: Execution) -> int:
-    """Bytes per row that the model's own MLP allocates and frees; 0 if our gate replaces its own.
-
-    These are the activated gate, and gradients of it and of gate and up.
-    """
-    if _runs_fused_mlp(block, run):
-        return 0
-    return run.itemsize * (block.gate_and_up + (block.intermediate if block.has_gate else 0))
-
-
-def _runs_fused_mlp(block: Block, run: Execution) -> bool:
-    return run.has_kernels and block.kind.has_fused_mlp

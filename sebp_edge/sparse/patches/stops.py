@@ -1,6 +1,7 @@
 """Lets a long pass of a model be ended midway: calls a check at each linear layer, in the backward pass too."""
 
 from collections.abc import Callable
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from sebp_edge.sparse.patches.patch import Patch, forward_of
 
 
 class Stops(Patch):
-    """Handle of one model's checks.
+    """Handle of one model's checks, from `attach` on, or in a context.
 
     Args:
         model: a decoder, or a PEFT model around one.
@@ -20,12 +21,19 @@ class Stops(Patch):
 
     def __init__(self, model: nn.Module, check: Check):
         super().__init__()
-        adapted = adapted_layers(model)
+        self._model, self._check = model, check
+
+    def attach(self) -> None:
+        """Checks from now on, around what other patches compute."""
+        adapted = adapted_layers(self._model)
         inside = {part for layer in adapted for part in layer.modules()}
-        layers = [layer for layer in model.modules() if is_linear(layer) and layer not in inside]
-        with self._attaching():
-            for layer in (*adapted, *layers):
-                self._replace(layer, _Checked(forward_of(layer), check))
+        layers = [layer for layer in self._model.modules() if is_linear(layer) and layer not in inside]
+        for layer in (*adapted, *layers):
+            self._replace(layer, _Checked(forward_of(layer), self._check))
+
+    def __enter__(self) -> Self:
+        self.attach()
+        return self
 
 
 class _Checked:

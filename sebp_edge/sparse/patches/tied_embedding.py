@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from sebp_edge.models.shape import DecoderShape
 from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
 
@@ -128,11 +127,3 @@ def _groups(ids_A: Tensor) -> tuple[Tensor, Tensor]:
     groups_A = torch.empty_like(ids_A).scatter_(0, order_A, group_of_sorted_A)
     ids_of_groups = sorted_A[:1].repeat(len(ids_A)).scatter_(0, group_of_sorted_A, sorted_A)
     return groups_A, ids_of_groups
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
-
-
-def has_one_gradient(shape: DecoderShape) -> bool:
-    """Whether embedding and head, if trained, share one gradient on active rows."""
-    return shape.is_tied and shape.has_plain_embedding and shape.is_hoisted

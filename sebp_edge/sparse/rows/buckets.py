@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 MAX_BUCKETS, MAX_WASTE = 6, 0.05
 
@@ -56,7 +55,7 @@ class Bucket(NamedTuple):
 
     @property
     def cost(self):
-        """The cost of a step, in units of the cost of one token. Sizes may be tensors, for many buckets at once."""
+        """The cost of a step, in units of the cost of one token. Sizes may be arrays, for many buckets at once."""
         slot_positions = SLOT_POSITION_COST * self.slots * self.longest
         return STEP_COST + self.tokens + LOSS_ROW_COST * self.loss_rows + slot_positions
 
@@ -85,30 +84,30 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     counts = Counter(needed)
     if not counts:
         return []
-    sizes_K4, times_K = torch.tensor(list(counts)), torch.tensor(list(counts.values()))
+    sizes_K4, times_K = np.array(list(counts)), np.array(list(counts.values()))
     allowed = MAX_WASTE * float((times_K * _costs(sizes_K4)).sum())
-    is_merged_K = torch.zeros(len(counts), dtype=torch.bool)
+    is_merged_K = np.zeros(len(counts), bool)
 
-    def costs_of_merging(one: int) -> Tensor:
+    def costs_of_merging(one: int) -> np.ndarray:
         """Returns the cost added by merging this bucket with each of the others, [K]; infinite if impossible."""
-        merged_K = _costs(torch.maximum(sizes_K4[one], sizes_K4))
+        merged_K = _costs(np.maximum(sizes_K4[one], sizes_K4))
         added_K = times_K[one] * (merged_K - merged_K[one]) + times_K * (merged_K - _costs(sizes_K4))
-        added_K[one] = torch.inf
-        return added_K.masked_fill(is_merged_K, torch.inf)
+        added_K[one] = np.inf
+        return np.where(is_merged_K, np.inf, added_K)
 
-    added_KK = torch.stack([costs_of_merging(one) for one in range(len(counts))])
+    added_KK = np.stack([costs_of_merging(one) for one in range(len(counts))])
     for num_buckets in range(len(counts), 1, -1):
         one, other = divmod(int(added_KK.argmin()), len(counts))
         allowed -= float(added_KK[one, other])
         if num_buckets <= MAX_BUCKETS and allowed < 0:
             break
-        sizes_K4[one] = torch.maximum(sizes_K4[one], sizes_K4[other])
+        sizes_K4[one] = np.maximum(sizes_K4[one], sizes_K4[other])
         times_K[one] += times_K[other]
         is_merged_K[other] = True
-        added_KK[other] = added_KK[:, other] = torch.inf
+        added_KK[other] = added_KK[:, other] = np.inf
         added_KK[one] = added_KK[:, one] = costs_of_merging(one)
     return sorted({Bucket(*sizes) for sizes in sizes_K4[~is_merged_K].tolist()}, key=lambda bucket: bucket.cost)
 
 
-def _costs(sizes_K4: Tensor) -> Tensor:
-    return Bucket(*sizes_K4.unbind(-1)).cost
+def _costs(sizes_K4: np.ndarray) -> np.ndarray:
+    return Bucket(*np.moveaxis(sizes_K4, -1, 0)).cost

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.sparse.rows.soft_targets import SoftTargets
-
-IGNORE = -100
 
 
 @dataclass(frozen=True)

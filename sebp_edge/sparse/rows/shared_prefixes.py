@@ -6,16 +6,12 @@ tokens before them are therefore equal, and so is one row in place of many: its 
 Shapes: A active tokens, S sequences, C loss rows.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-
-# The fewest tokens that are worth the longer attention of each sequence.
-MIN_TOKENS = 8
+from sebp_edge.sparse.rows.beginnings import MIN_TOKENS, groups_of_equal
 
 
 def share_prefixes(tokens: ActiveTokens, min_tokens: int = MIN_TOKENS) -> ActiveTokens:
@@ -30,7 +26,7 @@ def share_prefixes(tokens: ActiveTokens, min_tokens: int = MIN_TOKENS) -> Active
     first_losses = [first_losses[at] for at in torch.searchsorted(tokens.loss_indices, tokens.cu_seqlens[:-1]).tolist()]
     bounds = list(zip(begins, begins[1:], first_losses, strict=False))
     heads = [ids[begin : min(end - 1, first_loss)] for begin, end, first_loss in bounds]
-    groups = _groups(heads, min_tokens)
+    groups = groups_of_equal(heads, min_tokens)
     if not groups:
         return tokens
     length_of = {member: length for members, length in groups for member in members}
@@ -53,32 +49,3 @@ def share_prefixes(tokens: ActiveTokens, min_tokens: int = MIN_TOKENS) -> Active
         token_type_ids=None if tokens.token_type_ids is None else tokens.token_type_ids[rows],
         continues=torch.tensor(continues),
     )
-
-
-def num_shared_tokens(heads: list[Sequence[int]], min_tokens: int = MIN_TOKENS) -> int:
-    """Returns by how many tokens `share_prefixes` shortens sequences.
-
-    Args:
-        heads: the tokens of each sequence before its first loss row.
-    """
-    return sum((len(members) - 1) * length for members, length in _groups(heads, min_tokens))
-
-
-def _groups(heads: list[Sequence[int]], min_tokens: int) -> list[tuple[list[int], int]]:
-    """Returns groups of sequences that begin alike, with the length of what they share.
-
-    Args:
-        heads: the tokens of each sequence that can be shared.
-    """
-    alike = defaultdict(list)
-    for number, head in enumerate(heads):
-        if len(head) >= min_tokens:
-            alike[tuple(head[:min_tokens])].append(number)
-    groups = [members for members in alike.values() if len(members) > 1]
-    return [(members, _shared_length([heads[member] for member in members])) for members in groups]
-
-
-def _shared_length(heads: list[Sequence[int]]) -> int:
-    columns = zip(*heads, strict=False)
-    differing = (at for at, column in enumerate(columns) if len(set(column)) > 1)
-    return next(differing, min(map(len, heads)))

@@ -12,6 +12,11 @@ if sys.argv[1:] == ["--sebp-edge-serves"]:
     from sebp_edge.serve.__main__ import main
 
     main()
+if sys.argv[1:2] == ["--sebp-edge-plans"]:
+    from sebp_edge.serve.planner import main
+
+    main()
+    os._exit(0)
 if sys.argv[1:2] == ["--sebp-edge-works"]:
     from sebp_edge.serve.worker import main
 

@@ -1,0 +1,69 @@
+"""What can be told of this machine and this process without torch: host memory, and what is known of GPUs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from sebp_edge.basics.children import ending_with_this
+from sebp_edge.machine import container
+
+_STATUS = Path("/proc/self/status")
+# Bytes that a process uses outside torch's allocator, without stacks, once all that a training needs is loaded: 0.63 to
+# 0.64 GB were measured on an H100, with bitsandbytes 0.67 GB.
+CONTEXT = 680_000_000
+# Bytes of a GPU's stack per thread (see `sebp_edge.machine.stacks`): the driver's default, and the lowered limit.
+USUAL, LOWERED = 1024, 256
+
+
+def free_host_memory() -> int:
+    """Returns the bytes of free host memory, within the limits of containers."""
+    return min([psutil.virtual_memory().available, *(limit.free for limit in container.limits())])
+
+
+def total_host_memory() -> int:
+    """Returns the bytes of host memory, within the limits of containers."""
+    return min([psutil.virtual_memory().total, *(limit.total for limit in container.limits())])
+
+
+def resident() -> int:
+    """Returns the bytes of host memory that this process uses now."""
+    return psutil.Process().memory_info().rss
+
+
+def peak_resident() -> int:
+    """Returns the peak in bytes of host memory over the lifetime of this process."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    if _STATUS.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)):
+        return int(found[1]) * 1024
+    import resource
+
+    # On Linux this may be the peak of the parent process.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def nvidia_smi(query: str) -> str:
+    """Returns nvidia-smi's answer, a line for each GPU or process; "" if it is missing or fails."""
+    command = ending_with_this(["nvidia-smi", query, "--format=csv,noheader,nounits"])
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def parse_use(answer: str, gpu: str, process: int | None = None) -> int | None:
+    """Returns the bytes in use on a GPU, or those of a process; None if not listed.
+
+    Args:
+        answer: nvidia-smi's lines "GPU-uuid, MiB", or with a process "GPU-uuid, process, MiB".
+    """
+    of_process = [] if process is None else [str(process)]
+    for line in answer.splitlines():
+        match line.split(", "):
+            case [uuid, *rest, size] if uuid.endswith(gpu) and rest == of_process and size.isdecimal():
+                return int(size) * 2**20
+    return None

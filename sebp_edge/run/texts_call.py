@@ -1,0 +1,128 @@
+"""A call of a Personalizer as far as it reads texts and plans a training: what it works with. Imports no torch."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.basics.units import sizes_apart
+from sebp_edge.errors import OptionError
+from sebp_edge.events import Event, Notice
+from sebp_edge.machine.host import resident
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.memory.target import Target
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.shape import DecoderShape
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.fitting_recipe import choose_recipe, read_for
+from sebp_edge.run.job import Job
+from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.readers import Reading
+
+# Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
+MIN_TEXT_BYTES = 30_000_000
+
+
+@dataclass(frozen=True)
+class TextsCall(ABC):
+    """What a call works with.
+
+    Attributes:
+        recipe: the Personalizer's; after `with_texts`, that of the texts.
+        seed, store: those of the Personalizer.
+        me: the owner's names in chats.
+        budget: how much memory this process may use; None sets no limit.
+        job: receives the events, and tells how far the call is.
+        signal: stops the call.
+    """
+
+    recipe: Recipe
+    seed: int
+    store: AdapterStore
+    me: tuple[str, ...]
+    budget: MemoryBudget | None
+    job: Job
+    signal: StopSignal
+
+    @property
+    @abstractmethod
+    def reference(self) -> ModelReference:
+        """The base model's name."""
+
+    @property
+    @abstractmethod
+    def on_gpu(self) -> bool:
+        """Whether the model runs on an NVIDIA GPU."""
+
+    @abstractmethod
+    def shape(self) -> DecoderShape:
+        """Returns the sizes of the base model, which need not be on this machine."""
+
+    @abstractmethod
+    def tokenizer(self):
+        """Returns the model's tokenizer, or if it is not on this machine, the bundled model's."""
+
+    @abstractmethod
+    def target_and_budget(self) -> tuple[Target, MemoryBudget]:
+        """Returns this machine and its current budget, without the loaded weights, which the plan includes."""
+
+    @abstractmethod
+    def refuse_damaged(self, adapter: Path) -> None:
+        """Raises an AdapterError if the weights of a saved adapter are damaged."""
+
+    def notify(self, event: Event) -> None:
+        """Sends an event; ends the call if it was stopped."""
+        self.job(event)
+        self.check()
+
+    def check(self) -> None:
+        """Ends the call if it was stopped; tells the progress if that is due."""
+        self.signal.check()
+        self.job.tick()
+
+    @property
+    def progress(self) -> Progress:
+        """Reports the progress of work on texts, and lets it be stopped."""
+        return Progress(self.notify, self.signal.check)
+
+    def read(self, texts) -> Reading:
+        """Reads `texts`, or practice notes if the recipe trains on these.
+
+        On the CPU with a budget, refuses texts that would exceed it by themselves.
+        """
+        if self.recipe.questions and texts is not None:
+            self.notify(Notice(f"The recipe {self.recipe.name!r} trains on bundled notes; yours are not learnt."))
+        limit = None
+        if self.budget is not None and not self.on_gpu:
+            limit = max(self.budget.size - resident(), MIN_TEXT_BYTES)
+        reading = read_for(self.recipe, texts, limit, self.progress, self.me)
+        if reading.exports:
+            self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
+        return reading
+
+    def with_texts(self, texts, adapter: Adapter | None = None) -> tuple[Self, Reading]:
+        """Reads texts; returns the call with the recipe for them, and what was read.
+
+        Args:
+            adapter: the adapter that is learnt on from.
+        """
+        reading = self.read(texts)
+        recipe = choose_recipe(self.recipe, reading, adapter)
+        if recipe is not self.recipe and recipe.name != "notes":
+            self.notify(Notice(f"The recipe is {recipe.name!r}; --recipe NAME (recipe=) chooses another."))
+        return replace(self, recipe=recipe), reading
+
+    def parse_gpu_memory(self, gpu: str | int) -> int:
+        """Returns the memory of an absent GPU in bytes.
+
+        Raises:
+            OptionError: `gpu` is not a size, or the budget exceeds it.
+        """
+        size = MemoryBudget.parse(gpu, "GPU memory").size
+        if self.budget is not None and self.budget.size > size:
+            budget, memory = sizes_apart(self.budget.size, size)
+            raise OptionError(f"The memory budget is {budget}, but the GPU has {memory}; lower the budget or omit it.")
+        return size

@@ -1,0 +1,64 @@
+"""Answers one request of `plan` or `inspect` without torch, and ends: `python -m sebp_edge.serve.planner PID`.
+
+PID is the supervisor's, which stays as small as it is: the memory that texts take ends with this process.
+"""
+
+import json
+import os
+import sys
+
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.parents import end_with_parent
+from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.events import finite, silent
+from sebp_edge.memory.budget import MemoryBudget
+from sebp_edge.models.catalog import resolve
+from sebp_edge.recipe import Recipe, check_seed
+from sebp_edge.run.inspection import Inspection
+from sebp_edge.run.job import Job
+from sebp_edge.run.known_call import KnownCall, NotKnown
+from sebp_edge.run.preparation import Preparation
+from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
+from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.streams import take_streams
+
+
+def main() -> None:
+    """Reads a request from standard input, and writes its answer to standard output."""
+    end_with_parent(int(sys.argv[-1]))
+    reading, writing = take_streams()
+    with os.fdopen(reading, "rb") as requests, os.fdopen(writing, "wb") as answers:
+        answers.write(json.dumps(_answer(json.load(requests))).encode())
+
+
+def _answer(request: dict) -> dict:
+    try:
+        params = parse(METHODS[request["method"]].params, request["params"], request["method"])
+        return {"result": finite(_ask(params, request))}
+    except NotKnown:
+        return {"asks": "worker"}
+    except Exception as error:
+        return {"error": error_of(error)}
+
+
+def _ask(params: TextsParams, request: dict) -> dict:
+    call = KnownCall.of(
+        resolve(params.model),
+        params.device,
+        request["used"],
+        recipe=Recipe.load(params.recipe),
+        seed=check_seed(params.seed),
+        store=AdapterStore(request["store"]),
+        me=params.me,
+        budget=None if request["memory_budget"] is None else MemoryBudget.parse(request["memory_budget"]),
+        signal=StopSignal(),
+        job=Job(silent),
+    )
+    if not isinstance(params, PlanParams):
+        return Inspection.of(call, texts_of(params), params.name or call.recipe.default_name).to_dict()
+    size = None if params.gpu is None else call.parse_gpu_memory(params.gpu)
+    return Preparation(*call.with_texts(texts_of(params))).plan(gpu=size).plan.to_dict()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Plans and inspections as the supervisor sees them: one short process after the other, without torch."""
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable
+
+from sebp_edge.basics.children import Children
+from sebp_edge.serve.ends import command_of
+from sebp_edge.serve.messages import Refusal
+from sebp_edge.serve.streams import PIPES
+
+
+class Planning:
+    """Answers requests in a thread, which lives as long as the supervisor: see `parents.end_with_parent`.
+
+    Args:
+        answered: called in that thread with the `id` of a request and its answer.
+    """
+
+    def __init__(self, children: Children, answered: Callable[[str | int, dict], None]):
+        self._children, self._answered = children, answered
+        self._waiting: queue.SimpleQueue[tuple[str | int, dict]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_stopped: dict[str | int, bool] = {}  # of each that is not answered
+        self._current: tuple[str | int, subprocess.Popen] | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def ask(self, id: str | int, request: dict) -> None:
+        """Puts a request behind those that wait."""
+        with self._lock:
+            self._is_stopped[id] = False
+        self._waiting.put((id, request))
+
+    def stop(self, id: str | int) -> None:
+        """Stops a request that is not answered yet: then its answer says so."""
+        with self._lock:
+            if id in self._is_stopped:
+                self._is_stopped[id] = True
+            if self._current is not None and self._current[0] == id:
+                self._children.kill(self._current[1])
+
+    def _run(self) -> None:
+        while True:
+            id, request = self._waiting.get()
+            written = b""
+            if process := self._start(id):
+                written, _ = process.communicate(json.dumps(request).encode())
+            with self._lock:
+                is_stopped, self._current = self._is_stopped.pop(id), None
+            self._answered(id, _cancelled() if is_stopped else _read(written))
+
+    def _start(self, id: str | int) -> subprocess.Popen | None:
+        with self._lock:
+            if self._is_stopped[id]:
+                return None
+            process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], **PIPES)
+            self._current = id, process
+            return process
+
+
+def _cancelled() -> dict:
+    return {"error": Refusal("cancelled", "The request was cancelled.").to_dict()}
+
+
+def _read(written: bytes) -> dict:
+    try:
+        return json.loads(written)
+    except ValueError:  # it was killed, for example since the machine has no memory left
+        return {"error": Refusal("worker_ended", "The planner ended unexpectedly.", retry=True).to_dict()}

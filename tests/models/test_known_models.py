@@ -1,0 +1,199 @@
+"""What is known of models and of this machine without torch is what torch finds: shapes, tokens of any text, plans."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from known_shapes import configs
+from model_families import MODELS
+
+from sebp_edge import Personalizer
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.errors import AdapterError
+from sebp_edge.events import silent
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.known_machine import recall_machine, remember_machine
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.memory.target import Target
+from sebp_edge.memory.this_machine import target_of
+from sebp_edge.models.catalog import CATALOG, resolve, resolve_config
+from sebp_edge.models.hub_cache import cache_of_the_hub
+from sebp_edge.models.known_models import BUNDLED, recall_model, remember_model, shape_from, values_of
+from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.recipe import Recipe
+from sebp_edge.run.job import Job
+from sebp_edge.run.known_call import KnownCall, NotKnown
+from sebp_edge.run.preparation import Preparation
+
+CPU = torch.device("cpu")
+
+
+def call_for(model, folder, **options):
+    values = {"recipe": Recipe.load(None), "seed": 0, "store": AdapterStore(folder), "me": (), "budget": None}
+    values |= {"signal": StopSignal(), "job": Job(silent)}
+    return KnownCall.of(resolve(model), "cpu", 0, **values | options)
+
+
+def random_text(number):
+    """Returns words of several scripts, emoji, blanks, and tokens that are spelled out."""
+    draw = random.Random(number)
+    pieces = ["note", "Ärger", " ", "\n\n", "\t", "山", "🙂🏽", "é", "1234567", "a\u0301", "\u200b", "x" * 40]
+    return "".join(draw.choices([*pieces, "<|eos|>", "<|user|>"], k=draw.randrange(1, 200)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, id=str(name)) for name in configs()])
+def test_the_shapes_that_ship_are_those_that_torch_reads(name):
+    """`python tests/known_shapes.py` writes them."""
+    known = json.loads(BUNDLED.read_text())["shapes"]
+    assert set(known) == set(configs())
+    shape = read_shape(resolve_config(configs()[name]))
+    assert shape_from(known[name], shape.name) == shape
+
+
+def test_the_models_with_short_names_are_known():
+    for name in CATALOG:
+        known = recall_model(resolve(name))
+        assert known.shape.name == name
+        assert abs(known.shape.parameters / 1e9 - CATALOG[name].parameters) < 0.001
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_shape_survives_json(family, tmp_path):
+    MODELS[family]().config.save_pretrained(tmp_path)
+    shape = read_shape(resolve_config(tmp_path))
+    assert shape_from(json.loads(json.dumps(values_of(shape))), shape.name) == shape
+
+
+def test_a_tokenizer_gives_the_tokens_of_transformers(model_folder):
+    folder = resolve(model_folder)
+    assert recall_model(folder) is None
+    remember_model(folder, read_shape(folder), local_tokenizer(folder))
+    for reference in (folder, resolve("tiny")):
+        known, own = recall_model(reference).tokenizer, local_tokenizer(reference)
+        assert recall_model(reference).shape == read_shape(reference)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "special_tokens_map", "is_fast"):
+            assert getattr(known, name) == getattr(own, name)
+        decoder = {number: (str(token), token.special) for number, token in own.added_tokens_decoder.items()}
+        assert known.added_tokens_decoder == decoder
+        assert bool(known.chat_template) == bool(own.chat_template)
+        for number in range(60):
+            text, options = (
+                random_text(number),
+                {"split_special_tokens": number % 2 == 0, "add_special_tokens": number % 3 == 0},
+            )
+            left, right = (one(text, return_offsets_mapping=True, **options) for one in (known, own))
+            assert left["input_ids"] == right["input_ids"]
+            assert left["offset_mapping"] == right["offset_mapping"]
+            assert left.word_ids() == right.word_ids()
+            ids = left["input_ids"]
+            assert known.decode(ids, skip_special_tokens=False) == own.decode(ids, skip_special_tokens=False)
+        texts = [random_text(number) for number in range(5)]
+        assert known(texts)["input_ids"] == own(texts)["input_ids"]
+
+
+def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tmp_path):
+    """But for the memory that is free just then."""
+    one = Personalizer(model_folder, device="cpu", store=tmp_path / "store", memory_budget="4GB")
+    plan = one.plan(notes_folder)
+    with pytest.raises(NotKnown):
+        call_for(model_folder, tmp_path / "store")
+    remember_model(one.reference, read_shape(one.reference), local_tokenizer(one.reference))
+    target = target_of(CPU, plan.chosen.footprint.context)
+    remember_machine({"cpu": target})
+    call = call_for(model_folder, tmp_path / "store", budget=one.memory_budget)
+    known = Preparation(*call.with_texts(notes_folder)).plan().plan
+    assert known.chosen.footprint == plan.chosen.footprint
+    assert replace(known.chosen, seconds=None) == replace(plan.chosen, seconds=None)
+    assert known.chosen.seconds == pytest.approx(plan.chosen.seconds)  # a process measures once
+
+
+def test_a_plan_needs_no_torch(notes_folder, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests']\n"
+        "from sebp_edge.adapters.store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
+        "from sebp_edge.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
+        "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import Job\n"
+        "from sebp_edge.run.known_call import KnownCall; from sebp_edge.events import silent\n"
+        "values = dict(recipe=Recipe.load(None), seed=0, store=AdapterStore(sys.argv[2]), me=(), budget=None)\n"
+        "call = KnownCall.of(resolve('tiny'), 'cpu', 0, **values, signal=StopSignal(), job=Job(silent))\n"
+        "assert Inspection.of(call, Path(sys.argv[1]), 'mine').plan.chosen.peak > 0\n"
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'peft') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, notes_folder, tmp_path], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_what_was_remembered_of_other_versions_or_files_is_not_used(model_folder, tmp_path, monkeypatch):
+    reference = resolve(model_folder)
+    remember_model(reference, read_shape(reference), local_tokenizer(reference))
+    assert recall_model(reference) is not None
+    monkeypatch.setattr("sebp_edge.models.known_models.version", lambda package: "0.0")
+    assert recall_model(reference) is None
+    remember_machine({"cpu": target_of(CPU, memory_of(CPU).planned_overhead(0))})
+    monkeypatch.setattr("sebp_edge.memory.known_machine.version", lambda package: "0.0")
+    assert recall_machine("cpu")[0].rate is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"devices": 5}', '{"versions": 1, "devices": {"cpu": []}}'])
+def test_damaged_memories_are_not_used(content, own_home, model_folder):
+    reference = resolve(model_folder)
+    remember_model(reference, read_shape(reference), local_tokenizer(reference))
+    remember_machine({"cpu": target_of(CPU, 1)})
+    for path in (own_home / "cache" / "sebp-edge").rglob("*.json"):
+        path.write_text(content)
+    assert recall_model(reference) is None
+    assert recall_machine("cpu")[0].rate is None
+
+
+def test_a_gpu_is_known_with_what_is_free_on_it_now(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-aa-1, 700\necho GPU-aa-2, 20000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert recall_machine(None) is None  # torch must say what it can do with it
+    target = Target("cuda", "bfloat16", True, False, 1e14, 10**9, host=5.0)
+    remember_machine({"cuda": target, "default": target}, "aa-2")
+    found, free = recall_machine(None)
+    assert replace(found, host=5.0) == target
+    assert (found.host > 10**6, free) == (True, 20000 * 2**20)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-aa-1, 700\n")
+    assert recall_machine(None) is None  # it was taken out
+
+
+def test_a_damaged_adapter_is_recognised_by_its_size(tmp_path, model_folder):
+    call = call_for("tiny", tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    header = json.dumps({"one": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(20)
+    file.write_bytes(whole)
+    call.refuse_damaged(tmp_path)
+    for damaged in (whole[:-1], whole[:9], b"", whole + b"1", b"\xff" * 30):
+        file.write_bytes(damaged)
+        with pytest.raises(AdapterError, match="is damaged"):
+            call.refuse_damaged(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"HF_HOME": "~/models"},
+        {"HF_HUB_CACHE": "$HOME/a"},
+        {"HUGGINGFACE_HUB_CACHE": "/b"},
+        {"XDG_CACHE_HOME": "/c"},
+    ],
+)
+def test_the_cache_is_where_the_hubs_client_has_it(variables, monkeypatch):
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert str(cache_of_the_hub()) == said
