@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_417
+MAX_LINES = 50_423
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_633,
-    "adapters": 3_623,
+    "adapters": 3_624,
     "ask": 722,
     "basics": 746,
     "basics.pages": 331,
-    "cli": 3_029,
+    "cli": 3_030,
     "export": 1_991,
     "machine": 860,
     "memory": 1_498,
