@@ -12,6 +12,7 @@ from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches import attention as attention_patch
 from sebp_edge.sparse.patches.attention import FusedAttention
+from sebp_edge.sparse.patches.counts import MAX_DQ_BYTES
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import RowPlan
 
@@ -293,7 +294,7 @@ def test_fused_attention_changes_no_loss_and_no_gradient(family):
         assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, attention_patch.MAX_DQ_BYTES)])
+@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, MAX_DQ_BYTES)])
 def test_heads_run_in_groups_if_blocks_are_chunked(is_chunked, expected, monkeypatch):
     limits, attend = [], attention_patch.sequence_attention_
 
