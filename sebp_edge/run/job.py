@@ -80,10 +80,10 @@ class Job:
         self._own_clock = WorkClock()
         self.id, self.clock, self._on_event = id or new_job(), clock or self._own_clock, on_event
         self._ahead: list[Phase] = []
-        self._phase, self._is_laid_out, self._reports = Phase("reading"), False, False
+        self._phase = Phase("reading")
+        self._is_laid_out = self._reports = self._is_guessed = False
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
         self._done = 0  # of the running evaluation, or stage of the preparation
-        self._is_guessed = False
         self._began = self._marked = self._entered = self.clock()
         self._sent, self._fraction, self._resumed_at = self._began, 0.0, 0.0
 

@@ -4,9 +4,8 @@
     <number>.safetensors        tensors: the best state of a training, or what the learner goes on from
 
 A checkpoint is complete once checkpoint.json names its files, which are on the disk then; those of the one before are
-deleted afterwards. So no kill damages it, but only a disk that loses what it said it had written. A second one would
-double what a training of all weights needs of the disk, for a training that can start over. It contains losses and
-weights; no text, no tokens, and no name of a document.
+deleted afterwards, so that only a failing disk damages it. Another one would double what a training of all weights
+needs of the disk. It contains losses and weights; no text, no tokens, and no name of a document.
 """
 
 import dataclasses

@@ -142,6 +142,7 @@ class TrainingRun:
         self._announce_slow_run()
         starts = [read_state(self.base, folder) for folder in self.task.starts]
         self.adaptation = self._attach(self.base, self.task.recipe, self.task.seed)
+        self._check()  # attaching takes a second on a CPU, and so does the learner's trial
         with precise_sums(), self._make_learner() as learner:
             self.is_hoisted = learner.is_hoisted
             # With fresh weights, the adaptation computes what the base model does.

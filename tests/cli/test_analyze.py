@@ -49,7 +49,7 @@ def test_an_analysis_in_json_writes_a_page_only_on_request(analyze, tmp_path, mo
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     *events, last = records(run(*analyze[:-2], "--json").stdout)
-    kinds = {"started", "preparing", "model_loaded", "texts_read", "example_analyzed"}
+    kinds = {"started", "progress", "preparing", "model_loaded", "texts_read", "example_analyzed"}
     assert {event["event"] for event in events} == kinds
     assert (last["event"], last["html"], last["analyzed"]["examples"]) == ("analysis", None, 4)
     assert list(tmp_path.glob("here/*")) == []
