@@ -149,7 +149,8 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
     assert weak.gain_at_least > 0
     assert (weak.verdict, weak.active, weak.compared_with) == ("worse than active", False, 1)
     assert weak.gain_over_active < -weak.tolerance
-    assert "But version 1, which is active, is better. On documents held out of both trainings" in weak.summary
+    assert "worse than version 1, the best so far, on documents held out of both trainings" in weak.summary
+    assert "Version 1 stays active." in weak.summary
     assert make().store.adapter("default").active() == 1
 
 

@@ -82,7 +82,9 @@ MUTATIONS = [
         ("the margin of the gate", "result.gain.lower >= self.margin", "result.gain.lower >= 0",
          "tests/training", "margin"),
         ("worse than the active version", "over_active.lower >= -TOLERANCE", "over_active.lower >= -1",
-         "tests/training", "active_version"),
+         "tests/training", "active_one_is_better"),
+        ("worse than the best version", "over_best.lower >= -TOLERANCE", "over_best.lower >= -1",
+         "tests/training", "worse_than_the_best"),
         ("a refit that is worse", "if loss is None or loss < judged_loss:", "if loss is None or loss > 0:",
          "tests/training", "judged_state"),
         # Memory.
