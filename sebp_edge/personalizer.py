@@ -46,8 +46,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
 
     Only one call at a time may use the model: during one, all methods but `stop`, `pause` and `plan` raise BusyError.
     `stop()`, or an event that was passed as `stop_when`, ends a call, which raises Interrupted. Every other error is a
-    SebpEdgeError too; its message says what to do. A training runs on one device and refuses to run in several
-    processes (see `sparsify` for several GPUs).
+    SebpEdgeError too; its message says what to do. A training runs on one device, in one process (else see `sparsify`).
 
     Several methods take these arguments:
         texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
@@ -340,9 +339,9 @@ class Personalizer(AbstractContextManager["Personalizer"]):
     ) -> Answer:
         """Answers a question from texts, and names the passages that the answer was read in.
 
-        Searches the texts in memory, where only changed files are read again, shows the model the best passages and the
-        question, and compares its reply with them: a reply whose words or values are not there gives way to a sentence
-        of the best passage. If no passage is about the question, the answer says so, and no model is loaded.
+        Shows the model the passages that a search in memory finds, and compares its reply with them: one whose words or
+        values are not there gives way to a sentence of the best passage. If no passage is about the question, the
+        answer says so, and no model is loaded. Of texts that were read before, only changed files are read again.
 
         Args:
             texts: of chats and mails, what everybody wrote is searched.
@@ -350,9 +349,8 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             num_passages: the most passages that the model is shown; fewer if the model's context is too short.
             on_text: receives the model's reply before it is compared: see `Answer.quoted`.
         """
-        sampling = Sampling(max_new_tokens, temperature=0, stop=("\n",))
+        sampling, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
         with self._begin(stop_when) as call:
-            choice = AdapterChoice(adapter, version)
             return asking.ask(call, question, self._searched, texts, before, choice, sampling, num_passages, on_text)
 
     def export(

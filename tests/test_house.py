@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_419
+MAX_LINES = 50_423
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_635,
-    "adapters": 3_623,
+    "files at the root": 1_633,
+    "adapters": 3_624,
     "ask": 722,
     "basics": 746,
     "basics.pages": 331,
-    "cli": 3_028,
+    "cli": 3_030,
     "export": 1_991,
     "machine": 860,
     "memory": 1_498,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "questions": 341,
     "research": 3_142,
     "run": 5_391,
-    "serve": 2_597,
+    "serve": 2_600,
     "sparse": 1_531,
     "sparse.patches": 2_214,
     "sparse.rows": 765,
@@ -96,6 +96,7 @@ HOMES = {
         "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",
+        "sebp_edge/serve/planning.py",
         "sebp_edge/serve/streams.py",
         "sebp_edge/texts/template_child.py",
     ),

@@ -1,6 +1,6 @@
 """What `gc` deletes. The rule: of each adapter,
 
-- the active version, the one that was active before it, and the newest three (or `keep`) stay;
+- the active version, the one that was active before it, the best so far, and the newest three (or `keep`) stay;
 - a version of an interrupted training goes once there is a newer version, unless it is active or was before;
 - all others go, and so does what killed processes have left.
 
@@ -16,6 +16,7 @@ from sebp_edge.adapters.activation import read_activated
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.folders import size_of
 from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.standing import read_standing
 from sebp_edge.errors import AdapterError
 
 KEPT_VERSIONS = 3
@@ -73,10 +74,10 @@ def old_versions(adapter: Adapter, keep: int) -> list[OldVersion]:
     for version in adapter.versions():
         with suppress(AdapterError):
             records[version] = AdapterRecord.read(adapter.folder / str(version))
-    newest, activated = sorted(records)[-keep:], read_activated(adapter.folder)[:2]
+    newest, stays = sorted(records)[-keep:], {*read_activated(adapter.folder)[:2], *read_standing(adapter).best[:1]}
     for version, record in records.items():
         interrupted = record.is_interrupted and version != newest[-1]
-        if version not in activated and (interrupted or version not in newest):
+        if version not in stays and (interrupted or version not in newest):
             reason = "interrupted" if interrupted else "old"
             found.append(OldVersion(adapter.name, version, reason, size_of(adapter.folder / str(version))))
     return found

@@ -213,7 +213,8 @@ def gc(
 ) -> None:
     """Delete old versions, interrupted ones, and what killed processes left.
 
-    Of each adapter, the active version, the one that was active before it, and the newest three stay. A version of an
+    Of each adapter, the active version, the one that was active before it, the best so far, and the newest three stay.
+    A version of an
     interrupted training goes once there is a newer one.
     """
     with one_sentence_errors(as_json=as_json):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.ask.answer import NOT_FOUND, NUM_PASSAGES, Answer, is_found
-from sebp_edge.cli.base_model import choose_model, open_model
+from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, select
 from sebp_edge.errors import Interrupted, OptionError, TextsError
@@ -49,11 +49,12 @@ def ask(
             if index is None:  # without a model, whose libraries take seconds to import
                 _show(Answer(NOT_FOUND, found=False), question, as_json)
                 return
-            answer = _answer(open_model(device, **settings), question, index, [], adapter, passages, as_json)
+            personalizer = personalizer_class()(**settings, device=device)
+            answer = _answer(personalizer, question, index, [], adapter, passages, as_json)
             if answer.quoted and adapter != READER and out.is_terminal and not as_json:
                 _advise_reader(reference)
             return
-        personalizer, before = open_model(device, **settings), []
+        personalizer, before = personalizer_class()(**settings, device=device), []
         for asked in _typed():
             try:
                 answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)

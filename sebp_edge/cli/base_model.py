@@ -19,6 +19,14 @@ def open_store():
     return AdapterStore()
 
 
+def personalizer_class() -> type:
+    """Returns Personalizer; imported late, since its libraries take seconds."""
+    with quick_imports():
+        from sebp_edge.personalizer import Personalizer
+
+    return Personalizer
+
+
 @contextmanager
 def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bool = True, **settings) -> Iterator:
     """Context with a Personalizer, whose progress is shown.
@@ -28,12 +36,12 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
         lists_left_out: see `show_progress`.
         settings: the Personalizer's.
     """
+    make = personalizer_class()
     with quick_imports():
         from sebp_edge.cli.progress import show_progress
-        from sebp_edge.personalizer import Personalizer
 
     with show_progress(as_json, lists_left_out=lists_left_out) as sink:
-        yield Personalizer(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
+        yield make(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
 
 
 def choose_model(
@@ -63,14 +71,6 @@ def choose_model(
         load_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
     recipe = Recipe.load("notes").replace(load_in_4bit=load_in_4bit)
     return {"model": base, "recipe": recipe, "store": store}, adapter
-
-
-def open_model(device: str | None, **settings):
-    """Returns a Personalizer with settings that were chosen."""
-    with quick_imports():
-        from sebp_edge.personalizer import Personalizer
-
-    return Personalizer(**settings, device=device)
 
 
 def find_base_model(store, record) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.cli.base_model import choose_model, open_model
+from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json
 from sebp_edge.cli.options import Device, Json, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
@@ -79,7 +79,7 @@ def generate(
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
         wanted = adapter or name or ("default" if version is not None else None)
         settings, chosen = choose_model(wanted, version, model, load_in_4bit)
-        personalizer = open_model(device, **settings)
+        personalizer = personalizer_class()(**settings, device=device)
         if not as_json and isinstance(request, str) and out.is_terminal:
             out.print(request, end="", style="bold", markup=False)
 

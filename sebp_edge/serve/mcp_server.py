@@ -67,7 +67,10 @@ def run(folders: Sequence[Path], model: str, *, may_learn: bool) -> None:
 
 
 async def _serve(folders: Sequence[Path], model: str, *, may_learn: bool) -> None:
-    async with await Client.start(folders=_absolute(folders)) as client:
+    # A model in a folder or a file is read there, too; the server runs in another folder.
+    own = _absolute([Path(model)]) if Path(model).exists() else []
+    model = own[0] if own else model
+    async with await Client.start(folders=[*_absolute(folders), *own]) as client:
         tools = NotesTools(client, folders, model)
         server = MCPServer("sebp-edge", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
         for tool in (tools.ask, tools.inspect, tools.status, *((tools.learn, tools.forget) if may_learn else ())):

@@ -74,6 +74,15 @@ def test_a_record_that_cannot_be_read_is_left_out_unless_another_one_names_it(st
     assert best(store) == (2, 1)
 
 
+def test_gc_keeps_the_best_version(store, save):
+    save(verdict="better", is_best=True)
+    for number in range(2, 8):
+        save(verdict="better", is_best=False, best_before=1, refused=number)
+    store.gc(store.garbage(keep=1))
+    assert store.adapter("a").versions() == [1, 6, 7]
+    assert best(store) == (1,)
+
+
 def test_refusals_are_counted_over_the_versions_that_are_left(store, save):
     counts = random.choices(range(1, 100), k=4)
     for count in (None, *counts):

@@ -23,6 +23,7 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import CATALOG, resolve, resolve_config
+from sebp_edge.models.four_bits import has_bitsandbytes
 from sebp_edge.models.hub_cache import cache_of_the_hub
 from sebp_edge.models.known_models import BUNDLED, recall_model, remember_model, shape_from, values_of
 from sebp_edge.models.loading import local_tokenizer
@@ -157,7 +158,7 @@ def test_a_gpu_is_known_with_what_is_free_on_it_now(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert recall_machine(None) is None  # torch must say what it can do with it
-    target = Target("cuda", "bfloat16", True, False, 1e14, 10**9, host=5.0)
+    target = Target("cuda", "bfloat16", True, has_bitsandbytes(), 1e14, 10**9, host=5.0)
     remember_machine({"cuda": target, "default": target}, "aa-2")
     found, free = recall_machine(None)
     assert replace(found, host=5.0) == target

@@ -170,7 +170,7 @@ def test_a_training_that_waits_can_be_paused_and_stopped(
         polite(react).adapt(notes_folder)
     mains.power_plugged = True
     made = polite(react)
-    with pytest.raises(Interrupted, match=f"--resume {paused.value.job}|resume\\('{paused.value.job}'"):
+    with pytest.raises(Interrupted, match=paused.value.job):
         made.resume(paused.value.job)
     mains.power_plugged = True
     made = polite()
@@ -440,7 +440,7 @@ def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, tmp_pat
         *_, error = records(one.communicate(timeout=100)[0])
     assert (one.returncode, error["code"]) == (130, "interrupted")
     (job,) = AdapterStore().jobs.list()
-    assert f"--resume {job.id}" in error["message"]
+    assert "To go on" in error["message"] and job.id in error["message"]
     write_supplies(tmp_path / "power", plugged=True)
     with process("adapt", "--resume", job.id, "--json") as one:  # which gets a low priority, too
         *_, result = records(one.communicate(timeout=200)[0])

@@ -13,6 +13,7 @@ from builders import (
     make_llama,
     make_sentences,
     make_step,
+    make_tokenizer,
     outlined,
     schedule_of,
 )
@@ -26,10 +27,12 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
+from sebp_edge.models.vocabulary import Vocabulary
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graphs import GraphPool, _CapturedGraph
 from sebp_edge.training.update_in_backward import UpdateInBackward
+from sebp_edge.training.words import WordReader
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,6 +140,21 @@ def test_held_out_losses_equal_the_eager_ones():
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_words_that_a_graph_reads_equal_the_eager_ones():
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
+    with make_learner(LoraAdaptation(), examples) as learner:
+        learner.words = WordReader(Vocabulary(make_tokenizer(), 320), learner.device)
+        learner.begin_graphs()
+        ((_, rows, owners),) = learner.losses(evaluated(learner, examples), reads_words=True)
+        assert learner.graphs is not None
+        ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples), reads_words=True)
+    assert torch.equal(owners, expected_owners)
+    assert rows.shape == expected.shape == (sum(example.num_loss_tokens for example in examples), 6)
+    # Which token is the likeliest may be a matter of rounding.
+    for column in (0, 4, 5):
+        torch.testing.assert_close(rows[:, column], expected[:, column], rtol=2e-2, atol=2e-2)
 
 
 def test_a_step_does_not_wait_for_the_gpu():

@@ -29,7 +29,7 @@ from sebp_edge.training.gate import TOLERANCE
 from sebp_edge.training.scoring import score
 
 SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
-POPULATION, CHARACTERS = 60, (200, 2000)
+POPULATION, CHARACTERS = 60, (200, 3000)
 # What a step does: multiples of the rate, epochs, and whether it starts afresh.
 KINDS = ((1, 2, False), (1, 2, False), (1, 2, False), (6, 2, False), (1, 2, True), (0.4, 2, True), (1, 1, True))
 

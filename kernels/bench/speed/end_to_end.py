@@ -1,12 +1,12 @@
-"""Shows where the time of `sebp-edge adapt` goes, from the command to the saved adapter, at the shape of Llama-3.2-3B.
+"""Shows where the time of `sebp-edge adapt` goes, from the command to the saved adapter.
 
     python kernels/bench/speed/end_to_end.py --notes FOLDER [--record [FILE]]     60 and 1000 notes of FOLDER, on a GPU
     python kernels/bench/speed/end_to_end.py --sizes 60                           60 of this project's own notes
-    python kernels/bench/speed/end_to_end.py --tiny                               the bundled model on the CPU
+    python kernels/bench/speed/end_to_end.py --cpu tiny FOLDER... [--record [FILE]]   on the CPU, with these models
 
-A folder with random bf16 weights and the bundled model's tokenizer is made once and stays in --work. The command runs
-in a process of its own, first with an empty Triton cache, then with the cache of the first run. The arrival times of
-its events split the run into parts:
+On the GPU, the model has the shape of Llama-3.2-3B: a folder with random bf16 weights and the bundled model's tokenizer
+is made once and stays in --work. The command runs in a process of its own, first with empty caches (of Triton; on the
+CPU, of all), then with those of the first run. The arrival times of its events split the run into parts:
 
     import      from the start of the process to the call of `adapt`: Python, libraries, recipe, device
     load        read the files, load the model     texts       tokenize the texts
@@ -86,27 +86,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", metavar="NOTES")
     default = Path(tempfile.gettempdir()) / "sebp-edge-end-to-end"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--cpu", nargs="+", metavar="MODEL")
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
-    if options.tiny and options.record:
-        parser.error("--record is for GPU runs only; leave out --record or --tiny.")
-    sizes, files = options.sizes or ((24,) if options.tiny else SIZES), text_files(options.notes)
+    files = text_files(options.notes)
+    sizes = options.sizes or ((len(files),) if options.cpu else SIZES)
     if max(sizes) > len(files):
         parser.error(f"{options.notes} has {len(files)} text files, expected {max(sizes)}; give --notes or --sizes.")
-    model = (
-        TINY_MODEL if options.tiny else ensure_model_folder(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))
-    )
-    extra = ["--device", "cpu", "--epochs", "1", "--context", "32"] if options.tiny else ["--device", "cuda"]
+    models = options.cpu or [ensure_model_folder(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))]
+    device = "cpu" if options.cpu else "cuda"
     subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
     print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")
     rows = []
-    for size in sizes:
-        for row in measure(size, files, model, options.work, extra):
+    for model, size in itertools.product(models, sizes):
+        for row in measure(size, files, model, options.work, device):
             show(row)
-            rows.append(row)
+            rows.append({"model": Path(model).name} | row if options.cpu else row)
     if options.record:
-        evidence.record("end-to-end", SOURCES, rows, options.record)
+        name = "end-to-end-cpu" if options.cpu else "end-to-end"
+        evidence.record(name, SOURCES, rows, options.record, on_cpu=bool(options.cpu))
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -115,16 +113,19 @@ def text_files(folder: Path) -> list[Path]:
     return random.Random(0).sample(files, len(files))
 
 
-def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[str]) -> Iterator[dict]:
-    """The figures of the run with an empty Triton cache, then of the run with a filled one; parts in seconds."""
+def measure(size: int, files: list[Path], model: Path | str, work: Path, device: str) -> Iterator[dict]:
+    """The figures of the run with an empty cache, then of the run with a filled one; parts in seconds."""
     shutil.rmtree(runs := work / "runs", ignore_errors=True)
     notes = runs / "notes"
     notes.mkdir(parents=True)
     for number, file in enumerate(files[:size]):
         shutil.copy(file, notes / f"{number:04}{file.suffix}")
     for cache in ("empty", "filled"):
-        command = [*COMMAND, str(notes), "--model", str(model), "--out", str(runs / cache), "--json", *extra]
-        begin, arrivals, end = run_timed(command, {"TRITON_CACHE_DIR": str(runs / "triton")})
+        options = ["--model", str(model), "--out", str(runs / cache), "--json", "--device", device]
+        caches = {"TRITON_CACHE_DIR": str(runs / "triton")}
+        if device == "cpu":
+            caches["XDG_CACHE_HOME"] = str(runs / "cache")
+        begin, arrivals, end = run_timed([*COMMAND, str(notes), *options], caches)
         yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals)}
 
 
