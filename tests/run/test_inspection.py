@@ -9,6 +9,7 @@ from command import run
 from random_texts import edit, words
 
 from sebp_edge import Personalizer
+from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.run.preparation import Preparation
@@ -87,7 +88,7 @@ def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
     personalizer = Personalizer("tiny", device="cpu", on_event=events.append)
     found = personalizer.inspect(texts)
     events.clear()
-    call = personalizer._make_call(StopSignal())
+    call = personalizer._make_call(StopSignal(), Interruptions())
     planned = Preparation(*call.with_texts(texts)).plan()
     assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
 
