@@ -120,5 +120,6 @@ def test_it_forgets_a_note_that_it_has_learnt(notes_folder, model_folder, own_da
     assert (forgot["kind"], forgot["state"]) == ("forget", "done"), forgot
     assert len(forgot["result"]["documents"]) == 1
     assert forgot["result"]["versions_removed"] == [1]
-    listed = AdapterStore(own_data_folder.parent).adapter("default").documents()
+    adapter = AdapterStore(own_data_folder.parent).adapter("default")
+    listed = [document for version in adapter.versions() for document in adapter.documents(version)]
     assert forgotten.name not in {Path(document.name).name for document in listed}
