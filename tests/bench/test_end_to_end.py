@@ -71,15 +71,14 @@ def test_a_tiny_run_is_split(model_folder, tmp_path, warm, capsys):
     for number, text in enumerate(make_sentences(24, words=60)):
         files.append(tmp_path / f"{number}.md")
         files[-1].write_text(text)
-    options = ["--device", "cpu", "--epochs", "1", "--context", "32"]
-    row = next(end_to_end.measure(24, files, model_folder, tmp_path, options))
+    row = next(end_to_end.measure(24, files, model_folder, tmp_path, "cpu"))
     end_to_end.show(row)
     assert row["triton_cache"] == "empty"
     for part in end_to_end.PARTS:
         assert row[part] == 0 if part == "capture" else row[part] > 0, part
     assert row["documents"] == 24
     assert 0 < row["median_step_ms"] < 1e3 * row["steps"]
-    assert 0 < row["tokens_trained"] < row["tokens"]  # one epoch, without held-out documents
+    assert row["tokens_trained"] > 0
     assert capsys.readouterr().out.count("24 notes") == 1
 
 
@@ -105,10 +104,7 @@ def test_text_files_have_a_fixed_order(tmp_path):
     assert sorted(path.name for path in found) == ["a.md", "b.txt", "d.json", "e.rst", "f.md"]
 
 
-def test_too_few_notes_and_recording_tiny_runs_are_refused(notes_folder, capsys):
+def test_too_few_notes_are_refused(notes_folder, capsys):
     with pytest.raises(SystemExit):
         end_to_end.main(["--notes", str(notes_folder)])
     assert "has 24 text files, expected 1000; give --notes or --sizes" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        end_to_end.main(["--tiny", "--record"])
-    assert "--record is for GPU runs only" in capsys.readouterr().err

@@ -373,8 +373,7 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkey
     assert len(phases) == {"one split": 1, "one split, then all": 2, "folds, then all": 4, "all": 1}[case]
     setup = TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4)
     counted = num_states_kept(setup, num_trainings=len(phases))
-    # A single training of an adapter keeps only the best state; the count includes the next one, which replaces it.
-    assert max(alive) == counted - (recipe.method == "lora" and len(phases) == 1)
+    assert max(alive) == counted
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

@@ -490,7 +490,7 @@ def before(module, name):
 if kind == "tensors":
     before(checkpoint, "write_tensors")
 elif kind == "manifest":
-    before(checkpoint, "write_atomically")
+    before(checkpoint, "write_checked_json")
 sink = (lambda event: isinstance(event, StepDone) and die()) if kind == "step" else (lambda event: None)
 recipe = Recipe(**json.loads(recipe))
 made = Personalizer(model, store=store, recipe=recipe, device="cpu", on_event=sink)

@@ -49,7 +49,9 @@ class Learn(Page):
             )
 
     def _show_plan(self, plan: dict) -> None:
-        needs = f"Takes {duration(plan['seconds'])} and {size(plan['peak'])} of the {size(plan['budget'])} it may use."
+        # The time is known once this machine has trained.
+        time = "" if plan["seconds"] is None else f"{duration(plan['seconds'])} and "
+        needs = f"Takes {time}{size(plan['peak'])} of the {size(plan['budget'])} it may use."
         self._plan.show_words(needs, can_learn=True, share=plan["peak"] / plan["budget"])
 
     def _learn(self) -> None:
