@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_423
+MAX_LINES = 50_431
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_633,
     "adapters": 3_624,
@@ -63,12 +63,12 @@ MAX_LINES_OF_ROOM = {
     "questions": 341,
     "research": 3_142,
     "run": 5_391,
-    "serve": 2_600,
+    "serve": 2_607,
     "sparse": 1_531,
     "sparse.patches": 2_214,
     "sparse.rows": 765,
     "texts": 10_478,
-    "training": 3_548,
+    "training": 3_549,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

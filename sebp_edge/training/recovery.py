@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
+from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -99,8 +100,8 @@ class RecoveringLearner(Learner):
         self._autograd_queue = AutogradQueue(device)
         guard = guard or MemoryGuard(device)
         guard.begin()
-        check = self._check_within
-        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, check, words)
+        within = WeakMethod(self._check_within)  # what the model's parts call must not keep this learner alive
+        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, lambda: within()(), words)
         self.limit = self.row_losses.limit
         self._prepared_rows = self.limit.max_rows
         self.schedule = Schedule([])
