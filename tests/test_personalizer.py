@@ -620,8 +620,9 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
     caplog.set_level(logging.NOTSET)
     events = []
     result = make(on_event=events.append).adapt(secret_notes, activate_anyway=True)
-    assert len(result.samples) == 3 and all("swordfish" in sample.beginning for sample in result.samples)
-    assert json.dumps(result.to_dict()).count("swordfish") >= 3
+    # Beginnings whose continuations are alike are shown once.
+    assert 1 <= len(result.samples) <= 3 and all("swordfish" in sample.beginning for sample in result.samples)
+    assert json.dumps(result.to_dict()).count("swordfish") >= len(result.samples)
 
     folders = (tmp_path / "store", own_home / "data", own_home / "cache")
     saved = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
