@@ -220,13 +220,17 @@ def updated_in_backward(monkeypatch):
 @pytest.fixture
 def micro_batches(monkeypatch):
     """The examples of each micro-batch whose losses are computed during the test."""
-    found, compute = [], RowLosses.__call__
+    found = []
 
-    def watched(losses, examples):
-        found.append(list(examples))
-        return compute(losses, examples)
+    def watch(compute):
+        def watched(losses, examples, *rest):
+            found.append(list(examples))
+            return compute(losses, examples, *rest)
 
-    monkeypatch.setattr(RowLosses, "__call__", watched)
+        return watched
+
+    for name in ("__call__", "read"):
+        monkeypatch.setattr(RowLosses, name, watch(getattr(RowLosses, name)))
     return found
 
 
