@@ -73,13 +73,13 @@ def list_adapters(as_json: Json = False) -> None:
 
 
 def _test(record) -> str:
-    """Returns what the test showed: right answers of a quiz, keystrokes that ghost text saves, or else the loss."""
+    """Returns what the test showed: right answers of a quiz, next words that were guessed, or else the loss."""
     if record.quiz:
         before, after, asked = (record.quiz.get(key, "?") for key in ("right_before", "right_after", "questions"))
         return f"{before} → {after} of {asked} right"
     if record.words:
-        before, after = record.words.saved
-        return f"keys saved {before.removesuffix(' %')} → {after}"
+        before, after = record.words.guessed
+        return f"words guessed {before} → {after} of 100"
     if record.heldout_loss_before is None or record.heldout_loss_after is None:
         return "not tested"
     return f"loss {record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"

@@ -1,4 +1,4 @@
-"""Figures of a test that a person feels: keystrokes that ghost text saves, and next words that are guessed."""
+"""Figures of a test that a person feels: next words that are guessed, and keystrokes that ghost text saves."""
 
 from dataclasses import dataclass
 
@@ -59,8 +59,8 @@ class WordFigures:
         before, after = self.saved
         sure = f" ({self.more_saved})" if self.more_saved else ""
         return (
-            f"ghost text would have saved at least {after} of keystrokes, {before.removesuffix(' %')} before{sure}, "
-            f"and {self.guessed[1]} of 100 next words were guessed, {self.guessed[0]} before"
+            f"{self.guessed[1]} of 100 next words were guessed, {self.guessed[0]} before, and ghost text would have "
+            f"saved at least {after} of keystrokes, {before.removesuffix(' %')} before{sure}"
         )
 
 

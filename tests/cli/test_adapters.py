@@ -25,11 +25,11 @@ def store(own_data_folder):
     return store
 
 
-def test_a_list_has_the_saved_keystrokes_or_else_the_loss(store):
+def test_a_list_has_the_guessed_words_or_else_the_loss(store):
     words = WordFigures(1000, 31, 46, 0.01, 0.02, 200, 54, 58, None, None)
     store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD, words=words), activate=False)
     listed = [line.split("\t")[4] for line in run("adapters", "list").stdout.splitlines()]
-    assert listed == ["loss 3.500 → 3.100"] * 4 + ["keys saved 3.1 → 4.6 %"]
+    assert listed == ["loss 3.500 → 3.100"] * 4 + ["words guessed 27 → 29 of 100"]
     assert contents(run("adapters", "list", "--json").stdout)[-1]["words"]["saved_after"] == 46
 
 

@@ -119,7 +119,7 @@ def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tm
     verdict, why, *_, next_step, figures = result.stdout.partition("Better: ")[2].splitlines()
     assert verdict == "version 1 of 'mine' is active."
     assert re.match(
-        r"On 5 documents held out of the training, ghost text would have saved at least \d+\.\d % of keystrokes, .*"
+        r"On 5 documents held out of the training, \d+ of 100 next words were guessed, \d+ before, and ghost text .*"
         r" Predictions got better: the loss fell by \d+\.\d % \(",
         why,
     )
