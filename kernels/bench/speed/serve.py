@@ -32,7 +32,7 @@ SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/training", __file__)
 TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
 ADAPT = TEXTS | {"name": "notes"}
 # Phases whose first event a job is cancelled at; and the step up to which the protocol's share is measured.
-PHASES, LAST_STEP = ("reading", "comparing", "tokenising", "loading", "train"), 20
+PHASES, LAST_STEP = ("reading", "comparing", "tokenising", "train"), 20
 
 
 def main() -> None:
