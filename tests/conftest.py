@@ -296,6 +296,15 @@ def model_folder(tmp_path_factory, tokenizer):
     return folder
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, tokenizer):
+    """A folder with a model whose random weights are so large that a few steps lower its loss by a tenth."""
+    folder = tmp_path_factory.mktemp("models") / "large-weights"
+    make_llama(initializer_range=0.1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def base(model_folder):
     """The model of `model_folder`, loaded on the CPU."""

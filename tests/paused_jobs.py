@@ -61,3 +61,7 @@ THIRD_STEP = at_step("train", 3)
 def resume(store, job=None, **options):
     made = personalizer(**store.jobs.get(job).arguments(), store=store)
     return made, made.resume(job, **options)
+
+
+def checkpoint_of(job):
+    return json.loads((job.folder / "checkpoint.json").read_text())

@@ -11,7 +11,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_sentences
 from command import run
 from failing_memory import RECIPE as SMALL
 from peft import PeftModel
@@ -37,15 +37,6 @@ FEW = NOTES[:13]
 OTHERS = make_sentences(7, seed=1, words=60)
 SAVED_BY_0_1_0 = Path(__file__).parent / "adapters" / "saved_by_0_1_0"
 EXAMPLES = Path(__file__).parents[1] / "examples" / "notes"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, tokenizer):
-    """A model with random weights so large that a few steps lower its loss by a tenth."""
-    folder = tmp_path_factory.mktemp("models") / "large-weights"
-    make_llama(initializer_range=0.1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

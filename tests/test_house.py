@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_431
+MAX_LINES = 50_433
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_633,
     "adapters": 3_624,
@@ -58,7 +58,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_991,
     "machine": 860,
     "memory": 1_498,
-    "models": 4_804,
+    "models": 4_806,
     "models.gguf": 1_174,
     "questions": 341,
     "research": 3_142,

@@ -33,15 +33,6 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, tokenizer):
-    """A model with random weights so large that a few steps lower its loss by a tenth."""
-    folder = tmp_path_factory.mktemp("models") / "large-weights"
-    make_llama(initializer_range=0.1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def store_of_old(tmp_path_factory, model):
     """A store that has learnt OLD."""
     store = tmp_path_factory.mktemp("stores") / "store"

@@ -19,7 +19,7 @@ from sebp_edge.models.catalog import BUNDLED_FOLDER, DEFAULT_MODEL, ModelReferen
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.models.hub_cache import cached_folder
 from sebp_edge.models.known_tokenizer import KnownTokenizer, TokenizerFacts
-from sebp_edge.models.shape import Block, BlockKind, DecoderShape, LinearShape
+from sebp_edge.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, LinearShape
 
 BUNDLED = Path(__file__).parent / "configs" / "shapes.json"
 # The largest vocabularies take 17 MB; so many models are kept.
@@ -34,16 +34,9 @@ class KnownModel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _ShapeValues:
+class _ShapeValues(DecoderSizes):
     """A shape in JSON: blocks that are alike stand in it once."""
 
-    parameters: int
-    vocabulary: int
-    hidden: int
-    head_size: int
-    longest: int | None
-    is_tied: bool
-    has_plain_embedding: bool
     linears: dict
     blocks: dict
 

@@ -114,8 +114,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class DecoderShape:
-    """The sizes of a decoder and of its blocks.
+class DecoderSizes:
+    """The sizes of a decoder, without its layers.
 
     Attributes:
         parameters: of the whole model, a tied head counted once.
@@ -124,10 +124,8 @@ class DecoderShape:
         longest: the longest sequence that the model takes, in tokens; None for no limit.
         is_tied: whether head and embedding share their weight.
         has_plain_embedding: whether the embedding only looks up rows.
-        linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
     """
 
-    name: str
     parameters: int
     vocabulary: int
     hidden: int
@@ -135,6 +133,17 @@ class DecoderShape:
     longest: int | None
     is_tied: bool
     has_plain_embedding: bool
+
+
+@dataclass(frozen=True)
+class DecoderShape(DecoderSizes):
+    """The sizes of a decoder and of its blocks.
+
+    Attributes:
+        linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
+    """
+
+    name: str
     linears: tuple[LinearShape, ...]
     blocks: tuple[Block, ...]
 

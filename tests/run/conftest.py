@@ -3,21 +3,12 @@
 import shutil
 
 import pytest
-from builders import make_llama, make_sentences
+from builders import make_sentences
 from paused_jobs import THIRD_STEP, bits, personalizer, verdict, write
 from quick import skip_assessment
 
 from sebp_edge import AdapterStore
 from sebp_edge.errors import Paused
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory, tokenizer):
-    """A model with random weights so large that a few steps lower its loss by a tenth."""
-    folder = tmp_path_factory.mktemp("models") / "large-weights"
-    make_llama(initializer_range=0.1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

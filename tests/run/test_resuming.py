@@ -2,21 +2,19 @@
 
 import gc
 import json
-import random
-import re
 import shutil
 import signal
 import weakref
 from dataclasses import asdict
 
 import pytest
-from builders import make_llama, make_sentences
-from command import run, start
-from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume, verdict, write
+from builders import make_sentences
+from command import start
+from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, checkpoint_of, personalizer, resume, verdict, write
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.history import read_history
-from sebp_edge.errors import Interrupted, JobError, MachineError, OptionError, Paused, TextsChanged
+from sebp_edge.errors import Interrupted, MachineError, Paused
 from sebp_edge.events import (
     AdapterSaved,
     Evaluated,
@@ -31,7 +29,6 @@ from sebp_edge.events import (
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.sparse.patches.stops import _Checked
-from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
@@ -253,190 +250,6 @@ def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, monk
             _, result = resume(store)
         found.append((bits(store), verdict(result), result.report.training.curves))
     assert found[0] == found[1]
-
-
-def checkpoint_of(job):
-    return json.loads((job.folder / "checkpoint.json").read_text())
-
-
-def damage(path, how):
-    content = path.read_bytes()
-    match how:
-        case "cut":
-            path.write_bytes(content[: random.randrange(len(content) - 1)])
-        case "zeros":  # what some disks leave after a power cut
-            path.write_bytes(bytes(len(content)))
-        case "flipped":
-            place = random.randrange(len(content))
-            path.write_bytes(
-                content[:place] + bytes([content[place] ^ 1 << random.randrange(8)]) + content[place + 1 :]
-            )
-        case "missing":
-            path.unlink()
-
-
-@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
-@pytest.mark.parametrize("part", ["learner", "best 0", "checkpoint.json"])
-def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, part, how):
-    store, job, _ = pause(at_step("train", 5))
-    files = checkpoint_of(job)["files"]
-    damage(job.folder / (files[part]["file"] if part in files else part), how)
-    if (part, how) != ("checkpoint.json", "missing"):  # as if none had been written: see the next test
-        with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
-            resume(store)
-        assert store.jobs.get().state == "paused"
-    _, result = resume(store, changed="again")
-    assert (bits(store), verdict(result)) == whole[30][:2]
-
-
-def test_a_training_without_a_checkpoint_says_that_it_starts_from_its_beginning(pause, whole):
-    store, job, _ = pause()
-    (job.folder / "checkpoint.json").unlink()
-    made, result = resume(store)
-    assert Notice("No steps of this training are saved, so that it starts from its beginning.") in of_no_job(
-        made.events
-    )
-    assert (bits(store), verdict(result)) == whole[30][:2]
-
-
-def of_no_job(events):
-    return [event.of_job(None) for event in events]
-
-
-@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
-@pytest.mark.parametrize("part", ["job.json", "known_texts.json", "documents.json", "lock"])
-def test_whatever_is_damaged_of_a_job_is_told_in_one_sentence_or_changes_nothing(pause, whole, monkeypatch, part, how):
-    store, job, _ = pause()
-    monkeypatch.setenv(
-        "XDG_DATA_HOME", str(shutil.move(store.folder.parent, job.folder.parents[3] / "sebp-edge").parent)
-    )
-    store = AdapterStore()
-    folder = store.jobs.list()[0].folder
-    if part == "lock" and how != "missing":
-        pytest.skip("it has no content")
-    damage(folder / part, how)
-    if part == "job.json":
-        (sentence,) = store.jobs.damaged()
-        remove = f"`sebp-edge jobs remove {job.id}` deletes it."
-        assert sentence == f"The job '{job.id}' is damaged, or was written by another sebp-edge; {remove}"
-        with pytest.raises(JobError, match=re.escape(sentence)):
-            store.jobs.get(job.id)
-        listed = run("jobs")
-        assert (listed.exit_code, listed.stderr) == (0, f"note: {sentence}\n")
-        assert run("jobs", "remove", job.id).exit_code == 0
-        assert not folder.exists()
-        return
-    try:
-        _, result = resume(store)
-    except (JobError, TextsChanged) as error:
-        assert re.search("is damaged|are not there as they were|is not there as", str(error))
-        _, result = resume(store, changed="again")
-    assert (bits(store), verdict(result)) == whole[30][:2]
-
-
-def test_what_a_kill_leaves_half_written_is_never_taken(pause, whole):
-    store, job, _ = pause()
-    (job.folder / ".checkpoint.json-x").write_text('{"format": 1, "files": {}}')
-    (job.folder / "99.safetensors").write_bytes(b"half")
-    _, result = resume(store)
-    assert (bits(store), verdict(result)) == whole[30][:2]
-    assert not any(job.folder.parent.iterdir())
-
-
-def test_changed_documents_are_refused_and_named_on_the_screen_only(pause):
-    store, _, folder = pause()
-    (folder / "note-05.md").write_text("Something else stands here now, in other words.")
-    (folder / "note-07.md").unlink()
-    with pytest.raises(TextsChanged) as error:
-        resume(store)
-    assert (error.value.changed, error.value.missing) == (("note-05.md",), 2)
-    assert "Of the 30 documents that the training knows, 2 are not there as they were." in str(error.value)
-    assert "New or changed is 'note-05.md'" in str(error.value)
-    assert store.jobs.get().state == "paused"
-
-
-def test_changed_documents_can_be_left_out_and_stay_known(pause):
-    store, job, folder = pause()
-    keys = {document.key for document in read_history(job.folder).known}
-    (folder / "note-05.md").write_text("Something else stands here now, in other words.")
-    made, result = resume(store, changed="without")
-    assert any("goes on without 1 document" in getattr(event, "message", "") for event in made.events)
-    assert any("1 document that came since is left" in getattr(event, "message", "") for event in made.events)
-    assert next(event.step for event in made.events if isinstance(event, StepDone)) == 4
-    assert result.documents == 29
-    known = read_history(result.adapter_path).known
-    assert {document.key for document in known} == keys
-    assert sum(document.absent for document in known) == 1
-    # So that it can be forgotten.
-    (gone,) = (f"{document.key:016x}" for document in known if document.absent)
-    receipt = personalizer(**job.arguments(), store=store).forget(gone, activate_anyway=True)
-    assert receipt.documents == (gone,)
-
-
-def test_what_goes_on_without_documents_can_be_paused_again(pause):
-    store, job, folder = pause()
-    (folder / "note-05.md").unlink()
-    made = personalizer(**job.arguments(), at=at_step("train", 4), store=store)
-    with pytest.raises(Paused):
-        made.resume(changed="without")
-    _, result = resume(store)
-    assert result.documents == 29
-    assert result.heldout_loss_before is not None
-
-
-def test_a_split_without_documents_starts_over_or_is_refused(pause):
-    store, job, folder = pause()
-    history, texts = read_history(job.folder), {path: path.read_text() for path in folder.iterdir()}
-    validated = {document.key for document in history.known if document.role == "validation"}
-    for path, fingerprint in take_fingerprints(texts, history.salt).items():
-        if fingerprint.key in validated:
-            path.unlink()
-    with pytest.raises(JobError, match="none is left in the split 'validation'"):
-        resume(store, changed="without")
-    _, result = resume(store, changed="again")
-    assert result.documents == 30 - len(validated)
-
-
-def test_new_documents_are_left_for_the_next_time(pause, whole):
-    store, _, folder = pause()
-    (folder / "a-new-one.md").write_text("This note was not there when the training began.")
-    _, result = resume(store)
-    assert (bits(store), verdict(result)) == whole[30][:2]
-
-
-def test_another_model_or_device_or_version_is_refused(pause, notes, tmp_path, monkeypatch, tokenizer):
-    store, job, _ = pause()
-    other = tmp_path / "other-model"
-    make_llama(seed=7).save_pretrained(other)
-    tokenizer.save_pretrained(other)
-    with pytest.raises(OptionError, match=r"was begun with the model '.*', and this Personalizer has '.*other-model'"):
-        personalizer(other, store).resume()
-    for path in other.iterdir():
-        shutil.copy(path, job.record.settings["model"])
-    try:
-        with pytest.raises(JobError, match="The base model has other weights"):
-            resume(store)
-    finally:
-        make_llama(initializer_range=0.1).save_pretrained(job.record.settings["model"])
-    monkeypatch.setattr("sebp_edge.run.work.__version__", "9.9.9")
-    with pytest.raises(JobError, match=r"was begun by sebp-edge 0\.1\.0, and this is 9\.9\.9; start over"):
-        resume(store)
-
-
-def test_the_recipe_and_the_seed_are_the_jobs(pause, whole, model):
-    store, _, _ = pause()
-    result = personalizer(model, store, recipe="notes", seed=7).resume()
-    assert (bits(store), verdict(result)) == whole[30][:2]
-
-
-def test_texts_that_are_no_files_are_given_again(model, tmp_path, whole, notes):
-    store, texts = AdapterStore(tmp_path / "store"), make_sentences(40)[:30]
-    with pytest.raises(Paused):
-        personalizer(model, store, THIRD_STEP).adapt(texts, activate_anyway=True)
-    with pytest.raises(JobError, match="texts that are no files"):
-        resume(store)
-    _, result = resume(store, texts=texts)
-    assert verdict(result) == whole[30][1]
 
 
 def test_a_stop_saves_the_best_state_and_the_job_can_go_on(model, notes, tmp_path, whole, monkeypatch):

@@ -31,8 +31,8 @@ NOTES = Path(__file__).parents[3] / "examples" / "notes"
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/training", __file__)
 TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
 ADAPT = TEXTS | {"name": "notes"}
-# Phases whose first event a job is cancelled at; those between are too short, with a warm worker, to be told. The step up
-# to which the protocol's share is measured.
+# Phases whose first event a job is cancelled at; a warm worker is through with those between before it tells them.
+# The protocol's share is measured up to this step.
 PHASES, LAST_STEP = ("reading", "train"), 20
 
 
