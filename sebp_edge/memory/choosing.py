@@ -3,8 +3,10 @@
 Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
 often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
 precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
+What the choice leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -57,6 +59,7 @@ def make_plan(
         raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
+    chosen = candidates.with_dequantised_blocks(chosen, budget.size)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
     fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
@@ -130,6 +133,24 @@ class _Candidates:
             ]
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
+
+    def with_dequantised_blocks(self, chosen: Choice, budget: int) -> Choice:
+        """Returns the fastest choice of the same precision if what each leaves holds dequantised 4-bit weights."""
+        if not (chosen.recipe.load_in_4bit and self._setup(chosen.recipe).is_hoisted):
+            return chosen
+        alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits)
+        fitting = [each for each in alike if each.peak <= budget and each.host_memory <= self.target.host]
+        return min((self._filled(each, budget) for each in fitting), key=lambda choice: choice.seconds)
+
+    def _filled(self, choice: Choice, budget: int) -> Choice:
+        """Returns a choice that fits with as many blocks' 4-bit weights dequantised as fit, too."""
+        setup = self._setup(choice.recipe)
+
+        def with_blocks(number: int) -> Choice:
+            return self._choice(replace(setup, options=replace(choice.options, dequantised_blocks=number)))
+
+        numbers = range(1, len(self.shape.blocks) + 1)
+        return with_blocks(bisect_right(numbers, budget, key=lambda number: with_blocks(number).peak))
 
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
         """Returns all choices with the same recipe and precision, the fastest first."""

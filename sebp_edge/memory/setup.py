@@ -66,6 +66,11 @@ class TrainingSetup:
         return num_recomputed
 
     @property
+    def dequantised_parameters(self) -> int:
+        """Number of parameters in 4 bits that are also in memory dequantised."""
+        return sum(block.parameters for block in self.shape.blocks[: self.options.dequantised_blocks])
+
+    @property
     def offloaded_per_token(self) -> int:
         """Bytes per token that are copied to host memory and back: those of the checkpoints' inputs."""
         return self.itemsize * self.options.checkpoints * self.shape.hidden if self.options.offload else 0

@@ -41,7 +41,6 @@ import evidence
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.models.catalog import BUNDLED_FOLDER
-from sebp_edge.run.work import Work
 from sebp_edge.serve.client import Client
 
 SOURCES = ("sebp_edge/serve", "sebp_edge/basics/children.py", "sebp_edge/basics/parents.py", __file__)
@@ -257,6 +256,8 @@ class App:
 
     async def _found_by_the_next_server(self, cause: str, store: str) -> dict:
         """Returns what the next server and the store say of the job."""
+        from sebp_edge.run.work import Work  # imports torch, which an app does not
+
         async with await Client.start(store=store, folders=[str(self._folder)]) as client:
             jobs = (await client.call("jobs.list"))["jobs"]
             unreadable = (await client.call("adapters.list"))["unreadable"]

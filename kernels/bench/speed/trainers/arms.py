@@ -90,5 +90,7 @@ ARMS = {
     "sebp-edge all rows": Arm(variants.OUR_EAGER_WITH_ALL_ROWS, {LOSS_SHARE}),
     "sebp-edge hoisted": Arm(variants.OUR_EAGER, {LORA, FULL}),
     "sebp-edge step": Arm(variants.OUR_STEP, {LORA, FULL, FOUR_BIT, LOSS_SHARE}),
+    "sebp-edge step, 14 blocks dequantised": Arm(variants.OUR_STEP_WITH_14_DEQUANTISED, {FOUR_BIT}),
+    "sebp-edge step, 28 blocks dequantised": Arm(variants.OUR_STEP_WITH_28_DEQUANTISED, {FOUR_BIT}),
     "sebp-edge step torch adamw": Arm(variants.OUR_STEP_WITH_TORCHS_ADAMW, {FULL}),
 }
