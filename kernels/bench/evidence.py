@@ -92,7 +92,9 @@ def record(
     else:
         entry["figures"] = figures
     results = json.loads(file.read_text()) if file.exists() else {}
-    _replace(file, json.dumps(results | {name: entry}, indent=1, sort_keys=True) + "\n")
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(results | {name: entry}, indent=1, sort_keys=True) + "\n")
+    part.replace(file)  # whole or not at all
 
 
 def record_tests(outcomes: dict[str, list], file: Path) -> None:
@@ -135,11 +137,6 @@ def machine(on_cpu: bool = False) -> dict:
     else:
         raise RuntimeError("There is no CUDA GPU here, and this result is a GPU's; leave the recording out.")
     return gpu | {"cpu": _cpu(torch.get_num_threads()), "versions": _versions()}
-
-
-def where(entry: dict) -> str:
-    """The GPU or CPU that was measured."""
-    return entry["gpu"] or entry["cpu"]
 
 
 def hash_of(source: str) -> str:
@@ -202,7 +199,8 @@ def report(file: Path) -> str:
     for name, entry in json.loads(file.read_text()).items():
         found = changes(entry)
         commit = (entry["commit"] or "no commit")[:7] + ("+" if entry["uncommitted"] else "")
-        lines.append(f"{'stale' if found else 'fresh'}  {name:29} {entry['recorded'][:10]}  {commit:9}  {where(entry)}")
+        where = entry["gpu"] or entry["cpu"]
+        lines.append(f"{'stale' if found else 'fresh'}  {name:29} {entry['recorded'][:10]}  {commit:9}  {where}")
         failed = [f"{test} failed" for test in entry.get("figures", {}).get("wrong", [])]
         lines += [f"         {each}" for each in found + failed]
     return "\n".join(lines)
@@ -279,13 +277,6 @@ def _write(table: Path, rows: list[dict]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _replace(file: Path, text: str) -> None:
-    """Replaces the file atomically."""
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    part.write_text(text)
-    part.replace(file)
 
 
 if __name__ == "__main__":
