@@ -63,7 +63,10 @@ def make_plan(
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
     fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
-    chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
+    if target.rate is None:
+        chosen, larger, smaller, full = (
+            each and replace(each, seconds=None) for each in (chosen, larger, smaller, full)
+        )
     return Plan(
         model=shape.name,
         device=target.device,
@@ -75,11 +78,6 @@ def make_plan(
         full=full,
         gpu=target.gpu,
     )
-
-
-def _without_unknown_time(choice: Choice | None, target: Target) -> Choice | None:
-    """Removes the time from a choice if the target's speed is unknown."""
-    return choice if choice is None or target.rate is not None else replace(choice, seconds=None)
 
 
 class _Candidates:
@@ -156,7 +154,7 @@ class _Candidates:
         """Returns all choices with the same recipe and precision, the fastest first."""
         setup = self._setup(recipe)
         max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
-        alternatives = [{"checkpoints": checkpoints} for checkpoints in _shares(max_checkpoints)]
+        alternatives = [{"checkpoints": each} for each in sorted({round(max_checkpoints * n / 4) for n in range(5)})]
         if setup.on_gpu and max_checkpoints:
             offloaded = alternatives[-1] | {"offload": True}
             alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
@@ -187,11 +185,6 @@ class _Candidates:
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
         return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
-
-
-def _shares(number: int) -> list[int]:
-    """Returns zero, a quarter, half, three quarters and all of a number."""
-    return sorted({round(number * share / 4) for share in range(5)})
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:

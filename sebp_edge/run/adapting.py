@@ -191,7 +191,7 @@ class Adapting:
         dataset = prepared.dataset
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
-        self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
+        self._place.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), self._place.out)
         task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
         if self._place.out is None:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)

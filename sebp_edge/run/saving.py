@@ -109,14 +109,6 @@ class Place:
         """The adapter in the store, whether it exists or not."""
         return self.store.adapter(self.name)
 
-    def check_writable(self) -> None:
-        """See `AdapterStore.check_writable`."""
-        self.store.check_writable(self.name, self.out)
-
-    def check_disk_space(self, size: int) -> None:
-        """See `AdapterStore.check_disk_space`."""
-        self.store.check_disk_space(size, self.out)
-
     @property
     def active_version(self) -> int | None:
         """The version that is active now; None if there is none, or outside the store."""

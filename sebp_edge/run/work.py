@@ -262,7 +262,9 @@ class Work:
 
     def drawn_from(self, history: SplitHistory) -> SplitHistory:
         """Returns what the splits are drawn from: the job's own, without the documents that are gone, if some are."""
-        return self._own_history() if self.has_lost_texts else history
+        if not self.has_lost_texts:
+            return history
+        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     @property
     def has_lost_texts(self) -> bool:
@@ -311,7 +313,7 @@ class Work:
             options=asdict(options),
             fingerprint=fingerprint,
             examples=_digest(examples, salt),
-            packages=_packages(),
+            packages={"sebp-edge": __version__} | package_versions(),
             earlier=self._earlier,
             active=self._active,
             peak=peak,
@@ -363,10 +365,6 @@ class Work:
         except AdapterError:
             pass
         raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.")
-
-    def _own_history(self) -> SplitHistory:
-        """Returns the documents that it goes on with, with their splits."""
-        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     def _compare(self, now: Fixed, call: Call) -> None:
         fixed = self.resumed.fixed
@@ -420,10 +418,6 @@ def _digest(examples: Iterable[Example], salt: bytes) -> str:
         digest.update(f"{len(example.input_ids)} {example.document};".encode())
         digest.update(example.input_ids.tobytes() + example.labels.tobytes())
     return digest.hexdigest()
-
-
-def _packages() -> dict[str, str]:
-    return {"sebp-edge": __version__} | package_versions()
 
 
 def _texts_changed(missing: int, known: int, new: list[str]) -> TextsChanged:

@@ -190,7 +190,7 @@ class _Encoder:
         """
         content = document.as_chat(chat_template=self._chat_template)
         is_chat = isinstance(content, Conversation)
-        by_template = is_chat and (bool(self._tokenizer.chat_template) or not is_of_people(content.messages))
+        by_template = is_chat and (bool(self._tokenizer.chat_template) or not is_of_people(content))
         for text, loss_spans, common in self._rendered(content, by_template):
             if by_template:
                 parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=False)
