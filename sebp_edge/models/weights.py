@@ -75,9 +75,6 @@ def write_tensors(file: BinaryIO, kinds: Mapping[str, tuple[torch.dtype, Size]],
 class WeightsFile:
     """A safetensors file of a whole model; its tensors are read one at a time, and stay memory-mapped.
 
-    Attributes:
-        shapes: the shapes of the tensors, by name.
-
     Raises:
         OSError, SafetensorError: the file cannot be read.
     """

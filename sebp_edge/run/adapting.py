@@ -54,11 +54,7 @@ class Adapting:
     `read` comes first, unless the texts are read already; then `run`.
 
     Args:
-        call: what it works with.
-        place: where the adapter is saved.
-        work: its job.
         activate_anyway, keep_samples: see `Personalizer.adapt`.
-        preparation: the texts, if they are read already.
         compares: whether the gate compares it with earlier versions.
 
     Attributes:
@@ -265,7 +261,6 @@ class Adapting:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.
 
         Args:
-            error: what ended the training.
             handled: an error that was handled before, whose frames keep what they reference.
 
         Raises:

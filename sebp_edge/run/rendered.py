@@ -32,9 +32,7 @@ class RenderedExample:
     """An example in words, special tokens included.
 
     Attributes:
-        document: the source of its document.
         tokens, trained_tokens: the number of its tokens, and of those with loss.
-        pieces: its text, in order.
     """
 
     document: str

@@ -75,11 +75,7 @@ def run_forget(
     on_found: Callable[[Forgetting], None] | None = None,
     work: Work | None = None,
 ) -> Receipt:
-    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options.
-
-    Args:
-        work: the job that it goes on with; None to begin one.
-    """
+    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options."""
     devices.refuse_several_processes()
     place.store.check_writable(place.name, place.out)
     call.job.begin()

@@ -39,7 +39,6 @@ class TextBeginning:
     """The beginning of a document.
 
     Attributes:
-        source: the source of the document.
         text: what to show of it.
         prompt: its tokens, as in training.
     """

@@ -50,7 +50,6 @@ class Fixed:
         active: the version that was active; None for none.
         recipe, options: how it trains; a plan made now could choose others.
         peak: the peak memory that the plan predicted; None without a plan.
-        fingerprint: the base model's.
         examples: a salted digest of all examples.
         packages: the versions of sebp-edge and of the libraries that it computes with.
     """
@@ -71,7 +70,6 @@ class Resumed:
     """What a training goes on from.
 
     Attributes:
-        fixed: what was chosen when it began.
         state: how far it is; None if nothing is saved of it.
         known: the texts that it knows.
         texts: the hashes of those that it trains on, in the order of their numbers in `state`.
@@ -97,7 +95,6 @@ class Work:
     """The job of one adaptation.
 
     Args:
-        store: the store.
         job: the job; None for an adaptation that cannot be resumed.
         changed: what to do if texts have changed, "refuse" or "without": see `Personalizer.resume`.
 
@@ -124,7 +121,6 @@ class Work:
 
         Args:
             kind, options: see `JobRecord`.
-            texts: what was given as texts.
         """
         if place.out is not None:
             return cls(call.store, None)

@@ -102,9 +102,6 @@ def plain_message(text: str) -> str:
 def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     """Renders a conversation with the generation prompt, which starts the assistant's answer.
 
-    Args:
-        variables: of the template.
-
     Raises:
         ModelError: there is no chat template.
         Unreadable: see `render_conversation`.

@@ -131,13 +131,10 @@ def encode(
     """Encodes documents as examples of at most `context_length` tokens.
 
     Args:
-        documents: the documents; `Example.document` is an index into this list.
-        tokenizer: a fast transformers tokenizer.
         context_length: the maximum number of tokens in one example, 8 or more.
         chat_template: whether to render prompt/completion records with the tokenizer's chat template.
         common_lines: the lines that are boilerplate, from `boilerplate.common_lines`. A completion or an assistant's
             message of such lines only is no boilerplate.
-        progress: of the preparation.
 
     Returns:
         The examples in order, and the documents that gave none, each with the reason.
