@@ -47,27 +47,27 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_488
+MAX_LINES = 50_230
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_633,
-    "adapters": 3_624,
+    "adapters": 3_610,
     "ask": 722,
-    "basics": 746,
+    "basics": 742,
     "basics.pages": 331,
-    "cli": 3_030,
-    "export": 1_991,
-    "machine": 860,
-    "memory": 1_532,
-    "models": 4_807,
-    "models.gguf": 1_174,
-    "questions": 341,
-    "research": 3_142,
-    "run": 5_391,
-    "serve": 2_607,
-    "sparse": 1_535,
-    "sparse.patches": 2_229,
+    "cli": 3_025,
+    "export": 1_989,
+    "machine": 857,
+    "memory": 1_515,
+    "models": 4_761,
+    "models.gguf": 1_168,
+    "questions": 337,
+    "research": 3_133,
+    "run": 5_304,
+    "serve": 2_582,
+    "sparse": 1_533,
+    "sparse.patches": 2_228,
     "sparse.rows": 765,
-    "texts": 10_478,
+    "texts": 10_445,
     "training": 3_550,
 }
 MAX_ENTRIES_AT_ROOT = 22
