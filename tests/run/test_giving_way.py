@@ -93,7 +93,6 @@ def of_kind(events, kind):
 
 
 PLACES = {
-    "at its start": lambda event, steps: isinstance(event, JobStarted),
     "when the model is loaded": lambda event, steps: isinstance(event, ModelLoaded),
     "within an evaluation": lambda event, steps: isinstance(event, ExamplesEvaluated),
     "at a step": lambda event, steps: isinstance(event, StepDone) and len(steps) == 3,
@@ -101,9 +100,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "frees"), [*((place, True) for place in PLACES), ("within an evaluation", False), ("at a step", False)]
-)
+@pytest.mark.parametrize(("place", "frees"), [*((place, True) for place in PLACES), ("within an evaluation", False)])
 def test_waiting_changes_no_bit(polite, mains, hold, notes_folder, store_of_notes, place, frees):
     hold(frees=frees)
     cut, models = [], []
