@@ -1,5 +1,6 @@
 """Shared fixtures: a tiny random model, a data folder for each test, and settings for the whole session."""
 
+import copy
 import functools
 import gc
 import itertools
@@ -312,10 +313,15 @@ def model(tmp_path_factory, tokenizer):
     return folder
 
 
-@pytest.fixture
-def base(model_folder):
-    """The model of `model_folder`, loaded on the CPU."""
+@pytest.fixture(scope="session")
+def loaded_base(model_folder):
     return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.fixture
+def base(loaded_base):
+    """The model of `model_folder`, loaded on the CPU."""
+    return copy.deepcopy(loaded_base)
 
 
 @pytest.fixture

@@ -346,8 +346,14 @@ def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
-@pytest.mark.parametrize("case", ["one split", "one split, then all", "folds, then all", "all"])
-@pytest.mark.parametrize("recipe", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    ("recipe", "case"),
+    [
+        *((LORA, case) for case in ("one split", "one split, then all", "folds, then all", "all")),
+        *((FULL, case) for case in ("one split", "folds, then all")),
+    ],
+    ids=lambda value: getattr(value, "method", value),
+)
 def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkeypatch):
     taken, alive, phases = [], [], []
 

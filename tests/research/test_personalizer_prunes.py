@@ -56,7 +56,7 @@ def check_saved(result, names=None):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
-@pytest.mark.parametrize("method", ["sr-ste", "sdgf-geometric"])  # below, each trains as one's own loop does
+@pytest.mark.parametrize("method", ["sr-ste", "sdgf-geometric"])  # the others are trained below
 def test_the_saved_model_has_the_pattern_and_was_compared_with_the_dense_base(make, method):
     losses = {}
 
