@@ -51,19 +51,20 @@ class RateSearch:
     @property
     def next_rate(self) -> float | None:
         """The learning rate to try next; None at the end."""
-        losses = {each.learning_rate: _finite(each.loss) for each in self.tried}
-        if not self.documents or USUAL not in losses:
+        if not (self.documents and self.tried):
             return USUAL if self.documents else None
-        for rates in (LOWER, HIGHER):
-            before = USUAL
-            for rate in rates:
+        losses = {each.learning_rate: _finite(each.loss) for each in self.tried}
+        for direction in (LOWER, HIGHER):
+            best = USUAL
+            for rate in direction:
                 if rate not in losses:
                     return rate
-                if losses[rate] >= losses[before]:
+                # Below a rate that diverges, a lower one may not.
+                if losses[best] <= losses[rate] and losses[best] < math.inf:
                     break
-                before = rate
-            if before != USUAL:
-                return None
+                best = rate
+            if best != USUAL:
+                break
         return None
 
     @property
