@@ -121,8 +121,9 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
-        JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
-        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
+        JsonLines LearningOn LearningRateChosen MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded
+        NameInUse Notice PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting
+        message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores

@@ -7,7 +7,7 @@ What the choice leaves of the budget holds dequantised copies of 4-bit weights, 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sebp_edge.basics.units import sizes_apart
@@ -39,12 +39,16 @@ def make_plan(
     target: Target,
     budget: MemoryBudget,
     progress: Progress = SILENT,
+    trials: Sequence[Schedule] = (),
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
     The schedules stay laid out for the smallest micro-batches of all choices.
+
+    Args:
+        trials: short trainings before those of the schedules, on the same examples.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress, trials)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):
@@ -77,6 +81,8 @@ def make_plan(
         smaller=smaller,
         full=full,
         gpu=target.gpu,
+        trials=len(trials),
+        trials_share=sum(each.num_tokens for each in trials) / sum(each.num_tokens for each in schedules),
     )
 
 
@@ -91,6 +97,7 @@ class _Candidates:
         recipe: Recipe,
         target: Target,
         progress: Progress,
+        trials: Sequence[Schedule],
     ):
         self.shape, self.target = shape, target
         self.takes_4_bits = takes_4_bits(
@@ -102,13 +109,14 @@ class _Candidates:
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(_limits(setup, dataset))
-        progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
+        trainings = [*schedules, *trials]
+        progress.begin("planning", len(limits) * sum(training.last_epoch for training in trainings))
         for max_rows in limits:
             limit = RowLimit.on(target.device, max_rows, padded_to)
-            for schedule in schedules:
-                schedule.lay_out(limit, advance=progress.advance)
+            for training in trainings:
+                training.lay_out(limit, advance=progress.advance)
             self._work_by_max_rows[max_rows] = Work.of(
-                schedules,
+                trainings,
                 dataset.all_examples,
                 on_gpu=setup.on_gpu,
                 has_graphs=setup.on_gpu and setup.is_hoisted,

@@ -58,6 +58,7 @@ class Supervisor:
 
     Args:
         descriptors: the protocol's, to read and to write.
+        starter: see `parents.starter`.
 
     Attributes:
         folders: those that the app may use.
@@ -65,9 +66,9 @@ class Supervisor:
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
     """
 
-    def __init__(self, descriptors: tuple[int, int]):
+    def __init__(self, descriptors: tuple[int, int], starter: int | None):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._parent = Parent()
+        self._parent = Parent(starter)
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
