@@ -47,15 +47,15 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_495
+MAX_LINES = 50_489
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_668,
     "adapters": 3_613,
     "ask": 722,
     "basics": 757,
     "basics.pages": 326,
-    "cli": 3_031,
-    "export": 1_989,
+    "cli": 3_029,
+    "export": 1_985,
     "machine": 857,
     "memory": 1_528,
     "models": 4_784,

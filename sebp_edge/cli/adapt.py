@@ -144,13 +144,9 @@ def _resume(id: str | None, texts, own: dict, changed: str, *, as_json: bool) ->
 
 
 def _run(settings: dict, call: Callable, options: dict, *, as_json: bool, is_forget: bool = False) -> None:
-    """Runs a call of a Personalizer with these settings, and shows its progress and its result.
+    """Runs a call of a Personalizer, and shows its progress and its result; `options` are those of the call's job.
 
-    Args:
-        options: those of the job that the call starts or goes on with.
-
-    Raises:
-        typer.Exit: the adapter is not active, since it is not better.
+    Exits with NOT_BETTER if the adapter is saved and not active.
     """
     if settings.get("politeness", Politeness()).waits:
         lower_priority()
