@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_489
+MAX_LINES = 50_485
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_668,
     "adapters": 3_613,
@@ -67,7 +67,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,
-    "texts": 10_440,
+    "texts": 10_436,
     "training": 3_706,
 }
 MAX_ENTRIES_AT_ROOT = 22
