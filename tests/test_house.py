@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_485
+MAX_LINES = 50_482
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_668,
     "adapters": 3_613,
@@ -61,7 +61,7 @@ MAX_LINES_OF_ROOM = {
     "models": 4_784,
     "models.gguf": 1_168,
     "questions": 337,
-    "research": 3_133,
+    "research": 3_130,
     "run": 5_320,
     "serve": 2_587,
     "sparse": 1_535,
