@@ -281,8 +281,7 @@ def test_a_store_can_be_given_as_a_folder(make, tmp_path):
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
 
-def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_folder, tmp_path, temporary_folder):
     personalizer = make()
     before = logits(personalizer, personalizer.in_use.load(silent).model)
 
@@ -295,7 +294,7 @@ def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_
     personalizer.on_event = sink
     with pytest.raises(StorageError, match=r"^Interrupted\. Cannot save to '.*Instead, the adapter is saved in '"):
         personalizer.adapt(notes_folder)
-    (folder,) = tmp_path.glob("sebp-edge-default-*")
+    (folder,) = temporary_folder.glob("sebp-edge-default-*")
     assert make(store=tmp_path / "other").load_adapter(folder).heldout_loss_after is None
     assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
