@@ -26,7 +26,6 @@ class Vocabulary:
 
     Args:
         tokenizer: a fast tokenizer, byte-level or SentencePiece's.
-        size: the number of the model's logits.
 
     Raises:
         ModelError: it is of another kind.
