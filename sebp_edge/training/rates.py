@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sebp_edge.basics.units import plural
-from sebp_edge.recipe import AUTO, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.texts.schedule import Schedule
 
 # In the order in which they may be tried: the usual one, those below, those above.
@@ -102,7 +102,7 @@ def trials(schedules: Sequence[Schedule], recipe: Recipe) -> list[Schedule]:
     are too few.
     """
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
-    if recipe.learning_rate != AUTO or len(judged) != 1:
+    if recipe.learning_rate is not None or len(judged) != 1:
         return []
     tokens = sum(schedule.num_tokens for schedule in schedules)
     trial = judged[0].beginning(int(SHARE / MOST * tokens))

@@ -20,7 +20,7 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
-from sebp_edge.recipe import AUTO, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Outline
@@ -152,7 +152,7 @@ class TrainingRun:
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
-            if self.task.recipe.learning_rate == AUTO:
+            if self.task.recipe.learning_rate is None:
                 self._choose_learning_rate(learner, fresh)
             tests = []
             for number in range(len(self._judged)):
