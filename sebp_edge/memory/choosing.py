@@ -3,8 +3,10 @@
 Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
 often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
 precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
+What the choice leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -61,11 +63,15 @@ def make_plan(
         raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
+    chosen = candidates.with_dequantised_blocks(chosen, budget.size)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
     # No plan depends on the learning rate, which may be open in a recipe of an adapter only.
     fulls = candidates.for_recipe(recipe.replace(method="full", learning_rate=1e-4)) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
-    chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
+    if target.rate is None:
+        chosen, larger, smaller, full = (
+            each and replace(each, seconds=None) for each in (chosen, larger, smaller, full)
+        )
     return Plan(
         model=shape.name,
         device=target.device,
@@ -79,11 +85,6 @@ def make_plan(
         trials=len(trials),
         trials_share=sum(each.num_tokens for each in trials) / sum(each.num_tokens for each in schedules),
     )
-
-
-def _without_unknown_time(choice: Choice | None, target: Target) -> Choice | None:
-    """Removes the time from a choice if the target's speed is unknown."""
-    return choice if choice is None or target.rate is not None else replace(choice, seconds=None)
 
 
 class _Candidates:
@@ -140,11 +141,29 @@ class _Candidates:
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
 
+    def with_dequantised_blocks(self, chosen: Choice, budget: int) -> Choice:
+        """Returns the fastest choice of the same precision if what each leaves holds dequantised 4-bit weights."""
+        if not (chosen.recipe.load_in_4bit and self._setup(chosen.recipe).is_hoisted):
+            return chosen
+        alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits)
+        fitting = [each for each in alike if each.peak <= budget and each.host_memory <= self.target.host]
+        return min((self._filled(each, budget) for each in fitting), key=lambda choice: choice.seconds)
+
+    def _filled(self, choice: Choice, budget: int) -> Choice:
+        """Returns a choice that fits with as many blocks' 4-bit weights dequantised as fit, too."""
+        setup = self._setup(choice.recipe)
+
+        def with_blocks(number: int) -> Choice:
+            return self._choice(replace(setup, options=replace(choice.options, dequantised_blocks=number)))
+
+        numbers = range(1, len(self.shape.blocks) + 1)
+        return with_blocks(bisect_right(numbers, budget, key=lambda number: with_blocks(number).peak))
+
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
         """Returns all choices with the same recipe and precision, the fastest first."""
         setup = self._setup(recipe)
         max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
-        alternatives = [{"checkpoints": checkpoints} for checkpoints in _shares(max_checkpoints)]
+        alternatives = [{"checkpoints": each} for each in sorted({round(max_checkpoints * n / 4) for n in range(5)})]
         if setup.on_gpu and max_checkpoints:
             offloaded = alternatives[-1] | {"offload": True}
             alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
@@ -175,11 +194,6 @@ class _Candidates:
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
         return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
-
-
-def _shares(number: int) -> list[int]:
-    """Returns zero, a quarter, half, three quarters and all of a number."""
-    return sorted({round(number * share / 4) for share in range(5)})
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:

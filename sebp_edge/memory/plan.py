@@ -47,6 +47,8 @@ class Choice:
             words.append("their inputs offloaded to host memory")
         if options.chunked_blocks:
             words.append("MLPs in chunks of rows")
+        if options.dequantised_blocks:
+            words.append(f"4-bit weights of {options.dequantised_blocks} blocks also dequantised")
         if options.moments_in_8_bits:
             words.append("8-bit moments")
         return ", ".join(words)

@@ -53,8 +53,6 @@ def general_loss(
     Args:
         adaptation: attached to `base`.
         on_event: receives the progress after each micro-batch; may raise to stop.
-        options: what to hold in memory at once.
-        check: see `RowLosses`.
     """
     examples = _encode_probe(base)
 

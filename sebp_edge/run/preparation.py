@@ -57,7 +57,6 @@ class Preparation:
         keeps_splits: whether all documents have splits already.
 
     Attributes:
-        reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
     """
 

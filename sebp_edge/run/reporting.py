@@ -166,7 +166,8 @@ def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
 
 def _curve(progress: TrainingProgress) -> Curve:
     size = max(1, -(-len(progress.losses) // MAX_POINTS))
-    means = [round(fmean(some), 4) for some in _parts(progress.losses, size)]
+    begins = range(0, len(progress.losses), size)
+    means = [round(fmean(progress.losses[begin : begin + size]), 4) for begin in begins]
     return Curve(
         phase=progress.phase,
         best_epoch=progress.best_epoch,
@@ -175,10 +176,6 @@ def _curve(progress: TrainingProgress) -> Curve:
         evaluated_after=tuple(steps for steps, _ in progress.validations),
         validation=tuple(round(loss, 4) for _, loss in progress.validations),
     )
-
-
-def _parts(values: list, size: int) -> list[list]:
-    return [values[begin : begin + size] for begin in range(0, len(values), size)]
 
 
 def _texts(run: TrainingRun) -> Texts:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import CopiedRun, Sample, Tested
+from sebp_edge.adapters.training_report import Sample, Tested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.run.assessment import Copied
@@ -87,7 +87,10 @@ class _Facts:
     general_loss_before: float = _read("report.record.general_loss_before")
     general_loss_after: float = _read("report.record.general_loss_after")
     copies: tuple[Copied, ...] = property(
-        lambda self: tuple(map(_named, self.report.words.copies, self.report.training.copies))
+        lambda self: tuple(
+            Copied(document, copy.run, copy.base_run)
+            for document, copy in zip(self.report.words.copies, self.report.training.copies, strict=True)
+        )
     )
     documents: int = _read("report.training.texts.documents")
     examples: int = _read("report.training.texts.examples")
@@ -279,10 +282,6 @@ def _plain(value):
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return asdict(value) if is_dataclass(value) else value
-
-
-def _named(document: str, copy: CopiedRun) -> Copied:
-    return Copied(document, copy.run, copy.base_run)
 
 
 def _boilerplate(tested: Tested | None) -> Boilerplate | None:

@@ -32,10 +32,8 @@ class Start:
 
     Attributes:
         comparison: the version, and which documents it has learnt.
-        history: its documents.
         entries: what its list of documents says of each, by key, without a number.
         states: the folders of its judged states.
-        where: where its texts are.
     """
 
     comparison: TextsComparison

@@ -31,7 +31,6 @@ class TextsComparison:
 
     Attributes:
         saved: the active version; None if it cannot be read.
-        version: its number.
         known: what it has learnt; None if that is not known.
         hashes: the hash of each document's content, by the document's number.
         obstacle: why no training can learn on from it, as a sentence's predicate; empty if one can.

@@ -31,7 +31,7 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
-from sebp_edge.training.rates import RateSearch, trials
+from sebp_edge.training.rates import STRETCH, RateSearch, trials
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import score
@@ -192,7 +192,7 @@ class TrainingRun:
 
     def _try_rate(self, learner: RecoveringLearner, schedule: Schedule, rate: float, fresh: list[Tensor]) -> float:
         """Returns the validation loss after a short training; NaN if its loss was not finite."""
-        recipe, phase = self.task.recipe.replace(learning_rate=rate), f"learning rate {rate:g}"
+        recipe, phase = self.task.recipe.replace(learning_rate=STRETCH * rate), f"learning rate {rate:g}"
         self._on_event(TrainingStarted(phase, 1, *schedule.num_documents))
         learner.prepare(schedule, self.task.schedules)
         learner.start_again(fresh)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -154,8 +155,9 @@ def test_it_warns_above_one_percent(adapted, is_high):
     assert GeneralLoss(4.0, adapted).is_high == is_high
 
 
-def test_the_bundled_probe_is_some_thousand_tokens(monkeypatch):
-    monkeypatch.setattr(general_probe, "PROBE", PROBE)
+def test_the_bundled_probe_is_some_thousand_tokens(short_probe):
+    shutil.rmtree(short_probe)
+    shutil.copytree(PROBE, short_probe)
     base = load_base_model(resolve("tiny"), RECIPE, CPU)
     tokens = sum(example.num_loss_tokens for example in module._encode_probe(base))
     assert 5_000 < tokens < 8_000
