@@ -49,7 +49,7 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
 MAX_LINES = 50_482
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_668,
+    "files at the root": 1_661,
     "adapters": 3_613,
     "ask": 722,
     "basics": 757,
@@ -57,7 +57,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_029,
     "export": 1_985,
     "machine": 857,
-    "memory": 1_528,
+    "memory": 1_529,
     "models": 4_784,
     "models.gguf": 1_168,
     "questions": 337,
