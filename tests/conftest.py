@@ -1,5 +1,6 @@
 """Shared fixtures: a tiny random model, a data folder for each test, and settings for the whole session."""
 
+import copy
 import functools
 import gc
 import itertools
@@ -66,6 +67,7 @@ seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.defa
 logging.root.addHandler(logging.NullHandler())
 
 HOMES = itertools.count()
+CAPTURED = "sebp_edge.training.captured_gradients"
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -197,6 +199,12 @@ def set_windows(monkeypatch):
 
 
 @pytest.fixture
+def run_with(monkeypatch):
+    """A function that sets the memory options of trainings without a budget."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.run.preparation.FASTEST")
+
+
+@pytest.fixture
 def small_evaluations(monkeypatch):
     """Evaluates few rows at once on the CPU, so that there are several micro-batches."""
     monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
@@ -305,17 +313,23 @@ def model(tmp_path_factory, tokenizer):
     return folder
 
 
-@pytest.fixture
-def base(model_folder):
-    """The model of `model_folder`, loaded on the CPU."""
+@pytest.fixture(scope="session")
+def loaded_base(model_folder):
     return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.fixture
+def base(loaded_base):
+    """The model of `model_folder`, loaded on the CPU."""
+    return copy.deepcopy(loaded_base)
 
 
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants", CAPTURED):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
+    monkeypatch.setattr(f"{CAPTURED}._refuse_without_gpu", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 

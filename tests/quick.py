@@ -18,7 +18,7 @@ SHORT_ASSESSMENT = {
     "sebp_edge.run.samples.SAMPLING": replace(samples.SAMPLING, max_new_tokens=2),
 }
 
-# PEFT writes a model card with each adapter, whose template is compiled each time: a tenth of a tiny adaptation's time.
+# The page of each version is a template, which is compiled each time.
 Environment.compile = functools.lru_cache(maxsize=32)(Environment.compile)
 # A twentieth of that time goes into reading the versions of libraries twice.
 importlib.metadata.version = functools.cache(importlib.metadata.version)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from builders import make_llama, make_sentences
 from peft import PeftModel
+from quick import skip_assessment
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -49,6 +50,17 @@ NO_GAIN = RECIPE.replace(learning_rate=1e-12)
 
 
 @pytest.fixture
+def assessed():
+    """Asks for what is assessed of an adaptation, which other tests leave out."""
+
+
+@pytest.fixture(autouse=True)
+def unassessed_by_default(request, monkeypatch):
+    if "assessed" not in request.fixturenames:
+        skip_assessment(monkeypatch)
+
+
+@pytest.fixture
 def make(model_folder, tmp_path, after_learning):
     """A function that makes a Personalizer; after=True: whose store has learnt the notes."""
 
@@ -67,6 +79,7 @@ def logits(personalizer, model=None):
         return model(torch.arange(7, 27)[None]).logits
 
 
+@pytest.mark.usefixtures("assessed")
 def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_folder):
     (notes_folder / "empty.md").touch()
     events = []
@@ -383,6 +396,7 @@ def stop_in_copies(event):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("assessed")
 @pytest.mark.parametrize(
     ("stop", "recipe"),
     [(stop_in_general_text, RECIPE), (stop_in_copies, RECIPE), (stop_at_the_end, RECIPE.replace(refit=False))],
@@ -410,6 +424,7 @@ def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("assessed")
 def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, store_of_notes, monkeypatch):
     stop, decoders = threading.Event(), []
 
@@ -614,6 +629,7 @@ def secret_notes(notes_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("assessed")
 def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list(
     make, secret_notes, own_home, tmp_path, caplog, capfd
 ):

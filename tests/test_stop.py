@@ -19,6 +19,8 @@ from sebp_edge.events import (
     silent,
 )
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 
 class Worker:
     """Runs a call in another thread, and stops it by `stop` or the given function at the first event of a kind."""

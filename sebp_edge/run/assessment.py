@@ -49,8 +49,6 @@ class Assessment:
 
     Attributes:
         samples: continuations of test documents; they contain the user's text.
-        expectation: what to expect of the adapter, in words.
-        probed: what the model could before, and can with the adapter.
         copies: training documents that the adapter repeats word for word and the base model does not.
     """
 
@@ -64,8 +62,6 @@ class Assessor:
     """Assesses one run, before its training and after it.
 
     Args:
-        documents: the documents of the run's dataset.
-        job: receives the progress.
         checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
     """
 

@@ -62,6 +62,7 @@ class Report:
             expectation=assessment.expectation if assessment else "",
             concerns=run.task.dataset.concerns,
             learnt_on=_learnt_on(texts),
+            rates=run.rates,
         )
         quiz = run.result.quiz if run.result else None
         words = KeptSamples(
@@ -167,7 +168,8 @@ def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
 
 def _curve(progress: TrainingProgress) -> Curve:
     size = max(1, -(-len(progress.losses) // MAX_POINTS))
-    means = [round(fmean(some), 4) for some in _parts(progress.losses, size)]
+    begins = range(0, len(progress.losses), size)
+    means = [round(fmean(progress.losses[begin : begin + size]), 4) for begin in begins]
     return Curve(
         phase=progress.phase,
         best_epoch=progress.best_epoch,
@@ -176,10 +178,6 @@ def _curve(progress: TrainingProgress) -> Curve:
         evaluated_after=tuple(steps for steps, _ in progress.validations),
         validation=tuple(round(loss, 4) for _, loss in progress.validations),
     )
-
-
-def _parts(values: list, size: int) -> list[list]:
-    return [values[begin : begin + size] for begin in range(0, len(values), size)]
 
 
 def _texts(run: TrainingRun) -> Texts:

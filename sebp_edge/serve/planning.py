@@ -50,7 +50,8 @@ class Planning:
                 written, _ = process.communicate(json.dumps(request).encode())
             with self._lock:
                 is_stopped, self._current = self._is_stopped.pop(id), None
-            self._answered(id, _cancelled() if is_stopped else _read(written))
+            cancelled = Refusal("cancelled", "The request was cancelled.").to_dict()
+            self._answered(id, {"error": cancelled} if is_stopped else _read(written))
 
     def _start(self, id: str | int) -> subprocess.Popen | None:
         with self._lock:
@@ -59,10 +60,6 @@ class Planning:
             process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], **PIPES)
             self._current = id, process
             return process
-
-
-def _cancelled() -> dict:
-    return {"error": Refusal("cancelled", "The request was cancelled.").to_dict()}
 
 
 def _read(written: bytes) -> dict:

@@ -24,9 +24,6 @@ def twin(base: BaseModel) -> BaseModel:
 class TrainedModel(ModelInUse):
     """The model of a job, which lends its weights to the model that answers.
 
-    Args:
-        served: the model that answers.
-
     Attributes:
         can_lend: whether the job leaves the weights as they are.
         is_loading: whether another thread loads them now.

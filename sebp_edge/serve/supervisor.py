@@ -58,6 +58,7 @@ class Supervisor:
 
     Args:
         descriptors: the protocol's, to read and to write.
+        starter: see `parents.starter`.
 
     Attributes:
         folders: those that the app may use.
@@ -65,9 +66,9 @@ class Supervisor:
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
     """
 
-    def __init__(self, descriptors: tuple[int, int]):
+    def __init__(self, descriptors: tuple[int, int], starter: int | None):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._parent = Parent()
+        self._parent = Parent(starter)
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
@@ -189,12 +190,13 @@ class Supervisor:
         self.jobs.drop(job.id)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
-    def cancel_request(self, id: str | int) -> None:
+    def cancel_request(self, id: str | int) -> dict:
         """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
         if id in self._planned:
             self._planning.stop(id)
         elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
+        return {}
 
     def end(self) -> dict:
         """Ends this process within `END_SECONDS`."""

@@ -28,10 +28,7 @@ def encode_probe(tokenizer, limit: int | None, others: Iterable[Content] = ()) -
     """
     documents = [*read_probe(), *(Document("", content) for content in others)]
     examples, _ = encode(documents, tokenizer, min(CONTEXT_LENGTH, limit or CONTEXT_LENGTH))
-    return [_without_end(example, tokenizer.eos_token_id) for example in examples]
-
-
-def _without_end(example: Example, eos: int | None) -> Example:
-    if example.input_ids[-1] != eos:
-        return example
-    return replace(example, labels=[*example.labels[:-1], IGNORE])
+    return [
+        replace(each, labels=[*each.labels[:-1], IGNORE]) if each.input_ids[-1] == tokenizer.eos_token_id else each
+        for each in examples
+    ]

@@ -77,7 +77,6 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me
             a string, names the document), or an iterable of these. Strings are texts, never paths. What was read
             already is returned as it is.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
-        progress: of the preparation.
         me: the names of the owner in chats and mails, of which each service may have another one.
 
     Raises:
@@ -317,7 +316,6 @@ class _TextSource(NamedTuple):
     """A file, a string or a record.
 
     Attributes:
-        name: its name in the report.
         size: the size of its text, in bytes.
         load: reads its contents, and what of it was not read; raises Unreadable if it cannot be used.
         is_named: whether its owner knows it by this name.

@@ -58,6 +58,7 @@ class RowLosses:
             checkpoints=options.checkpoints,
             offload=options.offload,
             chunked_blocks=options.chunked_blocks,
+            dequantised_blocks=options.dequantised_blocks,
             max_logits=options.max_logits,
             # A GPU's passes are short, and a captured one must not end midway.
             check=check if on_cpu else None,

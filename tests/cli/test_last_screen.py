@@ -117,11 +117,16 @@ HOW = {
 }
 
 
+LONGEST = ("under a wide name", "with all at once")
+
+
 @pytest.mark.parametrize("number", range(len(OUTCOMES)), ids=list(OUTCOMES))
 def test_every_outcome_fits_15_lines_and_begins_with_the_verdict(number, monkeypatch):
-    """Whatever else has happened; each verdict and each event comes with either size of model."""
+    """Whatever else has happened: each verdict with the longest screens, and with two more of the events in turn."""
     gate = list(OUTCOMES)[number]
-    for place, changes in enumerate(HOW.values(), number):
+    others = [changes for name, changes in HOW.items() if name not in LONGEST]
+    in_turn = [others[(2 * number + place) % len(others)] for place in range(2)]
+    for place, changes in enumerate([*in_turn, *map(HOW.get, LONGEST)], number):
         check_screen(gate, dict(changes), list(SIZES.values())[place % 2], monkeypatch)
 
 

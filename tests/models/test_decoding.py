@@ -254,19 +254,23 @@ def test_non_finite_logits_are_refused():
         decode(model, make_prompts(), 4)
 
 
-def test_check_ends_the_call_and_the_cache_is_freed(model):
-    calls = []
+def test_check_ends_the_call_at_any_block_and_the_cache_is_freed(model):
+    calls, end = [], random.randrange(1, 12)
 
     def check():
         calls.append(1)
-        if len(calls) == 5:
+        if len(calls) == end:
             raise KeyboardInterrupt
 
-    decoder = Decoder(model)
+    decoder, passes, prompts = Decoder(model), [], make_prompts()
+    hook = model.register_forward_pre_hook(lambda *call: passes.append(1))
     with pytest.raises(KeyboardInterrupt):
-        decoder.decode(make_prompts(), [], greedy(14), check=check)
-    assert len(calls) == 5
+        decoder.decode(prompts, [], greedy(14), check=check)
+    hook.remove()
+    assert len(calls) == end
+    assert len(passes) == 1 + (end - 1) // (1 + model.config.num_hidden_layers)
     assert decoder._cache is None
+    assert decode(model, prompts[:1]) == alone(model, prompts[:1], 14)
 
 
 def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):

@@ -1,5 +1,7 @@
 """A decoder is hoisted if its losses stay the same; otherwise the reason is returned and the model is unchanged."""
 
+import itertools
+import random
 import re
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from builders import make_llama
 from transformers import NemotronConfig, NemotronForCausalLM
 
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.sparse import hoist_if_exact as module
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
@@ -23,6 +26,27 @@ def test_an_exact_decoder_is_hoisted_with_the_given_options():
         assert hoisted.row_losses(ActiveTokens.gather(*pad_right(SEQUENCES, 2))).isfinite().all()
         assert "forward" in vars(model.model.layers[0])
     assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_a_trial_is_ended_at_any_layer_and_leaves_the_model_as_it_was():
+    model, calls, end = make_llama(), itertools.count(1), None
+    max_logits = 4 * 320 * 2  # for two rows of words
+
+    def check():
+        if next(calls) == end:
+            raise StopRequested
+
+    hoisted, _ = hoist_if_exact(model, SEQUENCES, 2, max_logits=max_logits, check=check)
+    with hoisted:
+        trial = next(calls)
+        chunks = list(hoisted.row_logits(ActiveTokens.gather(*pad_right(SEQUENCES, 2))))
+        assert max(map(len, chunks)) == 2 and next(calls) - trial > len(chunks)
+    end, calls = random.randrange(1, trial), itertools.count(1)
+    with pytest.raises(StopRequested):
+        hoist_if_exact(model, SEQUENCES, 2, max_logits=max_logits, check=check)
+    assert trial > 2 * sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # padded, then on active rows
+    assert not any("forward" in vars(part) for part in model.modules())
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_decoder_whose_blocks_pass_no_keywords_on_says_so_in_words():

@@ -21,7 +21,6 @@ The page cache is warm: the libraries were imported and the weights read or writ
 only the time between steps is a median.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -90,13 +89,12 @@ class CommandFailed(RuntimeError):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--notes", type=Path, default=NOTES, metavar="FOLDER")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="NOTES")
     default = Path(tempfile.gettempdir()) / "sebp-edge-end-to-end"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
     parser.add_argument("--cpu", nargs="+", metavar="MODEL")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     files = text_files(options.notes)
     sizes = options.sizes or ((len(files),) if options.cpu else SIZES)
@@ -105,15 +103,12 @@ def main(arguments: list[str] | None = None) -> None:
     models = options.cpu or [ensure_model_folder(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))]
     device = "cpu" if options.cpu else "cuda"
     subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
-    print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")
     rows = []
     for model, size in itertools.product(models, sizes):
         for row in measure(size, files, model, options.work, device):
-            show(row)
-            rows.append({"model": Path(model).name} | row if options.cpu else row)
-    if options.record:
-        name = "end-to-end-cpu" if options.cpu else "end-to-end"
-        evidence.record(name, SOURCES, rows, options.record, on_cpu=bool(options.cpu))
+            rows.append(evidence.show({"model": Path(model).name} | row if options.cpu else row))
+    name = "end-to-end-cpu" if options.cpu else "end-to-end"
+    evidence.record(name, SOURCES, rows, options.record, on_cpu=bool(options.cpu))
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -218,22 +213,6 @@ def step_seconds(steps: Arrivals) -> list[float]:
         for (before, last), (arrival, event) in itertools.pairwise(steps)
         if (event["phase"], event["epoch"]) == (last["phase"], last["epoch"])
     ]
-
-
-def show(row: dict) -> None:
-    total = sum(row[part] for part in PARTS)
-    times = "".join(f"{row[part]:>11.2f}" for part in PARTS)
-    print(f"{row['notes']:>5} notes, {row['triton_cache']:>10}{times}{total:>11.2f}{row['median_step_ms']:>11.1f}")
-    verdict = "better" if row["passed"] else "not better: saved, not active"
-    print(
-        f"{'':8}{row['documents']} documents, {row['tokens']:,} tokens; {row['steps_done']} steps on "
-        f"{row['tokens_trained']:,} tokens, {row['graphs']} graphs; loss {row['loss_before']:.3f} to "
-        f"{row['loss_after']:.3f}, {verdict}; {row['peak_gib']:.1f} GiB. {row['notices']}",
-        flush=True,
-    )
-    for name in ADDED:
-        if row[name] is not None:
-            print(f"{'':8}{name.replace('_', ' ')} of the steps' time: {row[name]:.1%}", flush=True)
 
 
 def ensure_model_folder(folder: Path, config: PretrainedConfig) -> Path:

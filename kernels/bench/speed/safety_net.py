@@ -9,7 +9,6 @@ keeps all inputs. Later passes compute the predicted rows, and check the gradien
 first pass on a new handle, with the trials that a handle runs once.
 """
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -39,9 +38,8 @@ SOURCES = (*evidence.STEP, "sebp_edge/research/bench", "sebp_edge/models", "kern
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--tiny", action="store_true")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
         parser.error("--record is for GPU runs only; leave out --record or --tiny.")
@@ -58,9 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append({"case": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
         rows[-1]["peak_gib"] = rounds[0][2][1]
     for row in rows:
-        print(f"{row['case']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
-    if options.record:
-        evidence.record("safety-net", SOURCES, rows, options.record)
+        evidence.show(row)
+    evidence.record("safety-net", SOURCES, rows, options.record)
 
 
 def padded_text(config: LlamaConfig, context_length: int, device: torch.device) -> Batch:

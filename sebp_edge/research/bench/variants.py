@@ -53,7 +53,6 @@ class Variant:
     """A variant of the training step of a padded batch.
 
     Attributes:
-        name: its name in tables.
         attach: prepares a model; leaving the context manager restores it.
         loss: the mean loss, from what `attach` yields and the laid-out batch.
         lay_out: converts a batch on the model's device to this variant's layout.

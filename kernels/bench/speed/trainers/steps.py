@@ -106,64 +106,18 @@ class OurStep(CapturedStep):
         return [values for moments in self._update._moments for values in moments if values is not None]
 
 
-class GraphedStep:
-    """A step of any trainer in CUDA graphs. The inputs are fixed tensors; each replay overwrites the gradients."""
+class _TwoGraphs:
+    """A step whose gradients are in one graph, which overwrites them, and whose update is in another."""
 
-    def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
-        self._parameters, self._compute = parameters, loss
-        self._loss = torch.zeros((), device=parameters[0].device)
-        graphs = GraphPool(parameters[0].device, silent)
-        graphs.warm_up(self._pass)
-        self._replay = graphs.capture("forward and backward", self._pass)
-        # A capture computes nothing, and the update's first run reads the gradients.
-        self._replay()
+    def __init__(self, parameters: list[nn.Parameter], graphs: GraphPool):
+        self._parameters = parameters
         self._update = _CapturedUpdate(graphs, parameters)
 
-    def _pass(self) -> None:
-        # So that the gradients are written to the graph's memory instead of added to.
-        for parameter in self._parameters:
-            parameter.grad = None
-        loss = self._compute()
-        loss.backward()
-        self._loss.copy_(loss.detach())
-
     def gradients(self) -> Tensor:
-        self._replay()
-        return self._loss
+        raise NotImplementedError
 
     def zero_grad(self) -> None:
         """Does nothing: the next replay overwrites the gradients."""
-
-    def __call__(self, mark: Mark) -> None:
-        self._replay()
-        mark("forward and backward")
-        self._update()
-        mark("update")
-
-    def moments(self) -> list[Tensor]:
-        return self._update.moments()
-
-    def release(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-
-class CapturedGradientsStep:
-    """The step of a training loop with `CapturedGradients`."""
-
-    def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
-        self._parameters, self._tokens = parameters, tokens
-        self._captured = CapturedGradients(handle)
-        self._captured.add(tokens)
-        self._update = _CapturedUpdate(GraphPool(parameters[0].device, silent), parameters)
-        self.zero_grad()
-
-    def gradients(self) -> Tensor:
-        return self._captured.add(self._tokens)
-
-    def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def __call__(self, mark: Mark) -> None:
         self.gradients()
@@ -176,7 +130,49 @@ class CapturedGradientsStep:
         return self._update.moments()
 
     def release(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+class GraphedStep(_TwoGraphs):
+    """A step of any trainer in CUDA graphs. The inputs are fixed tensors; each replay overwrites the gradients."""
+
+    def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
+        self._parameters, self._compute = parameters, loss
+        self._loss = torch.zeros((), device=parameters[0].device)
+        graphs = GraphPool(parameters[0].device, silent)
+        graphs.warm_up(self._pass)
+        self._replay = graphs.capture("forward and backward", self._pass)
+        # A capture computes nothing, and the update's first run reads the gradients.
+        self._replay()
+        super().__init__(parameters, graphs)
+
+    def _pass(self) -> None:
+        # So that the gradients are written to the graph's memory instead of added to.
+        self.release()
+        loss = self._compute()
+        loss.backward()
+        self._loss.copy_(loss.detach())
+
+    def gradients(self) -> Tensor:
+        self._replay()
+        return self._loss
+
+
+class CapturedGradientsStep(_TwoGraphs):
+    """The step of a training loop with `CapturedGradients`."""
+
+    def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
+        self._tokens, self._captured = tokens, CapturedGradients(handle)
+        self._captured.add(tokens)
+        super().__init__(parameters, GraphPool(parameters[0].device, silent))
         self.zero_grad()
+
+    def gradients(self) -> Tensor:
+        return self._captured.add(self._tokens)
+
+    def zero_grad(self) -> None:
+        self.release()
 
 
 class _CapturedUpdate:
