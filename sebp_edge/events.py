@@ -324,6 +324,8 @@ class LearningRateChosen(Event):
 class TrainingStarted(Event):
     """A training begins. `phase` is "train", "fold 1" and so on, "all documents", or "learning rate 0.0005" and so on.
 
+    The last ones are short, and have 4 times the learning rate that they stand for.
+
     Attributes:
         train_documents, validation_documents, test_documents: the sizes of the train, validation and test splits.
     """

@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -26,7 +25,7 @@ Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 Questions = Literal["practice"]
 RANK = 16
-# A learning rate that is chosen by measuring (`training.rates`).
+# In place of a learning rate in a file: None.
 AUTO = "auto"
 # The name of an adapter that was trained to read.
 READER = "reader"
@@ -117,9 +116,9 @@ class Recipe:
             default: only if the memory budget requires it.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
-        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). "auto" chooses it
-            by short trainings with several, and their losses on the validation documents; a training that learns on
-            keeps that of the version before.
+        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). None, in a file
+            "auto": chosen by short trainings with several and their losses on the validation documents; a training that
+            learns on keeps that of the version before.
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
         patience: epochs without a better validation loss before training stops.
@@ -154,7 +153,7 @@ class Recipe:
     load_in_4bit: bool | None = None
     r: int | None = None
     lora_alpha: int = 32
-    learning_rate: float | Literal["auto"] = 2e-4
+    learning_rate: float | None = 2e-4
     warmup_ratio: float = 0.1
     epochs: int = 3
     patience: int = 1
@@ -184,7 +183,7 @@ class Recipe:
                 f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "
                 f"{self.sparsity.pattern} any more; use method 'full', or leave out sparsity."
             )
-        if self.learning_rate == AUTO and (self.method == "full" or self.questions):
+        if self.learning_rate is None and (self.method == "full" or self.questions):
             reason = "needs method 'lora'" if self.method == "full" else "needs texts instead of questions"
             raise RecipeError(f"Recipe {self.name!r}: learning_rate 'auto' {reason}; give a number.")
         if self.merge_for:
@@ -337,14 +336,9 @@ def _validate(recipe: str, field: dataclasses.Field, value):
     kind = field.type
     if NoneType in get_args(kind):
         # None: the key is left out.
-        if value is None:
+        if value is None or (value == AUTO and field.name == "learning_rate"):
             return None
         kind = get_args(kind)[0]
-    or_auto = AUTO in chain.from_iterable(map(get_args, get_args(kind)))
-    if or_auto:
-        if value == AUTO:
-            return AUTO
-        kind = float
     if kind is float and type(value) is int and abs(value) <= _AT_MOST_ANY[float]:
         value = float(value)
     if kind is PruningRecipe:
@@ -362,7 +356,6 @@ def _validate(recipe: str, field: dataclasses.Field, value):
         is_valid = is_valid and value <= highest
         if field.name in _AT_MOST or highest < value < math.inf:
             expected += f" and at most {highest}"
-    expected += " or 'auto'" * or_auto
     if not is_valid:
         raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {expected}, but is {_shorten(value)}.")
     return value

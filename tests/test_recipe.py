@@ -39,6 +39,14 @@ def test_a_users_file_has_defaults_for_missing_keys(tmp_path):
         assert (recipe.name, recipe.r, recipe.learning_rate) == ("mine", 4, 1.0)
         assert recipe.epochs == Recipe(name="", description="").epochs
     assert type(recipe.learning_rate) is float
+
+
+def test_a_learning_rate_may_be_left_to_be_chosen(tmp_path):
+    left_open = Recipe.load(recipe_file(tmp_path, 'learning_rate = "auto"\n'))
+    for recipe in (left_open, Recipe.load(None).replace(learning_rate="auto").or_bundled("chat")):
+        assert recipe.learning_rate is None
+        assert Recipe.of_record(dataclasses.asdict(recipe)) == recipe
+        assert recipe.replace(learning_rate=1e-3).learning_rate == 1e-3
     assert Recipe.load(recipe_file(tmp_path, "\ufeffr = 4\n")).r == 4  # as some editors save it
     assert Recipe.load(recipe_file(tmp_path, "")).description == ""
 
@@ -72,11 +80,11 @@ def test_an_unknown_key_suggests_the_closest(tmp_path):
         ("r = -8", "r must be a whole number above 0, but is -8."),
         ('r = "16"', "r must be a whole number, but is '16'."),
         ("context_length = 7", "context_length must be a whole number of at least 8, but is 7."),
-        ("learning_rate = true", "learning_rate must be a number or 'auto', but is True."),
-        ("learning_rate = 0", "learning_rate must be a number above 0 or 'auto', but is 0.0."),
-        ("learning_rate = inf", "learning_rate must be a number above 0 or 'auto', but is inf."),
-        ("learning_rate = nan", "learning_rate must be a number above 0 or 'auto', but is nan."),
-        ("learning_rate = [1]", "learning_rate must be a number or 'auto', but is [1]."),
+        ("learning_rate = true", "learning_rate must be a number, but is True."),
+        ("learning_rate = 0", "learning_rate must be a number above 0, but is 0.0."),
+        ("learning_rate = inf", "learning_rate must be a number above 0, but is inf."),
+        ("learning_rate = nan", "learning_rate must be a number above 0, but is nan."),
+        ("learning_rate = [1]", "learning_rate must be a number, but is [1]."),
         ("weight_decay = -0.1", "weight_decay must be a number of at least 0, but is -0.1."),
         ("warmup_ratio = 10", "warmup_ratio must be a number of at least 0 and at most 1, but is 10.0."),
         ("chat_template = 1", "chat_template must be true or false, but is 1."),
@@ -113,8 +121,8 @@ def test_an_invalid_value_names_its_key_and_what_is_expected(tmp_path, line, mes
     [
         ("r = " + "9" * 5000, "is not valid TOML: Exceeds the limit (4300 digits)"),
         ("r = 0x" + "f" * 6000, "r must be a whole number above 0 and at most 4611686018427387904, but is a number of"),
-        ("learning_rate = " + "9" * 400, "learning_rate must be a number or 'auto', but is 9999"),
-        ("learning_rate = 1e39", "learning_rate must be a number above 0 and at most 1e+30 or 'auto', but is 1e+39."),
+        ("learning_rate = " + "9" * 400, "learning_rate must be a number, but is 9999"),
+        ("learning_rate = 1e39", "learning_rate must be a number above 0 and at most 1e+30, but is 1e+39."),
         ("lora_alpha = 1" + "0" * 300, "lora_alpha must be a whole number above 0 and at most 1048576, but is 1000"),
         ("description = " + "[" * 5000 + "]" * 5000, "is nested too deeply; a recipe has plain values only."),
     ],

@@ -65,7 +65,8 @@ def make_plan(
         raise _nothing_fits(candidates, larger, budget)
     chosen = candidates.with_dequantised_blocks(chosen, budget.size)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
-    fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
+    # No plan depends on the learning rate, which may be open in a recipe of an adapter only.
+    fulls = candidates.for_recipe(recipe.replace(method="full", learning_rate=1e-4)) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
     if target.rate is None:
         chosen, larger, smaller, full = (

@@ -13,7 +13,7 @@ from sebp_edge.adapters.where import Where
 from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
-from sebp_edge.recipe import AUTO, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.lessons import Lessons, plan_lessons
@@ -69,7 +69,7 @@ class Start:
     def fill_in(self, recipe: Recipe) -> Recipe:
         """Returns a recipe with the version's own values for those that are left open."""
         own = self.comparison.saved.record.recipe
-        rate = own["learning_rate"] if recipe.learning_rate == AUTO else None
+        rate = own["learning_rate"] if recipe.learning_rate is None else None
         return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"], learning_rate=rate)
 
     def lessons(self, draw: Draw, recipe: Recipe, seed: int) -> Lessons | None:

@@ -13,7 +13,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
-from sebp_edge.recipe import AUTO, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.run.name_in_use import find_name_in_use, other_texts
 from sebp_edge.texts.readers import Reading
 
@@ -22,7 +22,7 @@ _OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "merge_fo
 # Values of a recipe that do not change what is learnt; and the method, which is compared by itself.
 _NOT_COMPARED = {"name", "description", "margin", "method"}
 # Values that a recipe may leave open; the version's own are then used.
-_OPEN = {"r": None, "load_in_4bit": None, "learning_rate": AUTO}
+_OPEN = {"r", "load_in_4bit", "learning_rate"}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _differing(record: AdapterRecord, recipe: Recipe) -> Iterator[tuple[str, str
     defaults = {field.name: field.default for field in fields(recipe)}
     for key, now in asdict(recipe).items():
         before = record.recipe.get(key, defaults[key])
-        if key not in _NOT_COMPARED and not (key in _OPEN and now == _OPEN[key]) and before != now:
+        if key not in _NOT_COMPARED and not (key in _OPEN and now is None) and before != now:
             yield key, _setting(key, before), _setting(key, now)
 
 

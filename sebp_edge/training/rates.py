@@ -1,8 +1,8 @@
 """Chooses a learning rate by measuring: which rates are tried, on what, and what was found. Imports no torch.
 
-Each rate gets a short training from the same start, with the same documents in the same order, and a warm-up and decay
-of its own. The validation loss decides. As it falls and rises again with the rate, the rates are tried from the middle
-in the direction in which it falls, until it rises.
+Each rate gets a short training from the same start, with the same documents in the same order, a warm-up and decay of
+its own, and a multiple of the rate, which makes up for the few steps. The validation loss decides. As it falls and
+rises again with the rate, the rates are tried from the middle in the direction in which it falls, until it rises.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sebp_edge.basics.units import plural
-from sebp_edge.recipe import AUTO, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.texts.schedule import Schedule
 
 # In the order in which they may be tried: the usual one, those below, those above.
@@ -20,13 +20,16 @@ ORDER = (USUAL, *LOWER, *HIGHER)
 MOST = 2 + len(HIGHER)
 # Of the tokens that the trainings train on, for all tries together.
 SHARE = 0.15
+# A training that is about a twelfth as long as the one it stands for is best at a higher rate, by about this factor
+# (kernels/bench/quality/README.md).
+STRETCH = 4
 # Fewer steps say too little.
 MIN_STEPS = 3
 
 
 @dataclass(frozen=True)
 class TriedRate:
-    """A learning rate, and the validation loss after a short training; None if that was not finite."""
+    """A learning rate, and the validation loss after its short training; None if that was not finite."""
 
     learning_rate: float
     loss: float | None
@@ -102,7 +105,7 @@ def trials(schedules: Sequence[Schedule], recipe: Recipe) -> list[Schedule]:
     are too few.
     """
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
-    if recipe.learning_rate != AUTO or len(judged) != 1:
+    if recipe.learning_rate is not None or len(judged) != 1:
         return []
     tokens = sum(schedule.num_tokens for schedule in schedules)
     trial = judged[0].beginning(int(SHARE / MOST * tokens))

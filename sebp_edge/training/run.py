@@ -20,7 +20,7 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
-from sebp_edge.recipe import AUTO, Recipe
+from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Outline
@@ -31,7 +31,7 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
-from sebp_edge.training.rates import RateSearch, trials
+from sebp_edge.training.rates import STRETCH, RateSearch, trials
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import score
@@ -152,7 +152,7 @@ class TrainingRun:
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
-            if self.task.recipe.learning_rate == AUTO:
+            if self.task.recipe.learning_rate is None:
                 self._choose_learning_rate(learner, fresh)
             tests = []
             for number in range(len(self._judged)):
@@ -192,7 +192,7 @@ class TrainingRun:
 
     def _try_rate(self, learner: RecoveringLearner, schedule: Schedule, rate: float, fresh: list[Tensor]) -> float:
         """Returns the validation loss after a short training; NaN if its loss was not finite."""
-        recipe, phase = self.task.recipe.replace(learning_rate=rate), f"learning rate {rate:g}"
+        recipe, phase = self.task.recipe.replace(learning_rate=STRETCH * rate), f"learning rate {rate:g}"
         self._on_event(TrainingStarted(phase, 1, *schedule.num_documents))
         learner.prepare(schedule, self.task.schedules)
         learner.start_again(fresh)

@@ -6,7 +6,7 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
-from sebp_edge.run import asking
+from sebp_edge.questions import asking
 from sebp_edge.training import scale_down
 from sebp_edge.training.evaluation import HeldOutLoss
 

