@@ -1,5 +1,6 @@
 """What the worker does: jobs, and answers, also between the steps of a job."""
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,7 +34,7 @@ from sebp_edge.serve.messages import (
     texts_of,
 )
 from sebp_edge.serve.methods import METHODS
-from sebp_edge.serve.served_model import TrainedModel
+from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
 
@@ -122,6 +123,8 @@ class Worker:
         """Answers what waits; pauses the job if that is asked for."""
         while not self._job.in_use.is_loading and (task := self._tasks.next_within_job()) is not None:
             self._answer(task)
+            if self._job.memory_budget is not None:  # of which the training needs all
+                self._served.in_use.detach_adapter()
         if self._tasks.job_pause.is_set():
             self._job.pause()
 
@@ -226,6 +229,10 @@ class Worker:
             if not self._job.in_use.can_lend:
                 raise _busy("The running job needs the model for itself.")
             self._job.in_use.load(silent)
+        if self._job is not None and (budget := self._job.memory_budget) is not None:
+            used, characters = memory_of(served.device).used, len(json.dumps(asdict(params)))
+            if not has_room(served.in_use.base, budget.size, used, characters, params.max_new_tokens):
+                raise _busy("The running job leaves too little memory.")
         return served
 
     def _adapter(self, name: str | None, version: int | None) -> dict:
