@@ -9,7 +9,7 @@
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
 equations 1 and 2, for the rows). W and b are frozen; quantised weights (Dettmers et al. 2023) are dequantised once per
-pass, one after the other. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
+pass, one after the other, or once for all passes. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -31,10 +31,17 @@ from .tiles import Tiles
 
 
 class QuantisedWeight(NamedTuple):
-    """A quantised frozen weight: the dtype it computes in, and a function that writes it into a matrix [M, K]."""
+    """A quantised frozen weight.
+
+    Attributes:
+        dtype: the dtype that it computes in.
+        dequantise: writes it into a matrix [M, K].
+        identity: changes whenever the matrix may; None if it may at every pass, so that no copy of it may be kept.
+    """
 
     dtype: torch.dtype
     dequantise: Callable[[Tensor], None]
+    identity: tuple[int, ...] | None = None
 
 
 class ScratchBuffer:
@@ -83,7 +90,7 @@ class LoraGroup:
     """Projections of one input, stacked. Trained tensors stay where they are; products use copies of them.
 
     Attributes:
-        weight: [M, K], the frozen weights stacked; or each quantised weight.
+        weight: [M, K], the frozen weights stacked; or each quantised weight, to be dequantised in each pass.
         bias: [M], or None.
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
@@ -101,8 +108,14 @@ class LoraGroup:
     scratch: ScratchBuffer | None = None
 
     @classmethod
-    def stack(cls, projections: list[LoraProjection], scratch: ScratchBuffer | None = None) -> "LoraGroup":
+    def stack(
+        cls, projections: list[LoraProjection], scratch: ScratchBuffer | None = None, *, dequantised: bool = False
+    ) -> "LoraGroup":
         """Stacks projections of one input; a single weight and quantised weights are not copied.
+
+        Args:
+            dequantised: whether quantised weights are dequantised now, once for all passes; those without an identity
+                never are.
 
         Raises:
             ValueError: their ranks or scalings differ.
@@ -113,6 +126,11 @@ class LoraGroup:
         weight, dtype = weights, weights[0].dtype
         if isinstance(weights[0], Tensor):
             weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
+        elif dequantised and None not in (w.identity for w in weights):
+            sizes = [lora_B.shape[0] for lora_B in loras_B]
+            weight = torch.empty(sum(sizes), loras_A[0].shape[1], dtype=dtype, device=loras_A[0].device)
+            for w, part in zip(weights, weight.split(sizes), strict=True):
+                w.dequantise(part)
         stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
         bias = None

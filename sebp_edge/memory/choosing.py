@@ -3,9 +3,11 @@
 Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
 often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
 precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
+What the choice leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sebp_edge.basics.units import sizes_apart
@@ -37,12 +39,16 @@ def make_plan(
     target: Target,
     budget: MemoryBudget,
     progress: Progress = SILENT,
+    trials: Sequence[Schedule] = (),
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
     The schedules stay laid out for the smallest micro-batches of all choices.
+
+    Args:
+        trials: short trainings before those of the schedules, on the same examples.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress, trials)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):
@@ -57,10 +63,15 @@ def make_plan(
         raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
+    chosen = candidates.with_dequantised_blocks(chosen, budget.size)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
-    fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
+    # No plan depends on the learning rate, which may be open in a recipe of an adapter only.
+    fulls = candidates.for_recipe(recipe.replace(method="full", learning_rate=1e-4)) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
-    chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
+    if target.rate is None:
+        chosen, larger, smaller, full = (
+            each and replace(each, seconds=None) for each in (chosen, larger, smaller, full)
+        )
     return Plan(
         model=shape.name,
         device=target.device,
@@ -71,12 +82,9 @@ def make_plan(
         smaller=smaller,
         full=full,
         gpu=target.gpu,
+        trials=len(trials),
+        trials_share=sum(each.num_tokens for each in trials) / sum(each.num_tokens for each in schedules),
     )
-
-
-def _without_unknown_time(choice: Choice | None, target: Target) -> Choice | None:
-    """Removes the time from a choice if the target's speed is unknown."""
-    return choice if choice is None or target.rate is not None else replace(choice, seconds=None)
 
 
 class _Candidates:
@@ -90,6 +98,7 @@ class _Candidates:
         recipe: Recipe,
         target: Target,
         progress: Progress,
+        trials: Sequence[Schedule],
     ):
         self.shape, self.target = shape, target
         self.takes_4_bits = takes_4_bits(
@@ -101,13 +110,14 @@ class _Candidates:
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(_limits(setup, dataset))
-        progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
+        trainings = [*schedules, *trials]
+        progress.begin("planning", len(limits) * sum(training.last_epoch for training in trainings))
         for max_rows in limits:
             limit = RowLimit.on(target.device, max_rows, padded_to)
-            for schedule in schedules:
-                schedule.lay_out(limit, advance=progress.advance)
+            for training in trainings:
+                training.lay_out(limit, advance=progress.advance)
             self._work_by_max_rows[max_rows] = Work.of(
-                schedules,
+                trainings,
                 dataset.all_examples,
                 on_gpu=setup.on_gpu,
                 has_graphs=setup.on_gpu and setup.is_hoisted,
@@ -131,11 +141,29 @@ class _Candidates:
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
 
+    def with_dequantised_blocks(self, chosen: Choice, budget: int) -> Choice:
+        """Returns the fastest choice of the same precision if what each leaves holds dequantised 4-bit weights."""
+        if not (chosen.recipe.load_in_4bit and self._setup(chosen.recipe).is_hoisted):
+            return chosen
+        alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits)
+        fitting = [each for each in alike if each.peak <= budget and each.host_memory <= self.target.host]
+        return min((self._filled(each, budget) for each in fitting), key=lambda choice: choice.seconds)
+
+    def _filled(self, choice: Choice, budget: int) -> Choice:
+        """Returns a choice that fits with as many blocks' 4-bit weights dequantised as fit, too."""
+        setup = self._setup(choice.recipe)
+
+        def with_blocks(number: int) -> Choice:
+            return self._choice(replace(setup, options=replace(choice.options, dequantised_blocks=number)))
+
+        numbers = range(1, len(self.shape.blocks) + 1)
+        return with_blocks(bisect_right(numbers, budget, key=lambda number: with_blocks(number).peak))
+
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
         """Returns all choices with the same recipe and precision, the fastest first."""
         setup = self._setup(recipe)
         max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
-        alternatives = [{"checkpoints": checkpoints} for checkpoints in _shares(max_checkpoints)]
+        alternatives = [{"checkpoints": each} for each in sorted({round(max_checkpoints * n / 4) for n in range(5)})]
         if setup.on_gpu and max_checkpoints:
             offloaded = alternatives[-1] | {"offload": True}
             alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
@@ -166,11 +194,6 @@ class _Candidates:
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
         return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
-
-
-def _shares(number: int) -> list[int]:
-    """Returns zero, a quarter, half, three quarters and all of a number."""
-    return sorted({round(number * share / 4) for share in range(5)})
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:

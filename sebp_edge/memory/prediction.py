@@ -85,9 +85,10 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    # The optimizer updates a copy of these.
+    # The optimizer updates a copy of these, and of 4-bit weights there may be a dequantised one.
     linears = (item for block in setup.shape.blocks for item in block.linears.items())
     copied = sum(linear.size for name, linear in linears if setup.recipe.updates_copy_of(name.rpartition(".")[2]))
+    copied += setup.dequantised_parameters
     loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
     return loaded + setup.itemsize * copied + (0 if setup.on_gpu else _rounded_in_place(setup))
 
@@ -130,7 +131,8 @@ def _one_matrix(setup: TrainingSetup) -> int:
         itemsize = setup.itemsize * (1 if setup.on_gpu else 2)
     else:
         return 0
-    sizes = (linear.size for block in setup.shape.distinct_blocks for linear in block.linears.values())
+    blocks = setup.shape.blocks[setup.options.dequantised_blocks :]
+    sizes = (linear.size for block in blocks for linear in block.linears.values())
     return itemsize * max(sizes, default=0)
 
 

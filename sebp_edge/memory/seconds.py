@@ -35,8 +35,10 @@ def estimate_seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
     tokens = work.trained_tokens
     if setup.recipe.load_in_4bit or setup.recipe.merge_for:
         times = -(-setup.options.max_rows // CHUNK_ROWS) if setup.options.chunked_blocks else 1
-        rounding = TOKENS_PER_ROUNDING_GPU if setup.on_gpu else TOKENS_PER_ROUNDING_CPU
-        tokens += (rounding if setup.recipe.merge_for else TOKENS_PER_DEQUANTISATION) * work.micro_batches * times
+        each = TOKENS_PER_ROUNDING_GPU if setup.on_gpu else TOKENS_PER_ROUNDING_CPU
+        if setup.recipe.load_in_4bit:
+            each = TOKENS_PER_DEQUANTISATION * (1 - setup.dequantised_parameters / setup.shape.linear_parameters)
+        tokens += each * work.micro_batches * times
     if setup.options.small_buffers:
         tokens *= SMALL_BUFFERS_SLOWDOWN
     if setup.options.chunked_blocks:

@@ -17,7 +17,6 @@ class TrainingSetup:
         on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
         itemsize: bytes of an element of the base model and of activations.
-        options: what the training holds in memory at once.
     """
 
     shape: DecoderShape
@@ -64,6 +63,11 @@ class TrainingSetup:
         if self.options.chunked_blocks:
             num_recomputed += sum(map(parameters_recomputed_in_chunks, blocks[number:]))
         return num_recomputed
+
+    @property
+    def dequantised_parameters(self) -> int:
+        """Number of parameters in 4 bits that are also in memory dequantised."""
+        return sum(block.parameters for block in self.shape.blocks[: self.options.dequantised_blocks])
 
     @property
     def offloaded_per_token(self) -> int:

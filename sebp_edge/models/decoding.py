@@ -96,7 +96,6 @@ class Decoder:
     implementation takes no masks. `one_by_one` says so.
 
     Args:
-        model: a decoder, wrapped by PEFT or not.
         keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
             tells that weights, an adapter, hooks or settings have changed: the owner of the model makes a new decoder
             then.

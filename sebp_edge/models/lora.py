@@ -106,8 +106,8 @@ class LoraAdapter:
 
     def save(self, folder: Path) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout."""
+        self.model.create_or_update_model_card = lambda folder: None  # PEFT's names the base model's folder
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's README names the base model's folder
 
     def disabled(self) -> AbstractContextManager:
         """Context in which the adapter is disabled; what is rounded stays so."""
@@ -342,15 +342,16 @@ def _is_linear(layer: nn.Module) -> bool:
 
 def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
     """Returns the weight of bitsandbytes' layer; None if it is packed, or as long as its compute dtype is unknown."""
-    state = base.weight.quant_state
-    if state is None or base.compute_dtype is None or _is_packed(state):
+    weight = base.weight
+    if weight.quant_state is None or base.compute_dtype is None or _is_packed(weight.quant_state):
         return None
-    return QuantisedWeight(base.compute_dtype, partial(_dequantise, base))
+    # A merge replaces the weight. It is referred to from here, so no later one has its id.
+    identity = (id(weight), weight.data_ptr(), weight._version)
+    return QuantisedWeight(base.compute_dtype, partial(_dequantise, weight), identity)
 
 
-def _dequantise(base: nn.Module, out: Tensor) -> None:
-    """Dequantises a layer's weight into `out`; on a GPU directly, which bitsandbytes cannot do on the CPU."""
-    weight = base.weight  # read here, since a merge replaces it
+def _dequantise(weight: Tensor, out: Tensor) -> None:
+    """Dequantises bitsandbytes' weight into `out`; on a GPU directly, which it cannot do on the CPU."""
     if out.is_cuda and out.dtype == weight.quant_state.dtype and len(weight) > 1:
         from bitsandbytes.functional import dequantize_4bit
 

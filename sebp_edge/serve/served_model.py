@@ -38,9 +38,6 @@ def has_room(base: BaseModel, budget: int | None, used: int, characters: int, ne
 class TrainedModel(ModelInUse):
     """The model of a job, which lends its weights to the model that answers.
 
-    Args:
-        served: the model that answers.
-
     Attributes:
         can_lend: whether the job leaves the weights as they are.
         is_loading: whether another thread loads them now.

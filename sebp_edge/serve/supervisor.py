@@ -193,13 +193,14 @@ class Supervisor:
         self.jobs.drop(job.id)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
-    def cancel_request(self, id: str | int) -> None:
+    def cancel_request(self, id: str | int) -> dict:
         """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
         if id in self._planned:
             self._planned[id] = None
             self._planning.stop(id)
         elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
+        return {}
 
     def end(self) -> dict:
         """Ends this process within `END_SECONDS`."""

@@ -52,6 +52,8 @@ class Hoisted(Patch):
         offload: whether these inputs are kept in host memory.
         chunked_blocks: whether MLPs run on one chunk of rows at a time, recomputed in the backward pass, and
             attention's backward pass takes a few heads at a time.
+        dequantised_blocks: how many blocks, counted from the first, keep a dequantised copy of their 4-bit weights,
+            so that no pass dequantises them.
         max_logits: the largest number of logits that exist at once; at least one row's.
         check: called at each linear layer, and each time as many logits were computed; may raise to end the pass.
 
@@ -69,6 +71,7 @@ class Hoisted(Patch):
         checkpoints: int = 0,
         offload: bool = False,
         chunked_blocks: bool = False,
+        dequantised_blocks: int = 0,
         max_logits: int = CHUNK_LOGITS,
         check: Check | None = None,
     ):
@@ -77,7 +80,8 @@ class Hoisted(Patch):
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
         self._num_checkpoints, self._offload = checkpoints, offload
-        self._chunked_blocks, self._max_logits, self._check = chunked_blocks, max_logits, check
+        self._chunked_blocks, self._dequantised_blocks = chunked_blocks, dequantised_blocks
+        self._max_logits, self._check = max_logits, check
         _refuse_convolutions(self._decoder)
         self._attach()
 
@@ -87,7 +91,7 @@ class Hoisted(Patch):
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder)
-        self._fused_lora = FusedLora(self.model)
+        self._fused_lora = FusedLora(self.model, blocks_of(decoder)[: self._dequantised_blocks])
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
         self._small_ops = SmallOps(decoder)
         with self._attaching():

@@ -42,9 +42,7 @@ class QuizQuestion:
     """A question of a quiz, as tokens.
 
     Attributes:
-        question: its text.
         answers: each of which is right.
-        alone: the question alone.
         found, right: the question below the passage that the search finds, and below the one with the answer; None for
             a question that is not about notes.
     """
@@ -94,11 +92,9 @@ class Dataset:
 
     Attributes:
         num_documents: the number of documents that the examples come from.
-        left_out: what was not used, and why.
         draw: the split of each document, and what it is recognised by.
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
-        names: the names of documents that have one.
         general: examples that keep what the model could do before, with the base model as the teacher.
         probe: other general text, which tells how much was forgotten.
         quiz: what decides, in place of the test loss; None if nothing is asked.

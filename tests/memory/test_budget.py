@@ -25,6 +25,7 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.four_bits import NF4_BYTES
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.progress import Progress
@@ -33,13 +34,14 @@ from sebp_edge.texts.schedule import make_schedules
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
-@pytest.fixture
-def shape_3b(tmp_path):
+@pytest.fixture(scope="module")
+def shape_3b(tmp_path_factory):
     """The shape of a 3B Llama, read from its config."""
+    folder = tmp_path_factory.mktemp("models") / "llama-3b"
     sizes = {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
     heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
-    LlamaConfig(**sizes, **heads).save_pretrained(tmp_path / "llama-3b")
-    return read_shape(resolve(tmp_path / "llama-3b"))
+    LlamaConfig(**sizes, **heads).save_pretrained(folder)
+    return read_shape(resolve(folder))
 
 
 @pytest.fixture
@@ -319,6 +321,23 @@ def test_if_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, req
     assert plan_3b(shape_3b, "5GB").chosen.dtype == "nf4"
     with pytest.raises(MachineError, match=r"or load the model in 4 bits\.$"):
         plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
+
+
+@pytest.mark.usefixtures("has_bitsandbytes")
+def test_what_4_bits_leave_of_the_budget_holds_dequantised_blocks(shape_3b):
+    recipe, blocks = RECIPE.replace(load_in_4bit=True), len(shape_3b.blocks)
+    dataset, sizes = make_dataset(80, longest=60), [5 * 10**9, 6 * 10**9, 7 * 10**9, 80 * 10**9]
+    plans = [plan_3b(shape_3b, size, dataset, recipe).chosen for size in sizes]
+    numbers = [each.options.dequantised_blocks for each in plans]
+    assert 0 < max(numbers[:3]) < numbers[3] == blocks
+    assert all(larger.seconds < smaller.seconds for smaller, larger in pairwise(plans))
+    assert f"4-bit weights of {blocks} blocks also dequantised" in plans[3].description
+    for size, chosen in zip(sizes[:3], plans[:3], strict=True):
+        # One block more would not fit.
+        assert chosen.peak <= size < chosen.peak + 2 * shape_3b.blocks[0].parameters * 1.05
+    held = plans[3].footprint.weights - plan_3b(shape_3b, "80GB", dataset).chosen.footprint.weights
+    assert held == pytest.approx(NF4_BYTES * shape_3b.linear_parameters, rel=0.01)
+    assert plan_3b(shape_3b, "80GB").chosen.options.dequantised_blocks == 0
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -153,7 +153,7 @@ def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, note
         lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
     )
     planned_events, planned_most = adapt(memory_budget=smallest.peak)
-    options = {"checkpoints": 1, "offload": False, "chunked_blocks": False}
+    options = {"checkpoints": 1, "offload": False, "chunked_blocks": False, "dequantised_blocks": 0}
     # Handles without options are those of small copies.
     (*_, given) = (given for given in handles if given)
     assert given.pop("check") is not None

@@ -66,7 +66,7 @@ def test_a_killed_app_leaves_no_process(app, settings):
 @pytest.mark.slow
 def test_it_has_ended_2_s_after_its_input_whatever_it_does(settings, training):
     """MCP's client sends a signal then. A worker that is stopped cannot even save its state."""
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=training)
         server.call("jobs.subscribe", id="first")

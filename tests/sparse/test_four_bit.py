@@ -8,6 +8,7 @@ from against_dense import loss_and_gradients, padded_batch
 from builders import make_llama, row_losses
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
@@ -137,3 +138,56 @@ def test_a_layer_without_a_compute_dtype_is_plain_after_its_first_call():
     assert not any(plain_projection(layer) for layer in lora_layers(model))
     model(**padded_batch())
     assert all(plain_projection(layer) for layer in lora_layers(model))
+
+
+class Dequantisations(TorchDispatchMode):
+    """Counts how often weights are dequantised while it is active."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += "dequantize_4bit" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def hoisted_gradients(model, hoisted, batch):
+    model.zero_grad()
+    with Dequantisations() as dequantisations:
+        loss = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).mean()
+        loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients, dequantisations.number
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 1}, {"chunked_blocks": True}], ids=str)
+def test_blocks_that_hold_dequantised_weights_train_like_peft_and_dequantise_no_more(options):
+    model, batch = four_bit_llama(), padded_batch()
+    expected_loss, expected = loss_and_gradients(model, batch)
+    numbers = []
+    for dequantised_blocks in range(3):
+        with Hoisted(model, dequantised_blocks=dequantised_blocks, **options) as hoisted:
+            for _ in range(2):
+                loss, found, number = hoisted_gradients(model, hoisted, batch)
+                torch.testing.assert_close(loss, expected_loss)
+                assert_close(found, expected)
+        numbers.append(number)
+    assert numbers[0] > numbers[1] > numbers[2] == 0
+
+
+@pytest.mark.parametrize("change", ["merge", "in place"])
+def test_dequantised_weights_follow_a_change(change):
+    model, batch = four_bit_llama(), padded_batch()
+    with Hoisted(model, dequantised_blocks=2) as hoisted:
+        before, _, _ = hoisted_gradients(model, hoisted, batch)
+        if change == "merge":
+            with pytest.warns(UserWarning, match="4-bit"):
+                model.merge_adapter()
+                model.unmerge_adapter()
+        else:
+            with torch.no_grad():
+                lora_layers(model)[4].base_layer.weight.bitwise_not_()
+        loss, found, _ = hoisted_gradients(model, hoisted, batch)
+    assert loss != before
+    expected_loss, expected = loss_and_gradients(model, batch)
+    torch.testing.assert_close(loss, expected_loss)
+    assert_close(found, expected)

@@ -103,7 +103,8 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
         assert error(small_buffers, kept) <= 1e-2
 
 
-def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
+@pytest.mark.parametrize("dequantised_blocks", [0, 2, 3])
+def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(dequantised_blocks, tokenizer, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
     make_llama(**sizes).save_pretrained(tmp_path)
@@ -114,7 +115,8 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokeniz
     twin = LoraAdaptation(dequantised_llama(base.model, **sizes), torch.float32)
     adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's default, as in the twin
     restore(adaptation, snapshot(twin))
-    with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
+    options = MemoryOptions(checkpoints=1, dequantised_blocks=dequantised_blocks)
+    with make_learner(adaptation, examples, events, options) as learner:
         learner.lay_out(schedule_of(learner, [micro_batches]))
         loss, found = gradients(learner, micro_batches)
         assert learner.graphs is not None

@@ -10,7 +10,6 @@ worker's from the first event to a step. A job is cancelled at the first event o
 of many texts in the phases before the training, since a warm worker is through with few before it tells them.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -43,30 +42,20 @@ MANY, LAST_STEP = 20_000, 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
     for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
             for what, value in asyncio.run(measure(folder)).items():
                 found.setdefault(what, []).append(value)
-    rows = [
-        {
-            "what": what,
-            "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s"),
-            "median": median(values),
-            "best": min(values),
-            "worst": max(values),
-            "runs": len(values),
-        }
-        for what, values in found.items()
-    ]
-    for row in rows:
-        print(f"{row['what']}: {row['median']:.3f} {row['unit']} ({row['best']:.3f} to {row['worst']:.3f})")
-    if options.record:
-        evidence.record("serve", SOURCES, rows, options.record, on_cpu=True)
+    rows = []
+    for what, values in found.items():
+        row = {"what": what, "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s")}
+        row |= {"median": median(values), "best": min(values), "worst": max(values), "runs": len(values)}
+        rows.append(evidence.show(row))
+    evidence.record("serve", SOURCES, rows, options.record, on_cpu=True)
 
 
 async def measure(store: str) -> dict[str, float]:

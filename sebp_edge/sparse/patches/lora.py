@@ -2,10 +2,11 @@
 
 PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA; several,
 merged or disabled adapters) runs PEFT's code, and so does one whose weights are sharded. While layers are fused, the
-base weights of a group are stacked in one storage, and each layer's weight is a view of its part.
+base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Quantised weights
+stay where they are; those of some blocks also have a dequantised copy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -38,11 +39,16 @@ SourceOf = Callable[[Tensor], Recompute | GatedInputs | None]
 
 
 class FusedLora(Patch):
-    """Handle of one model's fused LoRA layers."""
+    """Handle of one model's fused LoRA layers.
 
-    def __init__(self, model: nn.Module):
+    Args:
+        dequantised: the blocks whose quantised weights are dequantised once, instead of in each pass.
+    """
+
+    def __init__(self, model: nn.Module, dequantised: Iterable[nn.Module] = ()):
         super().__init__()
         self._model = model
+        self._dequantised = {module for block in dequantised for module in block.modules()}
         self._groups: list[_LayerGroup] = []
         self._refreshed: list[_LayerGroup] = []
 
@@ -63,7 +69,8 @@ class FusedLora(Patch):
         for parent in list(self._model.modules()):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
-                group = _LayerGroup([plain[name] for name in names], rows_for, source_of, scratch)
+                layers, dequantised = [plain[name] for name in names], parent in self._dequantised
+                group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
@@ -149,8 +156,15 @@ class _LayerGroup:
         is_fresh: whether `stacked` is known to match the layers, its copies of the adapters included.
     """
 
-    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: ScratchBuffer):
-        self.layers, self._scratch = layers, scratch
+    def __init__(
+        self,
+        layers: list[nn.Module],
+        rows_for: RowsFor,
+        source_of: SourceOf,
+        scratch: ScratchBuffer,
+        dequantised: bool,
+    ):
+        self.layers, self._scratch, self._dequantised = layers, scratch, dequantised
         self.is_fresh = False
         self.stacked: LoraGroup | None = None
         self._rows_for, self._source_of = rows_for, source_of
@@ -172,7 +186,7 @@ class _LayerGroup:
                 if _storage(layer.base_layer.weight) == storage:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
         # Frees the stacked weights before the next group's are copied.
-        self.stacked = None
+        self.stacked = self._projections = None
 
     def is_current(self) -> bool:
         """Whether `stacked` was made from the layers' present weights and adapters; their values may have changed."""
@@ -226,24 +240,25 @@ class _LayerGroup:
     def _stack(self, projections: list[LoraProjection]) -> None:
         # Tensors made in inference mode could not be trained with later.
         with torch.inference_mode(False):
-            self.stacked = LoraGroup.stack(projections, self._scratch)
-        if isinstance(self.stacked.weight, Tensor):
+            self.stacked = LoraGroup.stack(projections, self._scratch, dequantised=self._dequantised)
+        if isinstance(projections[0].weight, Tensor):
             for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
                 projection.weight.data = part
+        self._projections = projections  # as long as they exist, no other tensor has their ids
         self._key = _key(projections)
 
 
 def _key(projections: list[LoraProjection]) -> tuple:
     """A key that changes if a layer's weight moves or another adapter becomes active."""
-    return tuple((_address(p.weight), _address(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+    return tuple((_identity(p.weight), _identity(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
 
 
 def _storage(weight: Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _address(weight: Tensor | QuantisedWeight | None) -> int | None:
-    return weight.data_ptr() if isinstance(weight, Tensor) else None
+def _identity(weight: Tensor | QuantisedWeight | None) -> int | tuple[int, ...] | None:
+    return weight.data_ptr() if isinstance(weight, Tensor) else getattr(weight, "identity", None)
 
 
 class _Member:

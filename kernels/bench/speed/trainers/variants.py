@@ -5,6 +5,7 @@ Shapes: N tokens of all texts, C loss rows.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -116,4 +117,8 @@ OUR_DROP_IN = Eager.of(DROP_IN)
 OUR_EAGER = Eager.of(HOISTED)
 OUR_EAGER_WITH_ALL_ROWS = Eager("all rows", Hoisted, _loss_of_all_rows, all_rows, is_ours=True)
 OUR_STEP = Ours(**vars(GRAPH))
+# A 3B model has 28 blocks.
+OUR_STEP_WITH_14_DEQUANTISED, OUR_STEP_WITH_28_DEQUANTISED = (
+    Ours(**vars(GRAPH) | {"attach": partial(Hoisted, dequantised_blocks=blocks)}) for blocks in (14, 28)
+)
 OUR_STEP_WITH_TORCHS_ADAMW = OursWithTorchsAdamW(**vars(GRAPH))
