@@ -13,6 +13,7 @@ import zlib
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 # Set before torch and transformers are imported, and inherited by the processes that tests start. No test reaches the
 # network, and each process uses one thread, since a second one only waits with models this small.
@@ -31,6 +32,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import psutil
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
@@ -54,6 +56,7 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
+from sebp_edge.run import giving_way
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
@@ -168,6 +171,25 @@ def unassessed(monkeypatch):
 def machine(monkeypatch):
     """A machine that a test simulates in part."""
     return FakeMachine(monkeypatch)
+
+
+@pytest.fixture
+def mains(monkeypatch):
+    """The mains power of this machine, which tests can cut; it is looked at all the time."""
+    state = SimpleNamespace(power_plugged=True)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
+    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
+    return state
+
+
+@pytest.fixture
+def temporary_folder(tmp_path, monkeypatch):
+    """The system's folder for temporary files, empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
 
 
 @pytest.fixture

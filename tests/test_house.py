@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_500
+MAX_LINES = 50_778
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_661,
-    "adapters": 3_613,
+    "files at the root": 1_664,
+    "adapters": 3_625,
     "ask": 722,
     "basics": 757,
-    "basics.pages": 331,
-    "cli": 3_031,
-    "export": 1_989,
+    "basics.pages": 326,
+    "cli": 3_029,
+    "export": 1_985,
     "machine": 857,
-    "memory": 1_529,
-    "models": 4_784,
+    "memory": 1_545,
+    "models": 4_790,
     "models.gguf": 1_168,
-    "questions": 337,
-    "research": 3_133,
-    "run": 5_320,
-    "serve": 2_587,
+    "questions": 435,
+    "research": 3_130,
+    "run": 5_372,
+    "serve": 2_694,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,
-    "texts": 10_440,
-    "training": 3_706,
+    "texts": 10_446,
+    "training": 3_704,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

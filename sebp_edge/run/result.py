@@ -8,10 +8,10 @@ from typing import Any
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import Sample, Tested
-from sebp_edge.basics.units import percent, plural
+from sebp_edge.basics.units import plural
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.questions.probe_figures import ProbeFigures, describe
 from sebp_edge.run.assessment import Copied
-from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.texts.chats import Author
@@ -86,6 +86,8 @@ class _Facts:
     expectation: str = _read("report.training.expectation")
     general_loss_before: float = _read("report.record.general_loss_before")
     general_loss_after: float = _read("report.record.general_loss_after")
+    language: ProbeFigures | None = _read("report.record.language")
+    facts: ProbeFigures | None = _read("report.record.facts")
     copies: tuple[Copied, ...] = property(
         lambda self: tuple(
             Copied(document, copy.run, copy.base_run)
@@ -158,6 +160,8 @@ class AdaptResult(_Facts):
         expectation: what to expect of this adapter, in words.
         general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
             adapter.
+        language, facts: how many bundled items each knows: sentences beside the same with a mistake, and answers to
+            general questions beside wrong ones; None if the model's chat template shows none.
         copies: documents that the adapter repeats word for word and the base model does not, longest first.
         documents, examples, tokens: how many of each were used.
         left_out: what was not used, with the reasons.
@@ -196,11 +200,11 @@ class AdaptResult(_Facts):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
-        general, warnings = GeneralLoss(self.general_loss_before, self.general_loss_after), []
-        if general.is_high:
+        warnings = []
+        if any(probe is not None and probe.is_worse for probe in (self.language, self.facts)):
             warnings.append(
-                f"The loss on general text rose by {percent(general.rise)}: the adapter is worse at other subjects; "
-                "fewer epochs or a lower learning rate cost less."
+                f"The adapter is worse at what the model could before: {describe(self.language, self.facts)}; fewer "
+                "epochs or a lower learning rate cost less."
             )
         if self.copies:
             longest, number = self.copies[0], len(self.copies)

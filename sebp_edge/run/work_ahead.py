@@ -42,8 +42,8 @@ REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
 MIN_DECODED = 8
 # Bytes per second from a disk, and seconds that every loading and saving takes.
 DISK_RATE, FILE_SECONDS = 500e6, 1.0
-# Tokens of the bundled general text, and its examples.
-GENERAL_TOKENS, GENERAL_EXAMPLES = 6500, 19
+# Tokens of the bundled probes, and their examples.
+GENERAL_TOKENS, GENERAL_EXAMPLES = 12_000, 340
 # How often `scale_down` evaluates general text, usually.
 SCALED = 3
 

@@ -347,7 +347,7 @@ def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
         )
     for number, item in enumerate(texts, start=1):
         if isinstance(item, str):
-            yield _source_of(f"text {number}", item)
+            yield _TextSource(f"text {number}", num_bytes(item), partial(iter, [item]))
         elif isinstance(item, dict):
             yield _record_source(number, item)
         elif isinstance(item, Folder | Path):
@@ -362,10 +362,6 @@ def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
 
 def _kind(value) -> str:
     return type(value).__name__
-
-
-def _source_of(name: str, content: Content) -> _TextSource:
-    return _TextSource(name, num_bytes(content), lambda: [content])
 
 
 def _record_source(number: int, record: dict) -> _TextSource:

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, contents, process, records, run, start, without_controls
+from command import RECIPE, assert_one_sentence, contents, process, records, run, without_controls
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
@@ -424,7 +424,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store):
     assert store.adapter("narrow").versions() == [1]
 
 
-# One process for all commands.
+# One process for all commands, since imports take seconds.
 RUN_ALL = """
 import json, sys
 from sebp_edge.cli import main
@@ -447,8 +447,14 @@ def on_terminal(commands, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    environment |= {"TERM": "xterm-256color"}
-    one = start([RUN_ALL, json.dumps(commands)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    # What has the command line imported has found no terminal.
+    one = subprocess.Popen(
+        [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment | {"TERM": "xterm-256color"},
+    )
     os.close(theirs)
     drawn = b""
     while True:

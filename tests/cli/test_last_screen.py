@@ -8,6 +8,7 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import last_screen
 from sebp_edge.models.catalog import ModelReference, resolve
+from sebp_edge.questions.probe_figures import ProbeFigures
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.expectations import expectation
 from sebp_edge.run.result import AdaptResult
@@ -71,6 +72,8 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
         "adapter_path": Path("/home/somebody/.local/share/sebp-edge/adapters/default/12"),
         "general_loss_before": 3.915,
         "general_loss_after": 3.969,
+        "language": ProbeFigures(40, 39, 38, 2),
+        "facts": ProbeFigures(40, 35, 34, 3),
         "expectation": expectation(reference, 134_515_008, is_chat=False, has_quiz=gate.quiz is not None),
         "copies": (),
         "documents": 1210,
@@ -92,7 +95,8 @@ def shown(result: AdaptResult, monkeypatch, width=80, **options) -> list[str]:
 
 
 COSTS = {
-    "general_loss_after": 4.9,
+    "language": ProbeFigures(40, 39, 22, 18),
+    "facts": ProbeFigures(40, 23, 18, 12),
     "copies": tuple(Copied(f"travel/2026/{'a long name ' * 4}{number}.md", 90 - number, 3) for number in range(40)),
 }
 HOW = {

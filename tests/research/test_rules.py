@@ -91,7 +91,7 @@ def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_su
     generator = torch.Generator().manual_seed(num_rows)
     probability = torch.rand(num_rows, generator=generator).to(dtype)
     probability[::5], probability[3::5] = 0, 1
-    draws = 2000
+    draws = 1000
     counts = torch.zeros(num_rows)
     for _ in range(draws):
         keep, weights = row_rules.draw(probability, generator)

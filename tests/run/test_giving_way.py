@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 import weakref
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -39,16 +38,6 @@ from sebp_edge.run.job import Job
 pytestmark = pytest.mark.usefixtures("unassessed")
 CPU = torch.device("cpu")
 GB = 10**9
-
-
-@pytest.fixture
-def mains(monkeypatch):
-    """The mains power of this machine, which tests can cut; it is looked at all the time."""
-    state = SimpleNamespace(power_plugged=True)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
-    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
-    return state
 
 
 @pytest.fixture

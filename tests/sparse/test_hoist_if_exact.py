@@ -1,5 +1,6 @@
 """A decoder is hoisted if its losses stay the same; otherwise the reason is returned and the model is unchanged."""
 
+import functools
 import itertools
 import random
 import re
@@ -65,6 +66,12 @@ def test_every_token_except_the_first_has_a_loss():
     assert (input_ids[2, 2:] == 2).all()
 
 
+@pytest.fixture
+def compute_losses(monkeypatch):
+    """A function that sets what computes losses on active rows."""
+    return functools.partial(monkeypatch.setattr, Hoisted, "row_losses")
+
+
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
@@ -72,10 +79,10 @@ def test_every_token_except_the_first_has_a_loss():
         (lambda *_: [][0], r"the model failed on active rows \(IndexError\)\."),
     ],
 )
-def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, monkeypatch):
+def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, compute_losses, monkeypatch):
     model = make_llama()
     monkeypatch.setattr(module, "copy_mismatch", lambda decoder: None)
-    monkeypatch.setattr(Hoisted, "row_losses", losses)
+    compute_losses(losses)
     hoisted, found = hoist_if_exact(model, SEQUENCES, 2)
     assert hoisted is None
     assert re.fullmatch(reason, found)
@@ -83,9 +90,9 @@ def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, monkeypatch)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_running_out_of_memory_is_raised(monkeypatch):
+def test_running_out_of_memory_is_raised(compute_losses):
     model = make_llama()
-    monkeypatch.setattr(Hoisted, "row_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
+    compute_losses(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
     with pytest.raises(torch.OutOfMemoryError):
         hoist_if_exact(model, SEQUENCES, 2)
     assert not any("forward" in vars(part) for part in model.modules())

@@ -290,7 +290,8 @@ def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
 
 
 @pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages | tojson(indent=10 ** 8) }}"])
-def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template):
+def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template, give_seconds):
+    give_seconds(60)  # on a busy machine, two would end before it runs out of memory
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     examples, [item] = encode([Document("chat", Conversation(tuple(CHAT[1:3])))], tokenizer, 64)

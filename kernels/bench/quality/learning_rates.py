@@ -7,7 +7,6 @@ Each folder has the notes of one author, of which the seed draws some. Gains are
 that were judged. The sweep's choice is the rate whose full training has the lowest validation loss.
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -31,7 +30,7 @@ RESAMPLES = 10_000
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--notes", type=int, default=41)
@@ -39,7 +38,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipe", default="notes")
     parser.add_argument("--device")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     records = []
     for model in options.model:
@@ -51,9 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
             records += cases[-1].values()
             print(*about.values(), *(f"{rate}: {row['gain']:.2%}" for rate, row in cases[-1].items()), flush=True)
         print(summary(cases), flush=True)
-    if options.record:
-        on_cpu = pick_device(options.device).type == "cpu"
-        evidence.record("learning-rates-cpu" if on_cpu else "learning-rates", SOURCES, records, options.record, on_cpu)
+    on_cpu = pick_device(options.device).type == "cpu"
+    evidence.record("learning-rates-cpu" if on_cpu else "learning-rates", SOURCES, records, options.record, on_cpu)
 
 
 def notes(folder: Path, number: int, characters: range, seed: int) -> list[Path]:
@@ -61,7 +58,7 @@ def notes(folder: Path, number: int, characters: range, seed: int) -> list[Path]
     return random.Random(seed).sample(files, min(number, len(files)))
 
 
-def adapt(model: str, options: argparse.Namespace, rate: float | str, texts: list[Path], seed: int) -> dict:
+def adapt(model: str, options, rate: float | str, texts: list[Path], seed: int) -> dict:
     recipe = Recipe.load(options.recipe).replace(learning_rate=rate)
     with tempfile.TemporaryDirectory() as folder:
         store = AdapterStore(folder)

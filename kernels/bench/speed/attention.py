@@ -30,8 +30,7 @@ SOURCES = (*evidence.OPS, "kernels/bench/speed/graph_time.py", __file__)
 
 
 def main() -> None:
-    parser = evidence.parser(__doc__)
-    options = parser.parse_args()
+    options = evidence.parser(__doc__).parse_args()
     torch.manual_seed(0)
     draw = random.Random(0)
     lengths = [max(26, min(128, int(draw.gauss(57, 25)))) for _ in range(max(NUM_TEXTS))]

@@ -20,8 +20,7 @@ RECIPES = ("notes", "full")
 
 
 def main() -> None:
-    parser = evidence.parser(__doc__)
-    options = parser.parse_args()
+    options = evidence.parser(__doc__).parse_args()
     torch.set_num_threads(1)
     rows = [row for recipe in RECIPES for row in steps(recipe)]
     evidence.record("cpu-steps", SOURCES, rows, options.record, on_cpu=True)

@@ -34,8 +34,7 @@ SOURCES = (*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/speed/graph
 
 
 def main() -> None:
-    parser = evidence.parser(__doc__)
-    options = parser.parse_args()
+    options = evidence.parser(__doc__).parse_args()
     torch.manual_seed(0)
     records = [*linear_records(), *lora_records()]
     evidence.record("layers", SOURCES, records, options.record)

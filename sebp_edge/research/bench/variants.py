@@ -117,12 +117,9 @@ class EagerStep:
         mark("forward")
         loss.backward()
         mark("backward")
-        self.update()
-        mark("update")
-
-    def update(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad()
+        mark("update")
 
     def release(self) -> None:
         self.zero_grad()

@@ -107,11 +107,20 @@ class OurStep(CapturedStep):
 
 
 class _TwoGraphs:
-    """A step whose gradients are in one graph, which overwrites them, and whose update is in another."""
+    """A step whose gradients are in one graph, which overwrites them, and whose update is in another.
+
+    The update is torch's fused AdamW, on the parameters' `grad` as they are when the graph is captured.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], graphs: GraphPool):
         self._parameters = parameters
-        self._update = _CapturedUpdate(graphs, parameters)
+        on_gpu = parameters[0].is_cuda
+        learning_rate = torch.zeros((), device=parameters[0].device)
+        self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=on_gpu or None, capturable=on_gpu)
+        # At a learning rate of zero the weights stay what they are.
+        graphs.warm_up(self._optimizer.step)
+        self._update = graphs.capture("update", self._optimizer.step)
+        learning_rate.fill_(LEARNING_RATE)
 
     def gradients(self) -> Tensor:
         raise NotImplementedError
@@ -127,7 +136,7 @@ class _TwoGraphs:
         self.zero_grad()
 
     def moments(self) -> list[Tensor]:
-        return self._update.moments()
+        return _moments_of(self._optimizer)
 
     def release(self) -> None:
         for parameter in self._parameters:
@@ -173,25 +182,6 @@ class CapturedGradientsStep(_TwoGraphs):
 
     def zero_grad(self) -> None:
         self.release()
-
-
-class _CapturedUpdate:
-    """torch's fused AdamW in a graph, on the parameters' `grad` as they are now."""
-
-    def __init__(self, graphs: GraphPool, parameters: list[nn.Parameter]):
-        on_gpu = parameters[0].is_cuda
-        learning_rate = torch.zeros((), device=parameters[0].device)
-        self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=on_gpu or None, capturable=on_gpu)
-        # At a learning rate of zero the weights stay what they are.
-        graphs.warm_up(self._optimizer.step)
-        self._replay = graphs.capture("update", self._optimizer.step)
-        learning_rate.fill_(LEARNING_RATE)
-
-    def __call__(self) -> None:
-        self._replay()
-
-    def moments(self) -> list[Tensor]:
-        return _moments_of(self._optimizer)
 
 
 def _moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
