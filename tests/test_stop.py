@@ -162,6 +162,7 @@ def test_an_event_set_before_the_call_stops_it(make, notes_folder):
         lambda: personalizer.adapt(notes_folder, stop_when=stop),
         lambda: personalizer.generate("the ferry", stop_when=stop),
         lambda: personalizer.analyze(notes_folder, stop_when=stop),
+        lambda: personalizer.plan(notes_folder, stop_when=stop),
     )
     for call in calls:
         with pytest.raises(Interrupted, match="Stopped; nothing was changed"):

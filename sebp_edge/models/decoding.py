@@ -7,6 +7,7 @@ with.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,8 +36,11 @@ MAX_ROWS = 64
 MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
 # The most tokens of one pass through the model before the first new token, filled up or not.
 FILL_TOKENS = 4096
-# The same of a single prompt on the CPU, where a stop loses what the running pass has computed.
+# The same of a single prompt on the CPU, where a stop may lose what the running pass has computed.
 FILL_TOKENS_CPU = 256
+# A pass whose result would be kept is ended only after so many seconds of work, so that who types on does not wait for
+# the same tokens again.
+KEPT_SECONDS = 1.0
 # Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
 MAX_FILLED_UP = 64
 # So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
@@ -139,8 +143,8 @@ class Decoder:
             end_ids: tokens that end a text, besides those of the model's generation config.
             choose: chooses each token of a single prompt, in place of `sampling`.
             on_token: receives the number of a prompt and its next token; returns whether its text ends there.
-            check: is called after each pass through the model, which gives at most one token per prompt, and on the CPU
-                before each block of it; may raise.
+            check: is called after each pass through the model, which gives at most one token per prompt; on the CPU
+                also before each block of it, at once or after `KEPT_SECONDS`; may raise.
 
         Raises:
             TextsError: a prompt is empty, or leaves no room in the model's context.
@@ -201,7 +205,7 @@ class Decoder:
     @contextmanager
     def _computing(self, check: Callable[[], None]) -> Iterator[None]:
         """Context that keeps what it computes, unless it fails."""
-        self._check = check
+        self._check, self._pass_began = check, time.thread_time()
         try:
             with threaded_linears(self._model), self._checking():
                 yield
@@ -225,7 +229,8 @@ class Decoder:
                 hook.remove()
 
     def _before_block(self, block: nn.Module, inputs: tuple) -> None:
-        self._check()
+        if not self._keeps or time.thread_time() - self._pass_began >= KEPT_SECONDS:
+            self._check()
 
     def _decode_all(self, rows: list[_Row]) -> None:
         if self.one_by_one is not None:
@@ -411,6 +416,7 @@ class Decoder:
         self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int, count: int = 1
     ) -> Tensor:
         """Passes tokens through the model; returns the logits of the last columns, fp32 [rows * count, vocabulary]."""
+        self._pass_began = time.thread_time()
         self._cache.select(rows, columns, width)
         # transformers repeats the keys of grouped heads if there is a mask. A captured step has columns to mask.
         is_bare = isinstance(columns, slice) and ids.numel() == 1 and needs_no_mask(self._model, width)

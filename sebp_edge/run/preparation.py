@@ -150,7 +150,8 @@ class Preparation:
         """
         if planned is not None and prepared is planned.prepared:
             return planned.schedules
-        return make_schedules(prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons)
+        asked = prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons
+        return self._call.progress.run(lambda: make_schedules(*asked))
 
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
         recipe, seed = self.recipe, self._call.seed

@@ -11,6 +11,7 @@ from itertools import chain
 
 from sebp_edge.events import Sink
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.row_cache import bytes_per_token
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_in_use import ModelInUse
 
@@ -19,6 +20,19 @@ def twin(base: BaseModel) -> BaseModel:
     """Returns a base model with modules of its own and the weights of `base`, which must have no adapter."""
     shared = {id(tensor): tensor for tensor in chain(base.model.parameters(), base.model.buffers())}
     return replace(base, model=copy.deepcopy(base.model, shared))
+
+
+def has_room(base: BaseModel, budget: int | None, used: int, characters: int, new_tokens: int) -> bool:
+    """Whether the keys and values of an answer fit into a memory budget, beside the `used` bytes.
+
+    A copy of the modules takes none to speak of: 0.8 MB for SmolLM2-135M.
+
+    Args:
+        characters: the prompt's, of which two make a token at most.
+    """
+    tokens = characters // 2 + new_tokens
+    tokens = min(tokens, getattr(base.model.config, "max_position_embeddings", None) or tokens)
+    return budget is None or used + tokens * bytes_per_token(base.model) <= budget
 
 
 class TrainedModel(ModelInUse):

@@ -447,3 +447,14 @@ def test_the_total_is_the_sum_of_all_parts(tmp_path):
             assert found.total == sum(asdict(found).values())
             assert (found.graphs > 0) == on_gpu
             assert found.optimizer == 8 * (shape.parameters if recipe is FULL else shape.adapter_parameters(4))
+
+
+def test_an_evaluation_on_a_cpu_counts_the_weights_and_moments_that_wait_for_it(tmp_path):
+    """The state before the first step is evaluated after the first epoch."""
+    shape, small, large = shape_of(make_llama(**SIZES).config, tmp_path), Bucket(1, 1, 1, 1), Bucket(900, 1, 900, 900)
+    for recipe, in_8_bits, aside in ((LORA, False, 12), (LORA, True, 6), (FULL, False, 0)):
+        options = MemoryOptions(moments_in_8_bits=in_8_bits)
+        setup = TrainingSetup(shape, recipe, on_gpu=False, has_kernels=False, itemsize=4, options=options)
+        found = predict_footprint(setup, [small], [large], 0)
+        evaluated = Activations(setup).evaluation(large).total
+        assert found.activations + found.loss == evaluated + aside * shape.adapter_parameters(4)

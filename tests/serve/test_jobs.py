@@ -155,10 +155,17 @@ def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, re
     assert shared.state("job-1")["error"]["code"] == "cancelled"
     shared.call("jobs.cancel", expected_job_id="job-0")  # it begins
     assert shared.state("job-0")["state"] == "interrupted"
-    phase = random.choice(["texts_read", "step", "preparing", "evaluated"])
+    phase = random.choice(["texts_read", "step", "evaluated"])
     shared.event("job-2", lambda event: event["event"] == phase)
+    model = {key: request_of()[key] for key in ("model", "device")}
+    answer = shared.send("generate", prompt="the", temperature=0, **model)
+    shared.wait(lambda message: message.get("params", {}).get("request") == answer)
     shared.call("jobs.cancel", expected_job_id="job-2")
     assert shared.state("job-2")["state"] == "interrupted"
+    try:
+        assert "text" in shared.answer(answer)  # it ended before the job was cancelled
+    except Refused as refused:
+        assert refused.code == "busy"
     with pytest.raises(Refused) as caught:
         shared.call("jobs.pause", expected_job_id="job-1")
     assert caught.value.code == "wrong_state"
@@ -173,10 +180,15 @@ def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path
     assert shared.worker() is not None
 
 
-def test_requests_are_cancelled_while_they_are_answered(shared):
-    number = shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0)
+def test_requests_are_cancelled_while_they_wait_and_while_they_are_answered(shared):
+    number, waits = (
+        shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0) for _ in range(2)
+    )
     text = shared.wait(lambda message: message.get("params", {}).get("request") == number)["params"]
+    shared.call("cancel", request=waits)
     shared.call("cancel", request=number)
+    with pytest.raises(Refused, match="The request was cancelled"):
+        shared.answer(waits)
     with pytest.raises(Refused) as caught:
         shared.answer(number)
     assert caught.value.code == "cancelled"
