@@ -47,9 +47,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_627
+MAX_LINES = 50_778
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_663,
+    "files at the root": 1_664,
     "adapters": 3_625,
     "ask": 722,
     "basics": 757,
@@ -57,17 +57,17 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_029,
     "export": 1_985,
     "machine": 857,
-    "memory": 1_529,
-    "models": 4_784,
+    "memory": 1_545,
+    "models": 4_790,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_358,
-    "serve": 2_587,
+    "run": 5_372,
+    "serve": 2_694,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,
-    "texts": 10_439,
+    "texts": 10_446,
     "training": 3_704,
 }
 MAX_ENTRIES_AT_ROOT = 22

@@ -98,7 +98,7 @@ class _Candidates:
         recipe: Recipe,
         target: Target,
         progress: Progress,
-        trials: Sequence[Schedule],
+        trials: Sequence[Schedule] = (),
     ):
         self.shape, self.target = shape, target
         self.takes_4_bits = takes_4_bits(

@@ -6,7 +6,7 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
-from sebp_edge.questions import asking
+from sebp_edge.run import replies
 from sebp_edge.training import scale_down
 from sebp_edge.training.evaluation import HeldOutLoss
 
@@ -38,14 +38,14 @@ def learnt(tmp_path_factory, model, general):
 @pytest.fixture
 def when_asked(monkeypatch):
     """A function that sets what is called each time before questions are put to a model, with the model."""
-    answer_all = asking.answer_all
+    answer_all = replies.answer_all
 
     def watch(call):
         def answering(model, *arguments):
             call(model)
             return answer_all(model, *arguments)
 
-        monkeypatch.setattr(asking, "answer_all", answering)
+        monkeypatch.setattr(replies, "answer_all", answering)
 
     return watch
 

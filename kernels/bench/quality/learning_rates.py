@@ -66,7 +66,7 @@ def adapt(model: str, options, rate: float | str, texts: list[Path], seed: int) 
     return {
         "stated": rate,
         "chosen": result.saved.record.recipe["learning_rate"],
-        "tried": len(result.rates.tried) if result.rates else 0,
+        "tried": " ".join(f"{each.learning_rate:g}:{each.loss}" for each in result.rates.tried) if result.rates else "",
         "validation": min(result.report.training.curves[0].validation),
         "gain": result.gain,
         "at_least": result.gain_at_least,
