@@ -31,12 +31,16 @@ from sebp_edge.serve.messages import (
     cancelled,
     error_of,
     parse,
+    shown,
     texts_of,
 )
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
+
+# Of a job that an error ends: the first that fits.
+_STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (SebpEdgeError, "refused"), (Exception, "failed"))
 
 
 class Worker:
@@ -77,14 +81,8 @@ class Worker:
             facts["result"] = finite(self._call_of(task)(stop_when=self._tasks.job_stop).to_dict())
         except Paused:
             state = "paused"
-        except Interrupted as error:
-            state, facts["error"] = "interrupted", _shown(error)
-        except TrainingStopped as error:
-            state, facts["error"] = "failed", _shown(error)
-        except SebpEdgeError as error:
-            state, facts["error"] = "refused", _shown(error)
         except Exception as error:
-            state, facts["error"] = "failed", _shown(error)
+            state, facts["error"] = next(state for kind, state in _STATES if isinstance(error, kind)), shown(error)
         self._job = None
         self._tell("ended", state=state, facts=facts)
         if state == "done":
@@ -251,8 +249,3 @@ class Worker:
 
 def _busy(message: str) -> Refusal:
     return Refusal("busy", message, "Ask again when the job has ended.", retry=True)
-
-
-def _shown(error: BaseException) -> dict:
-    described = error_of(error)
-    return {**described["data"], "message": described["message"]}
