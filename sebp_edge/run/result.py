@@ -8,7 +8,7 @@ from typing import Any
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import Sample, Tested
-from sebp_edge.basics.units import plural
+from sebp_edge.basics.units import percent, plural
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.questions.probe_figures import ProbeFigures, describe
 from sebp_edge.run.assessment import Copied
@@ -20,6 +20,9 @@ from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
 from sebp_edge.training.rates import RateSearch
+
+# A higher rise of the loss on general text is warned of. Trainings that harm nothing raise it by up to 6 %.
+HIGH_RISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -200,11 +203,16 @@ class AdaptResult(_Facts):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
-        warnings = []
+        warnings, worse = [], []
         if any(probe is not None and probe.is_worse for probe in (self.language, self.facts)):
+            worse.append(describe(self.language, self.facts))
+        if not (rise := self.general_loss_after / self.general_loss_before - 1) <= HIGH_RISE:
+            worse.append(f"the loss on general text rose by {percent(rise)}")
+        if worse:
+            what = "; ".join(worse)
             warnings.append(
-                f"The adapter is worse at what the model could before: {describe(self.language, self.facts)}; fewer "
-                "epochs or a lower learning rate cost less."
+                f"The adapter is worse at what the model could before: {what}; fewer epochs or a lower learning rate "
+                "cost less."
             )
         if self.copies:
             longest, number = self.copies[0], len(self.copies)

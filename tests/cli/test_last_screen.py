@@ -193,3 +193,9 @@ def test_copies_of_many_documents_are_one_warning():
     assert len(outcome(OUTCOMES["kept"], copies=COSTS["copies"]).warnings) == 1
     (warning,) = outcome(OUTCOMES["kept"], copies=COSTS["copies"][:1]).warnings
     assert warning.startswith("The adapter repeats 90 tokens of 'travel/2026/a long name")
+
+
+@pytest.mark.parametrize(("after", "warned"), [(3.0, 0), (4.39, 0), (4.41, 1), (float("nan"), 1)])
+def test_a_high_loss_on_general_text_is_warned_of(after, warned):
+    warnings = outcome(OUTCOMES["kept"], general_loss_before=4.0, general_loss_after=after).warnings
+    assert len(warnings) == warned and all("the loss on general text rose by" in each for each in warnings)
