@@ -216,7 +216,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
     def __exit__(self, *error) -> None:
         self.close()
 
-    def plan(self, texts=None, *, gpu: str | int | None = None) -> Plan:
+    def plan(self, texts=None, *, gpu: str | int | None = None, stop_when: threading.Event | None = None) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
         Loads no model. Without a budget, plans for the memory that is free now; if nothing fits, a MachineError says
@@ -224,7 +224,8 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         produces more. With `gpu`, the memory of an absent GPU ("8GB" or a number of bytes), the plan is for an NVIDIA
         GPU with bf16 and unknown speed, in a host with enough memory; `device` is ignored.
         """
-        return plan_for(self._calls.beside(self._make_call), texts, gpu)
+        with self._calls.beside(self._make_call, stop_when) as call:
+            return plan_for(call, texts, gpu)
 
     def inspect(self, texts=None, *, name: str | None = None, stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.

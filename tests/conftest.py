@@ -1,5 +1,6 @@
 """Shared fixtures: a tiny random model, a data folder for each test, and settings for the whole session."""
 
+import copy
 import functools
 import gc
 import itertools
@@ -12,6 +13,7 @@ import zlib
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 # Set before torch and transformers are imported, and inherited by the processes that tests start. No test reaches the
 # network, and each process uses one thread, since a second one only waits with models this small.
@@ -30,6 +32,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import psutil
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
@@ -53,6 +56,7 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
+from sebp_edge.run import giving_way
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
@@ -66,6 +70,7 @@ seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.defa
 logging.root.addHandler(logging.NullHandler())
 
 HOMES = itertools.count()
+CAPTURED = "sebp_edge.training.captured_gradients"
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -169,6 +174,25 @@ def machine(monkeypatch):
 
 
 @pytest.fixture
+def mains(monkeypatch):
+    """The mains power of this machine, which tests can cut; it is looked at all the time."""
+    state = SimpleNamespace(power_plugged=True)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
+    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
+    return state
+
+
+@pytest.fixture
+def temporary_folder(tmp_path, monkeypatch):
+    """The system's folder for temporary files, empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
 def verified_rows(monkeypatch):
     """Checks the rows that are given to sparse operations, as SEBP_EDGE_VERIFY does."""
     monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
@@ -194,6 +218,12 @@ def set_windows(monkeypatch):
         monkeypatch.setattr("sebp_edge.texts.tokens.OVERLAP", overlap)
 
     return windows
+
+
+@pytest.fixture
+def run_with(monkeypatch):
+    """A function that sets the memory options of trainings without a budget."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.run.preparation.FASTEST")
 
 
 @pytest.fixture
@@ -305,17 +335,23 @@ def model(tmp_path_factory, tokenizer):
     return folder
 
 
-@pytest.fixture
-def base(model_folder):
-    """The model of `model_folder`, loaded on the CPU."""
+@pytest.fixture(scope="session")
+def loaded_base(model_folder):
     return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.fixture
+def base(loaded_base):
+    """The model of `model_folder`, loaded on the CPU."""
+    return copy.deepcopy(loaded_base)
 
 
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants", CAPTURED):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
+    monkeypatch.setattr(f"{CAPTURED}._refuse_without_gpu", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 

@@ -1,4 +1,4 @@
-"""Simulates a GPU on machines without one: replaces what torch and the driver report."""
+"""Simulates a GPU on machines without one: what torch and the driver report."""
 
 import ctypes
 from contextlib import nullcontext
@@ -9,7 +9,7 @@ import torch
 from sebp_edge.machine import process, stacks
 
 GB = 10**9
-H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048, uuid="aa-1")
+PROPERTIES = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048, uuid="aa-1")
 
 
 class Driver:
@@ -28,14 +28,41 @@ class Driver:
         return int(self._refuses_to_set)
 
 
-def simulate_h100(monkeypatch, driver):
-    """Makes torch report an H100 with this driver."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(stacks, "_driver", lambda: driver)
+class FakeCuda:
+    """Stands in for `torch.cuda`: a GPU that has nothing to report; what is not defined here is torch's own."""
+
+    _own = torch.cuda
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def device(self, device):
+        return nullcontext()
+
+    def current_device(self):
+        return 0
 
 
-class Gpu:
+class H100(FakeCuda):
+    """An H100 with this driver."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def get_device_properties(self, device):
+        return PROPERTIES
+
+    def mem_get_info(self, device):
+        return 0, 0
+
+
+def simulate(monkeypatch, gpu):
+    """Makes torch and the driver report this H100."""
+    monkeypatch.setattr(torch, "cuda", gpu)
+    monkeypatch.setattr(stacks, "_driver", lambda: gpu.driver)
+
+
+class Gpu(H100):
     """A GPU of 24 GB.
 
     Attributes:
@@ -46,26 +73,30 @@ class Gpu:
     """
 
     def __init__(self, monkeypatch, reported, before="", driver=None):
+        super().__init__(driver or Driver(1024))
         self.used, self.reserved, self.reported = 3 * GB, GB, reported
         self.fraction = 1.0
-        self.driver = driver or Driver(1024)
-        simulate_h100(monkeypatch, self.driver)
+        simulate(monkeypatch, self)
         process._used_before_start.clear()
         monkeypatch.setattr(process, "nvidia_smi", lambda query: before)
-        for name in ("memory_reserved", "max_memory_reserved"):
-            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
-        for name in ("memory_allocated", "max_memory_allocated"):
-            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used - self._stacks, 24 * GB))
         monkeypatch.setattr(process.GpuMemory, "_reported", lambda memory: self.reported)
 
-        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: self.fraction)
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._set_fraction)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    def memory_reserved(self, device):
+        return self.reserved
 
-    def _set_fraction(self, fraction, device):
+    def memory_allocated(self, device):
+        return self.reserved // 2
+
+    max_memory_reserved, max_memory_allocated = memory_reserved, memory_allocated
+
+    def mem_get_info(self, device):
+        return 24 * GB - self.used - self.driver.limit * 132 * 2048, 24 * GB
+
+    def get_per_process_memory_fraction(self, device):
+        return self.fraction
+
+    def set_per_process_memory_fraction(self, fraction, device):
         self.fraction = fraction
 
-    @property
-    def _stacks(self):
-        return self.driver.limit * 132 * 2048
+    def reset_peak_memory_stats(self, device):
+        pass

@@ -4,9 +4,21 @@ import sys
 from types import SimpleNamespace
 
 import torch
+from fake_gpu import FakeCuda
 
 from sebp_edge.machine import devices
 from sebp_edge.memory import this_machine
+
+
+class _Gpus(FakeCuda):
+    def __init__(self, count):
+        self._count = count
+
+    def is_available(self):
+        return self._count > 0
+
+    def device_count(self):
+        return self._count
 
 
 class FakeMachine:
@@ -23,14 +35,12 @@ class FakeMachine:
     def has_gpus(self, count: int, cuda: str | None = "13.0") -> None:
         """Sets how many CUDA GPUs torch finds, and the version of CUDA that it was built for."""
         self._monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-        self._monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        self._monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        self._monkeypatch.setattr(torch, "cuda", _Gpus(count))
         self._monkeypatch.setattr(torch.version, "cuda", cuda)
 
     def computes_in(self, dtype: torch.dtype) -> None:
         """Sets the number format of weights, on every device."""
         self._monkeypatch.setattr(devices, "pick_dtype", lambda device: dtype)
-        self._monkeypatch.setattr(devices, "lacks_bf16", lambda device: dtype != torch.bfloat16)
 
     def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
         """Sets which optional libraries plans find."""

@@ -8,24 +8,25 @@ from pathlib import Path
 from jinja2 import Environment
 
 from sebp_edge.run import samples
-from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.probing import Probed
 
 # What is assessed would take most of a tiny adaptation's time.
 SHORT_ASSESSMENT = {
     "sebp_edge.texts.general_probe.PROBE": Path(__file__).parent / "short_probe",
+    "sebp_edge.questions.probes.MAX_ITEMS": 2,
     "sebp_edge.run.copying.MAX_TOKENS": 200,
     "sebp_edge.run.samples.SAMPLING": replace(samples.SAMPLING, max_new_tokens=2),
 }
 
-# PEFT writes a model card with each adapter, whose template is compiled each time: a tenth of a tiny adaptation's time.
+# The page of each version is a template, which is compiled each time.
 Environment.compile = functools.lru_cache(maxsize=32)(Environment.compile)
 # A twentieth of that time goes into reading the versions of libraries twice.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
 def skip_losses_of_texts(patch) -> None:
-    """Leaves out the loss on general text and the search for copies."""
-    patch.setattr("sebp_edge.run.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    """Leaves out the probes and the search for copies."""
+    patch.setattr("sebp_edge.run.assessment.probe", lambda *_: Probed(1.0, 1.0))
     patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 
 

@@ -11,10 +11,34 @@ import threading
 import time
 
 import psutil
+from command import IS_COLD, start
 
 from sebp_edge.serve.jobs import ENDED
 
 COMMAND = [sys.executable, "-m", "sebp_edge.serve"]
+# A server and its workers without the seconds that importing torch takes each of them; a worker is the server's child.
+WARM = """
+import warm
+warm.fork_from_here()
+from sebp_edge.basics.children import Children
+start = Children.start
+def start_warm(children, command, **options):
+    if "sebp_edge.serve.worker" in command:
+        return warm.WarmProcess([{worker!r}, command[-1]], **options)
+    return start(children, command, **options)
+Children.start = start_warm
+from sebp_edge.serve.__main__ import main
+main()
+"""
+WORKER = """
+import os, sys, time
+os.setsid()
+until = time.monotonic() + 10
+while os.getppid() != int(sys.argv[1]) and time.monotonic() < until:
+    time.sleep(0.001)
+from sebp_edge.serve.worker import main
+main()
+"""
 # What a machine that runs other tests too may take; nothing waits for so long that is not broken.
 SECONDS = 120
 
@@ -27,11 +51,24 @@ class Refused(Exception):
         self.error, self.code = error, error["data"]["code"]
 
 
-class Server:
-    """A server as an app sees it. Messages that nobody has waited for yet are kept."""
+def start_server(*, command=COMMAND, warm=False, first="", **options):
+    """Starts a server.
 
-    def __init__(self, *, command=COMMAND, **options):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    Args:
+        warm: whether its workers have everything imported when they start, and what is assessed is shortened.
+        first: code that a warm server runs first.
+    """
+    options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    if warm and not IS_COLD:
+        return start([first + WARM.format(worker=WORKER)], stderr=None, text=False, **options)
+    return subprocess.Popen(command, **options)
+
+
+class Server:
+    """A server as an app sees it, see `start_server`. Messages that nobody has waited for yet are kept."""
+
+    def __init__(self, **options):
+        self.process = start_server(**options)
         self._arrived, self._kept, self._numbers = queue.SimpleQueue(), [], itertools.count(1)
         threading.Thread(target=self._read, daemon=True).start()
 

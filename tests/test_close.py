@@ -11,6 +11,8 @@ from sebp_edge import Personalizer
 from sebp_edge.errors import BusyError, ClosedError
 from sebp_edge.events import StepDone
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 CALLS = {
     "adapt": ("x",),
     "forget": ("x.md",),

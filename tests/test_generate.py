@@ -15,6 +15,8 @@ from sebp_edge.models.sampling import Sampling
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
 PROMPT = "the ferry"
 CHAT = [{"role": "user", "content": PROMPT}]

@@ -3,9 +3,7 @@
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from against_dense import assert_same, loss_and_gradients, padded_batch, with_lora
@@ -477,11 +475,9 @@ def test_what_another_process_computes_is_told_and_what_this_one_does_is_not():
             other.kill()
 
 
-def test_a_share_of_the_gpu_and_a_wait_leave_the_losses_as_they_are(tmp_path, model_folder, monkeypatch):
+def test_a_share_of_the_gpu_and_a_wait_leave_the_losses_as_they_are(tmp_path, model_folder, mains, monkeypatch):
     recipe = Recipe.load("notes").replace(r=4, context_length=64, epochs=2, batch_tokens=200)
-    mains, waits, rests = SimpleNamespace(power_plugged=True), [], []
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: mains, raising=False)
-    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
+    waits, rests = [], []
     rest = giving_way.GivingWay.rest
     monkeypatch.setattr(giving_way.GivingWay, "rest", lambda way: rests.append(rest(way)))
 

@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_488
+MAX_LINES = 50_778
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_633,
-    "adapters": 3_624,
+    "files at the root": 1_664,
+    "adapters": 3_625,
     "ask": 722,
-    "basics": 746,
-    "basics.pages": 331,
-    "cli": 3_030,
-    "export": 1_991,
-    "machine": 860,
-    "memory": 1_532,
-    "models": 4_807,
-    "models.gguf": 1_174,
-    "questions": 341,
-    "research": 3_142,
-    "run": 5_391,
-    "serve": 2_607,
+    "basics": 757,
+    "basics.pages": 326,
+    "cli": 3_029,
+    "export": 1_985,
+    "machine": 857,
+    "memory": 1_545,
+    "models": 4_790,
+    "models.gguf": 1_168,
+    "questions": 435,
+    "research": 3_130,
+    "run": 5_372,
+    "serve": 2_694,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,
-    "texts": 10_478,
-    "training": 3_550,
+    "texts": 10_446,
+    "training": 3_704,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -121,8 +121,9 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
-        JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
-        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
+        JsonLines LearningOn LearningRateChosen MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded
+        NameInUse Notice PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting
+        message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores

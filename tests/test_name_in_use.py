@@ -16,6 +16,8 @@ from sebp_edge.events import NameInUse
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.readers import read_texts
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 
 class Stop(Exception):
     """An app does not go on."""

@@ -19,6 +19,8 @@ from sebp_edge.events import (
     silent,
 )
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 
 class Worker:
     """Runs a call in another thread, and stops it by `stop` or the given function at the first event of a kind."""
@@ -66,7 +68,7 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
     worker = Worker(make, StepDone, step, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert isinstance(worker.error, Interrupted)
     assert "version 1 of the adapter 'default'; it is not active" in str(worker.error)
-    assert (worker.error.name, worker.error.version) == ("default", 1)
+    assert (worker.error.name, worker.error.version, worker.error.exit_code) == ("default", 1, 130)
     assert [type(event) for event in worker.events[-2:]] == [StepDone, AdapterSaved]
     assert worker.personalizer.store.adapter("default").active() is None
     # The next call is not stopped, and may run in the app's own thread.
@@ -160,6 +162,7 @@ def test_an_event_set_before_the_call_stops_it(make, notes_folder):
         lambda: personalizer.adapt(notes_folder, stop_when=stop),
         lambda: personalizer.generate("the ferry", stop_when=stop),
         lambda: personalizer.analyze(notes_folder, stop_when=stop),
+        lambda: personalizer.plan(notes_folder, stop_when=stop),
     )
     for call in calls:
         with pytest.raises(Interrupted, match="Stopped; nothing was changed"):

@@ -8,7 +8,6 @@ before and during imports needs a cold start. So do commands that import no torc
 
 import atexit
 import ctypes
-import functools
 import gc
 import importlib
 import json
@@ -24,7 +23,7 @@ SET_CHILD_SUBREAPER = 36
 # What commands import once they need it.
 IMPORTED_LATE = (
     *("sebp_edge.cli.commands", "sebp_edge.cli.progress", "sebp_edge.personalizer", "sebp_edge.cli.local_model"),
-    *("transformers.models.llama.modeling_llama", "typer._adapters", "rich.status"),
+    *("transformers.models.llama.modeling_llama", "typer._adapters", "rich.status", "sebp_edge.serve.work"),
 )
 # In bytes.
 LONGEST_REQUEST, LONGEST_REPLY = 2**17, 100
@@ -58,8 +57,11 @@ class _Forker:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            number = theirs.fileno()
-            self._process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number])
+            self._start(theirs)
+
+    def _start(self, theirs: socket.socket) -> None:
+        number = theirs.fileno()
+        self._process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number])
         atexit.register(self._end)
 
     def fork(self, request: dict, streams: list[int]) -> int:
@@ -73,19 +75,46 @@ class _Forker:
         self._process.wait()
 
 
-@functools.cache
+class _Copy(_Forker):
+    """A copy of this process, which has everything imported itself."""
+
+    def _start(self, theirs: socket.socket) -> None:
+        if os.fork():
+            return
+        self._socket.close()
+        with Path(os.devnull).open("r+b", buffering=0) as null:
+            for number in range(3):
+                os.dup2(null.fileno(), number)
+        serve(theirs)
+        sys.exit()
+
+
+_forkers: list[_Forker] = []
+
+
 def _forker() -> _Forker:
-    return _Forker()
+    if not _forkers:
+        _forkers.append(_Forker())
+    return _forkers[0]
+
+
+def fork_from_here() -> None:
+    """Makes this process, which was forked itself and has no other thread, the one that its own are forked from."""
+    _forkers[:] = [_Copy()]
 
 
 def main() -> None:
-    """Serves requests; runs the code of a request in the process that it forks for it."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     import_everything()
+    serve(requests)
+
+
+def serve(requests: socket.socket) -> None:
+    """Serves requests; runs the code of a request in the process that it forks for it."""
     while True:
         content, streams, _, _ = socket.recv_fds(requests, LONGEST_REQUEST, 3)
         if not content:
-            return
+            os._exit(0)  # at once, where an exit takes seconds on a busy machine
         reading, writing = os.pipe()
         middle = os.fork()
         if not middle:

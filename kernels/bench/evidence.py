@@ -41,16 +41,25 @@ def main() -> None:
     print(report(RESULTS))
 
 
-def add_record_option(arguments: argparse.ArgumentParser) -> None:
-    """Adds --record [FILE], which records a benchmark's result."""
-    arguments.add_argument("--record", type=Path, nargs="?", const=RESULTS, metavar="FILE")
+def parser(doc: str) -> argparse.ArgumentParser:
+    """Returns the parser of a script with this docstring; --record [FILE] records the script's result."""
+    found = argparse.ArgumentParser(description=doc.splitlines()[0])
+    found.add_argument("--record", type=Path, nargs="?", const=RESULTS, metavar="FILE")
+    return found
+
+
+def show(row: dict) -> dict:
+    """Prints a row of a result; returns it."""
+    values = (f"{name} {format(value, '.4g') if isinstance(value, float) else value}" for name, value in row.items())
+    print(*values, sep=", ", flush=True)
+    return row
 
 
 def record(
     name: str,
     sources: Iterable[str | Path],
     figures: dict | list[dict],
-    file: Path = RESULTS,
+    file: Path | None,
     on_cpu: bool = False,
 ) -> None:
     """Records one result under its name, replacing an earlier one; other results in `file` stay.
@@ -59,13 +68,15 @@ def record(
         name: name of the result, usable as a file name.
         sources: files and folders of the project that the figures depend on; a folder stands for its Python files.
         figures: the measurements; a list of rows goes to results/<name>.csv beside `file`, and the entry names it.
-        file: the JSON file, created if missing.
+        file: the JSON file, created if missing; None records nothing.
         on_cpu: whether the CPU was measured instead of the GPU.
 
     Raises:
         RuntimeError: there is no GPU, and not `on_cpu`.
         FileNotFoundError: a source is missing.
     """
+    if file is None:
+        return
     sources = sorted({_relative(source) for source in sources})
     entry = {
         "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -81,7 +92,9 @@ def record(
     else:
         entry["figures"] = figures
     results = json.loads(file.read_text()) if file.exists() else {}
-    _replace(file, json.dumps(results | {name: entry}, indent=1, sort_keys=True) + "\n")
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(results | {name: entry}, indent=1, sort_keys=True) + "\n")
+    part.replace(file)  # whole or not at all
 
 
 def record_tests(outcomes: dict[str, list], file: Path) -> None:
@@ -119,15 +132,11 @@ def machine(on_cpu: bool = False) -> dict:
     if on_cpu:
         gpu = {"gpu": None, "driver": None}
     elif torch.cuda.is_available():
-        gpu = {"gpu": torch.cuda.get_device_name(), "driver": _driver()}
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
+        gpu = {"gpu": torch.cuda.get_device_name(), "driver": driver.split("\n")[0].strip() or None}
     else:
         raise RuntimeError("There is no CUDA GPU here, and this result is a GPU's; leave the recording out.")
     return gpu | {"cpu": _cpu(torch.get_num_threads()), "versions": _versions()}
-
-
-def where(entry: dict) -> str:
-    """The GPU or CPU that was measured."""
-    return entry["gpu"] or entry["cpu"]
 
 
 def hash_of(source: str) -> str:
@@ -190,7 +199,8 @@ def report(file: Path) -> str:
     for name, entry in json.loads(file.read_text()).items():
         found = changes(entry)
         commit = (entry["commit"] or "no commit")[:7] + ("+" if entry["uncommitted"] else "")
-        lines.append(f"{'stale' if found else 'fresh'}  {name:29} {entry['recorded'][:10]}  {commit:9}  {where(entry)}")
+        where = entry["gpu"] or entry["cpu"]
+        lines.append(f"{'stale' if found else 'fresh'}  {name:29} {entry['recorded'][:10]}  {commit:9}  {where}")
         failed = [f"{test} failed" for test in entry.get("figures", {}).get("wrong", [])]
         lines += [f"         {each}" for each in found + failed]
     return "\n".join(lines)
@@ -234,9 +244,14 @@ def _commits(source: str, since: str | None) -> str:
 def _git(*arguments: str) -> str | None:
     """The output of a git command on this project; None without git, without history, or if the command fails."""
     # Without .git here, git would use a repository around the project.
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
+    return _output("git", "-C", str(ROOT), *arguments) if (ROOT / ".git").exists() else None
+
+
+def _output(*command: str) -> str | None:
+    """The output of a command; None if it is not installed or fails."""
+    if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
@@ -247,14 +262,6 @@ def _cpu(threads: int) -> str:
         found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
         model = found[1] if found else model
     return f"{threads} thread{'s' * (threads > 1)} of {os.cpu_count()} cores, {model}"
-
-
-def _driver() -> str | None:
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return done.stdout.split("\n")[0].strip() or None if done.returncode == 0 else None
 
 
 def _versions() -> dict[str, str]:
@@ -270,13 +277,6 @@ def _write(table: Path, rows: list[dict]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _replace(file: Path, text: str) -> None:
-    """Replaces the file atomically."""
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    part.write_text(text)
-    part.replace(file)
 
 
 if __name__ == "__main__":

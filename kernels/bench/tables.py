@@ -142,11 +142,8 @@ def _expression(
 
 def _used(spec: dict, every: list[Row]) -> list[Row]:
     found = [row for row in every if "where" not in spec or _expression(spec["where"], spec, every, every, row=row)]
-    return (
-        sorted(found, key=lambda row: _expression(spec["sort"], spec, every, found, row=row))
-        if "sort" in spec
-        else found
-    )
+    order = spec.get("sort", "0")  # sorting is stable
+    return sorted(found, key=lambda row: _expression(order, spec, every, found, row=row))
 
 
 def _markdown(spec: dict, every: list[Row]) -> str:
@@ -182,8 +179,8 @@ def _columns(column: list[str], rows: list[Row], fill: Callable) -> list[tuple[s
     if "{" not in head:
         return [(head, head, write)]
     titles = dict.fromkeys(fill(head, row=row) for row in rows)
-    of_title = {
-        title: (lambda group, title=title: write([row for row in group if fill(head, row=row) == title]))
-        for title in titles
-    }
-    return [(title, head, found) for title, found in of_title.items()]
+
+    def write_of(title: str, group: list[Row]) -> str:
+        return write([row for row in group if fill(head, row=row) == title])
+
+    return [(title, head, partial(write_of, title)) for title in titles]

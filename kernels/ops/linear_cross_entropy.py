@@ -44,6 +44,7 @@ class _FrozenHead(torch.autograd.Function):
                 logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=dhidden_CD is not None
             )
             if dhidden_CD is not None:
+                check()
                 torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             del logits, dlogits  # before the next chunk's
         ctx.save_for_backward(dhidden_CD)
@@ -87,6 +88,7 @@ class _TrainedHead(torch.autograd.Function):
                 logits, targets_C[chunk], _rows(ctx.others, chunk), ctx.scale, ctx.softcap, needs_gradient=True
             )
             dlogits.mul_(dlosses_C[chunk, None])
+            ctx.check()
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
             del logits, dlogits

@@ -20,8 +20,6 @@ class Difference:
     """The documents of a version beside those of another one.
 
     Attributes:
-        name: the adapter's name.
-        old, new: the two versions.
         came, went: documents that only the new or only the old version has.
         changed: pairs of a document of the old version and what it is in the new one. A document that keeps less than
             about a third of its text has gone, and another one came.

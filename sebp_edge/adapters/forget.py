@@ -62,10 +62,8 @@ class Forgetting:
     """What it takes to forget documents; nothing has been changed yet.
 
     Attributes:
-        name: the adapter's name.
         documents: the documents, as the newest version that knows them lists them.
         near_duplicates: documents that are near-duplicates of them, hold parts of them, or are parts of them.
-        with_near_duplicates: whether these are forgotten too.
         versions: the versions that are removed.
         unlisted: those of them whose documents are unknown.
         lost: other documents that were learnt after the active version, by versions that are removed; the next

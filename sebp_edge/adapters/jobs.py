@@ -49,7 +49,6 @@ class JobRecord:
 
     Attributes:
         kind: "adapt" or "forget".
-        adapter: the adapter's name.
         settings: arguments of `Personalizer`: model, recipe, device, memory_budget, seed, me and politeness.
         options: the other arguments of the call.
         texts: the values of each `Folder` that was given, with its absolute path; None if other texts were given.
@@ -95,13 +94,7 @@ def settings_of(
 
 
 class Job:
-    """A job of a store.
-
-    Attributes:
-        id: its name.
-        folder: its folder.
-        record: what it was asked to do.
-    """
+    """A job of a store."""
 
     def __init__(self, folder: Path, record: JobRecord):
         self.id, self.folder, self.record = folder.name, folder, record

@@ -10,6 +10,7 @@ from typing import Literal
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
+from sebp_edge.questions.probe_figures import ProbeFigures, describe
 from sebp_edge.texts.word_figures import WordFigures
 
 RECORD = "sebp_edge.json"
@@ -34,6 +35,8 @@ class AdapterRecord:
         trained_on_all: whether it was trained on all documents after the gate; None in records of older versions.
         general_loss_before, general_loss_after: the loss on the bundled general text in nats per token; None if it was
             not measured.
+        language, facts: how many bundled items the base model and the adapter know; None if it was not measured,
+            and in older records.
         explanation: why the gate found it better or not, in words; None if it was not judged, and in older records.
         compared_with: the version that was active before; None if there was none.
         compared_loss_before, compared_loss_after: the losses of that version's judged states and of this one's, on the
@@ -71,6 +74,8 @@ class AdapterRecord:
     trained_on_all: bool | None = None
     general_loss_before: float | None = None
     general_loss_after: float | None = None
+    language: ProbeFigures | None = None
+    facts: ProbeFigures | None = None
     chat: bool | None = None
     explanation: str | None = None
     compared_with: int | None = None
@@ -88,6 +93,11 @@ class AdapterRecord:
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = dataclasses.field(default_factory=lambda: __version__)
     format: int = FORMAT
+
+    @property
+    def kept(self) -> str:
+        """How much of what the model could before is left, in words; empty if that is not known."""
+        return describe(self.language, self.facts)
 
     @property
     def uses_chat_template(self) -> bool:
@@ -145,6 +155,8 @@ class AdapterRecord:
                 f"\nLoss on general text in nats per token: {self.general_loss_before:.3f} before, "
                 f"{self.general_loss_after:.3f} after.\n"
             )
+        if self.kept:
+            losses += f"\nWhat the model could before: {self.kept}.\n"
         if self.quiz:
             losses += (
                 f"\nAnswers {self.quiz['right_after']} of {self.quiz['questions']} questions about notes "

@@ -18,11 +18,8 @@ class VersionReport:
 
     Attributes:
         name, version: None for an adapter outside the store.
-        active: whether it is the active version.
-        record: its record.
         training: how it was trained and tested; None if it was saved before sebp-edge kept that.
         samples: words and names of the user's; None if they were not asked for now, or not kept then.
-        with_samples: whether they were asked for now.
     """
 
     name: str | None

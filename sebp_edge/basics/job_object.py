@@ -41,11 +41,7 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """Has the interface of `children.Children`. With this process, the job's only handle is closed, and all in it end.
-
-    Args:
-        kernel32: the system's library.
-    """
+    """Has the interface of `children.Children`. With this process its handle is closed, and all in it end."""
 
     def __init__(self, kernel32):
         self._kernel32 = kernel32

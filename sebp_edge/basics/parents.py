@@ -14,6 +14,21 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
+def starter() -> int | None:
+    """Returns the number of the process that started this one; None if it has ended. Called first in a process.
+
+    The parent of an orphan is another process. Whoever has begun no session is in that of the process that started it.
+    """
+    parent = os.getppid()
+    if os.name == "nt":
+        return parent
+    try:
+        is_orphan = os.getsid(parent) != os.getsid(0) != os.getpid()
+    except ProcessLookupError:  # it has ended just now
+        is_orphan = True
+    return None if is_orphan else parent
+
+
 def wake_when_parent_ends(signum: int) -> None:
     """Makes the kernel send this process a signal when the thread that started it ends, which may be earlier."""
     if sys.platform == "linux":

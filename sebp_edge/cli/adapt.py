@@ -128,31 +128,26 @@ def adapt(
             keep_samples=keep_samples,
         )
 
-    result = _run(settings | own, call, as_json=as_json, with_samples=keep_samples)
-    if not result.unchanged and (result.overtaken_by is not None or not (result.passed or activate_anyway)):
-        raise typer.Exit(NOT_BETTER)
+    options = {"keep_samples": keep_samples, "activate_anyway": activate_anyway}
+    _run(settings | own, call, options, as_json=as_json)
 
 
 def _resume(id: str | None, texts, own: dict, changed: str, *, as_json: bool) -> None:
     """Goes on with a job, or with the only one that does not run; `own` arguments take the place of the job's."""
     job = open_store().jobs.get(id)
-    settings, options = job.arguments() | own, job.record.options
-    with_samples, is_forget = options.get("keep_samples", False), job.record.kind == "forget"
-    result = _run(
-        settings,
-        lambda personalizer: personalizer.resume(job.id, texts, changed=changed),
-        as_json=as_json,
-        with_samples=with_samples,
-        is_forget=is_forget,
-    )
-    if is_forget:
-        return
-    if not result.unchanged and (result.overtaken_by is not None or not (result.passed or options["activate_anyway"])):
-        raise typer.Exit(NOT_BETTER)
+
+    def call(personalizer):
+        return personalizer.resume(job.id, texts, changed=changed)
+
+    is_forget = job.record.kind == "forget"
+    _run(job.arguments() | own, call, job.record.options, as_json=as_json, is_forget=is_forget)
 
 
-def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, is_forget: bool = False):
-    """Runs a call of a Personalizer with these settings, and shows its progress and its result; returns the result."""
+def _run(settings: dict, call: Callable, options: dict, *, as_json: bool, is_forget: bool = False) -> None:
+    """Runs a call of a Personalizer, and shows its progress and its result; `options` are those of the call's job.
+
+    Exits with NOT_BETTER if the adapter is saved and not active.
+    """
     if settings.get("politeness", Politeness()).waits:
         lower_priority()
     with quick_imports():
@@ -170,7 +165,7 @@ def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, i
         elif as_json:
             print_json(result.to_dict())
         else:
-            show_result(result, with_samples=with_samples)
+            show_result(result, with_samples=options.get("keep_samples", False))
     except BrokenPipeError:
         # The reader is gone, but the exit code still says whether the adapter is better.
         if result is None:
@@ -180,7 +175,10 @@ def _run(settings: dict, call: Callable, *, as_json: bool, with_samples: bool, i
         if result is None:
             raise
         raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
-    return result
+    if is_forget or result.unchanged:
+        return
+    if result.overtaken_by is not None or not (result.passed or options["activate_anyway"]):
+        raise typer.Exit(NOT_BETTER)
 
 
 def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):

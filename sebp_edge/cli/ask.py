@@ -52,7 +52,9 @@ def ask(
             personalizer = personalizer_class()(**settings, device=device)
             answer = _answer(personalizer, question, index, [], adapter, passages, as_json)
             if answer.quoted and adapter != READER and out.is_terminal and not as_json:
-                _advise_reader(reference)
+                named = shlex.quote(reference.location if reference.has_path else reference.name)
+                advice = f"sebp-edge adapt --recipe ask --model {named} trains the model to read."
+                out.print(advice, style="dim", markup=False)
             return
         personalizer, before = personalizer_class()(**settings, device=device), []
         for asked in _typed():
@@ -72,11 +74,6 @@ def _search(question: str, texts, passages: int):
     check_text(question, "The question")
     index = SearchedTexts().index(texts)
     return index if is_found(index.search(question, passages)) else None
-
-
-def _advise_reader(reference) -> None:
-    model = shlex.quote(reference.location if reference.has_path else reference.name)
-    out.print(f"sebp-edge adapt --recipe ask --model {model} trains the model to read.", style="dim", markup=False)
 
 
 def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:

@@ -33,8 +33,6 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
 
     Args:
         hides: the events that are not.
-        lists_left_out: see `show_progress`.
-        settings: the Personalizer's.
     """
     make = personalizer_class()
     with quick_imports():

@@ -59,7 +59,6 @@ def export(
     """Exports an adapter into a new folder, which is written whole or not at all.
 
     Args:
-        name: the name of the exported files.
         quant: from `check_options`; by default the one that the adapter was trained for, or else q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
         on_event, check: may raise to stop.

@@ -93,10 +93,6 @@ class BaseComparison:
         self._fill(read)
         return self._measure(self.model)
 
-    def log_probabilities(self) -> list[Tensor]:
-        """Returns the log-probabilities with the present weights."""
-        return self._log_probabilities(self.model)
-
     def loss_with_weights(self, read: Read) -> float:
         """Replaces the weights, a tensor at a time; returns the loss."""
         self._fill(read)

@@ -21,7 +21,6 @@ class Source:
     """A saved adapter and its base model.
 
     Attributes:
-        name: the name of the exported files.
         base_path: the base model's folder, or its GGUF file.
         model: the base model on "meta".
         weights: the base model's weights with the adapter merged in.

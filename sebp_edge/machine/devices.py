@@ -85,7 +85,7 @@ def pick_dtype(device: torch.device) -> torch.dtype:
 
 def lacks_bf16(device: torch.device) -> bool:
     """Whether this is an NVIDIA GPU older than Ampere, where weights take twice the memory."""
-    return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cuda" and pick_dtype(device) != torch.bfloat16
 
 
 def free_memory(device: torch.device) -> int:

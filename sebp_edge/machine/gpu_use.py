@@ -32,9 +32,6 @@ class _Sample(ctypes.Structure):
 class GpuUse:
     """Watches what other processes compute on a GPU.
 
-    Args:
-        uuid: the GPU's, as torch has it.
-
     Raises:
         MachineError: the driver does not tell it.
     """

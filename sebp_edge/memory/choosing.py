@@ -7,7 +7,7 @@ What the choice leaves of the budget holds dequantised copies of 4-bit weights, 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sebp_edge.basics.units import sizes_apart
@@ -39,12 +39,16 @@ def make_plan(
     target: Target,
     budget: MemoryBudget,
     progress: Progress = SILENT,
+    trials: Sequence[Schedule] = (),
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
     The schedules stay laid out for the smallest micro-batches of all choices.
+
+    Args:
+        trials: short trainings before those of the schedules, on the same examples.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress, trials)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):
@@ -61,9 +65,13 @@ def make_plan(
         raise _nothing_fits(candidates, larger, budget)
     chosen = candidates.with_dequantised_blocks(chosen, budget.size)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
-    fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
+    # No plan depends on the learning rate, which may be open in a recipe of an adapter only.
+    fulls = candidates.for_recipe(recipe.replace(method="full", learning_rate=1e-4)) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
-    chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
+    if target.rate is None:
+        chosen, larger, smaller, full = (
+            each and replace(each, seconds=None) for each in (chosen, larger, smaller, full)
+        )
     return Plan(
         model=shape.name,
         device=target.device,
@@ -74,12 +82,9 @@ def make_plan(
         smaller=smaller,
         full=full,
         gpu=target.gpu,
+        trials=len(trials),
+        trials_share=sum(each.num_tokens for each in trials) / sum(each.num_tokens for each in schedules),
     )
-
-
-def _without_unknown_time(choice: Choice | None, target: Target) -> Choice | None:
-    """Removes the time from a choice if the target's speed is unknown."""
-    return choice if choice is None or target.rate is not None else replace(choice, seconds=None)
 
 
 class _Candidates:
@@ -93,6 +98,7 @@ class _Candidates:
         recipe: Recipe,
         target: Target,
         progress: Progress,
+        trials: Sequence[Schedule] = (),
     ):
         self.shape, self.target = shape, target
         self.takes_4_bits = takes_4_bits(
@@ -104,13 +110,14 @@ class _Candidates:
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(_limits(setup, dataset))
-        progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
+        trainings = [*schedules, *trials]
+        progress.begin("planning", len(limits) * sum(training.last_epoch for training in trainings))
         for max_rows in limits:
             limit = RowLimit.on(target.device, max_rows, padded_to)
-            for schedule in schedules:
-                schedule.lay_out(limit, advance=progress.advance)
+            for training in trainings:
+                training.lay_out(limit, advance=progress.advance)
             self._work_by_max_rows[max_rows] = Work.of(
-                schedules,
+                trainings,
                 dataset.all_examples,
                 on_gpu=setup.on_gpu,
                 has_graphs=setup.on_gpu and setup.is_hoisted,
@@ -156,7 +163,7 @@ class _Candidates:
         """Returns all choices with the same recipe and precision, the fastest first."""
         setup = self._setup(recipe)
         max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
-        alternatives = [{"checkpoints": checkpoints} for checkpoints in _shares(max_checkpoints)]
+        alternatives = [{"checkpoints": each} for each in sorted({round(max_checkpoints * n / 4) for n in range(5)})]
         if setup.on_gpu and max_checkpoints:
             offloaded = alternatives[-1] | {"offload": True}
             alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
@@ -187,11 +194,6 @@ class _Candidates:
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
         return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
-
-
-def _shares(number: int) -> list[int]:
-    """Returns zero, a quarter, half, three quarters and all of a number."""
-    return sorted({round(number * share / 4) for share in range(5)})
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:

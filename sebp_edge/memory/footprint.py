@@ -12,7 +12,8 @@ class Footprint:
         adapter: fp32 masters and the copies for computation; on the CPU also the states to restore.
         gradients: accumulated gradients; on a GPU also one micro-batch's own, unless they are added one by one.
         optimizer: AdamW's two moments.
-        activations: what the largest micro-batch keeps for its backward pass, and what that pass allocates at its peak.
+        activations: what the largest micro-batch keeps for its backward pass, and what that pass allocates at its peak;
+            in an evaluation on the CPU also what the training goes on from.
         loss: chunks of logits, hidden states and their gradient.
         graphs: memory of captured graphs in addition to the largest run: cuBLAS workspaces and fragmentation of torch's
             allocator.

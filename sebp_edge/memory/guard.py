@@ -23,7 +23,6 @@ class MemoryGuard:
     """Checks the memory of an adaptation; a context manager that restores the cap of torch's allocator.
 
     Args:
-        device: the device of the training.
         budget: the bytes of its memory that this process may use; None for all free memory.
         predicted: the peak that the plan predicts, in bytes.
     """

@@ -34,9 +34,6 @@ def recall_machine(device: str | None) -> tuple[Target, int] | None:
     """Returns a device to plan for, and the bytes that are free on it now; None if torch must find that out.
 
     A CPU that torch has not measured yet is known well enough, but for its speed.
-
-    Args:
-        device: as for `Personalizer`.
     """
     known = _read().get(device or "default")
     try:

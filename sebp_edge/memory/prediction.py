@@ -4,6 +4,8 @@ Weights, adapter, gradients and moments follow from the number of parameters; `s
 the largest micro-batch adds. The rest is memory that allocators hold in addition to tensors, and a reserve.
 """
 
+from dataclasses import replace
+
 from sebp_edge.memory.activations import Activations
 from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import MAX_GRADIENTS_AT_ONCE
@@ -44,12 +46,14 @@ def predict_footprint(
     steps = [activations.step(sizes) for sizes in trained]
     # An evaluation's micro-batches may be filled up to a bucket of the training.
     evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
+    if not setup.on_gpu:  # else on the host
+        evaluations = [replace(peak, activations=peak.activations + _set_aside(setup)) for peak in evaluations]
     largest = max(steps + evaluations, key=lambda peak: peak.total)
     parts = {
         "weights": _weights(setup),
         "adapter": _adapter(setup, num_trainings),
         "gradients": _gradients(setup),
-        "optimizer": (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained,
+        "optimizer": _moments(setup),
         "activations": largest.activations + _one_matrix(setup),
         "loss": largest.loss,
         "graphs": _graphs(setup, max(trained)),
@@ -60,13 +64,15 @@ def predict_footprint(
 def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: int = 1) -> int:
     """Returns the bytes of host memory that a training on a GPU uses; 0 on the CPU, where the footprint includes them.
 
-    It holds the states to restore, one more while the best state is replaced, and the offloaded inputs.
+    It holds the states to restore, the offloaded inputs, and one more state while the best one is replaced, or what is
+    set aside.
     """
     if not setup.on_gpu:
         return 0
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
-    return (num_states_kept(setup, num_trainings) + 1) * state + offloaded + _rounded_in_place(setup)
+    more = max(state, _set_aside(setup))
+    return num_states_kept(setup, num_trainings) * state + more + offloaded + _rounded_in_place(setup)
 
 
 def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
@@ -97,6 +103,15 @@ def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
     """Counts an adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to restore."""
     snapshots = 0 if setup.on_gpu else num_states_kept(setup, num_trainings) * FP32
     return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
+
+
+def _moments(setup: TrainingSetup) -> int:
+    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
+
+
+def _set_aside(setup: TrainingSetup) -> int:
+    """Counts what an adapter goes on from after its first epoch, while the state before that is evaluated."""
+    return FP32 * setup.num_trained + _moments(setup) if setup.is_lora else 0
 
 
 def _gradients(setup: TrainingSetup) -> int:

@@ -17,7 +17,6 @@ class TrainingSetup:
         on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
         itemsize: bytes of an element of the base model and of activations.
-        options: what the training holds in memory at once.
     """
 
     shape: DecoderShape

@@ -52,7 +52,8 @@ class Work:
                 shared = shares_prefixes and _num_shared_tokens(micro_batch, examples)
                 evaluated_tokens += times * (_cost(evaluated[-1], on_gpu) - shared)
         # All trainings share their graphs.
-        trained = _filled(needed) if has_graphs else needed
+        buckets = choose_buckets(needed) if has_graphs else []
+        trained = [next(each for each in buckets if each.holds(own)) for own in needed] if has_graphs else needed
         return cls(
             trained=_largest(trained, has_graphs),
             evaluated=_largest(evaluated, has_graphs),
@@ -69,12 +70,6 @@ def _size_of(sizes: Bucket, has_graphs: bool) -> Bucket:
 def _num_shared_tokens(micro_batch: MicroBatch, examples: Sequence[Example]) -> int:
     found = (examples[outline.number] for outline in micro_batch.examples)
     return num_shared_tokens([example.input_ids[: example.num_tokens_before_loss] for example in found])
-
-
-def _filled(needed: list[Bucket]) -> list[Bucket]:
-    """Returns the bucket that each micro-batch is filled up to."""
-    buckets = choose_buckets(needed)
-    return [next(bucket for bucket in buckets if bucket.holds(own)) for own in needed]
 
 
 def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:

@@ -17,8 +17,7 @@ four_bits              base models in 4 bits: how large they are, where they run
 known_models, known_tokenizer
                        shapes and tokenizers as they were read once, for processes without torch
 sharding               how weights are spread over processes: what is supported, and how FSDP2 gathers them
-small_copy, random_weights
-                       models with random weights: a small copy of a decoder, and one of its true sizes
+small_copy             a small copy of a decoder, with random weights
 adaptation, lora, full
                        attach, save, restore and detach trained weights
 training_hook          what trained weights do in a training besides the updates

@@ -14,8 +14,6 @@ from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.recipe import Recipe
 
-State = dict[str, Tensor]
-
 
 class Adaptation(Protocol):
     """Trained weights on a base model.

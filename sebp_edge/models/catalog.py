@@ -99,7 +99,8 @@ def resolve(model: str | Path) -> ModelReference:
     if name.startswith((OLLAMA, LM_STUDIO)) and not isinstance(model, Path):
         return ModelReference(name, "installed", str(find_installed(name)))
     folder = _existing(name)
-    if folder is not None and not folder.is_dir() and _is_named_as_gguf(folder):
+    is_file = folder is not None and not folder.is_dir()
+    if is_file and (folder.suffix.lower() == GGUF or digest_in_name(folder) is not None):
         return ModelReference(folder.name, "gguf", str(folder))
     if folder is not None and folder.is_dir():
         try:
@@ -131,10 +132,6 @@ def bundled_config(reference: ModelReference) -> Path | None:
     """Returns the path of a bundled config with a known model's sizes; None for any other model."""
     path = _CONFIGS / f"{reference.name.removesuffix('-instruct')}.json"
     return path if reference.kind == "hub" and path.is_file() else None
-
-
-def _is_named_as_gguf(path: Path) -> bool:
-    return path.suffix.lower() == GGUF or digest_in_name(path) is not None
 
 
 def _existing(name: str) -> Path | None:

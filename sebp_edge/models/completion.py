@@ -73,12 +73,9 @@ def complete_text(
     They end with their sentence or line.
 
     Args:
-        decoder: of the model; what it keeps of the last call is not computed again.
         encode: encodes texts as in training, with BOS if there is one.
         before: the text before the words.
-        max_new_tokens: the most tokens to compute, those of the last word's end included.
         on_text: receives each word as soon as the model is sure of it.
-        check: is called after each token; may raise to end the call.
         max_passes: the most passes before the first new character. With more, the probabilities within a word of many
             tokens are exact too.
 

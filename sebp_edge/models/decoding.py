@@ -7,17 +7,19 @@ with.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
+from sebp_edge.models.architecture import blocks_of
 from sebp_edge.models.captured_step import CapturedSteps
 from sebp_edge.models.decoding_alone import decode_alone
 from sebp_edge.models.loading import refuse_unknown_tokens
@@ -34,6 +36,11 @@ MAX_ROWS = 64
 MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
 # The most tokens of one pass through the model before the first new token, filled up or not.
 FILL_TOKENS = 4096
+# The same of a single prompt on the CPU, where a stop may lose what the running pass has computed.
+FILL_TOKENS_CPU = 256
+# A pass whose result would be kept is ended only after so many seconds of work, so that who types on does not wait for
+# the same tokens again.
+KEPT_SECONDS = 1.0
 # Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
 MAX_FILLED_UP = 64
 # So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
@@ -89,7 +96,6 @@ class Decoder:
     implementation takes no masks. `one_by_one` says so.
 
     Args:
-        model: a decoder, wrapped by PEFT or not.
         keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
             tells that weights, an adapter, hooks or settings have changed: the owner of the model makes a new decoder
             then.
@@ -112,7 +118,7 @@ class Decoder:
         self._keeps = keeps
         self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
         self._on_event = on_event
-        self._captures = model.device.type == "cuda"
+        self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
         self._forget()
 
     @property
@@ -137,7 +143,8 @@ class Decoder:
             end_ids: tokens that end a text, besides those of the model's generation config.
             choose: chooses each token of a single prompt, in place of `sampling`.
             on_token: receives the number of a prompt and its next token; returns whether its text ends there.
-            check: is called after each pass through the model, which gives at most one token per prompt; may raise.
+            check: is called after each pass through the model, which gives at most one token per prompt; on the CPU
+                also before each block of it, at once or after `KEPT_SECONDS`; may raise.
 
         Raises:
             TextsError: a prompt is empty, or leaves no room in the model's context.
@@ -198,9 +205,9 @@ class Decoder:
     @contextmanager
     def _computing(self, check: Callable[[], None]) -> Iterator[None]:
         """Context that keeps what it computes, unless it fails."""
-        self._check = check
+        self._check, self._pass_began = check, time.thread_time()
         try:
-            with threaded_linears(self._model):
+            with threaded_linears(self._model), self._checking():
                 yield
         except StopRequested:
             self._keep()
@@ -209,6 +216,21 @@ class Decoder:
             self._forget()
             raise
         self._keep()
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Context in which passes on the CPU, which take long, check before each block."""
+        blocks = blocks_of(self._model) if self._is_on_cpu else []
+        hooks = [block.register_forward_pre_hook(self._before_block) for block in blocks]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before_block(self, block: nn.Module, inputs: tuple) -> None:
+        if not self._keeps or time.thread_time() - self._pass_began >= KEPT_SECONDS:
+            self._check()
 
     def _decode_all(self, rows: list[_Row]) -> None:
         if self.one_by_one is not None:
@@ -358,7 +380,8 @@ class Decoder:
     def _fill_row(self, prompt: list[int], count: int) -> Tensor:
         """Computes the keys and values of a single prompt that are not kept; returns its last `count` logits."""
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
-        size, found = 1 if is_replayed else FILL_TOKENS, []
+        most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
+        size = 1 if is_replayed else most
         for begin in range(len(self._kept), len(prompt), size):
             tokens = prompt[begin : begin + size]
             if is_replayed:
@@ -393,6 +416,7 @@ class Decoder:
         self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int, count: int = 1
     ) -> Tensor:
         """Passes tokens through the model; returns the logits of the last columns, fp32 [rows * count, vocabulary]."""
+        self._pass_began = time.thread_time()
         self._cache.select(rows, columns, width)
         # transformers repeats the keys of grouped heads if there is a mask. A captured step has columns to mask.
         is_bare = isinstance(columns, slice) and ids.numel() == 1 and needs_no_mask(self._model, width)

@@ -17,7 +17,7 @@ def files_digest(reference: ModelReference) -> str | None:
     The same files have the same digest wherever they are. After loading, `BaseModel.fingerprint` has the last word.
     """
     try:
-        path = _path(reference)
+        path = cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
         if path is None:
             return None
         if not path.is_dir():
@@ -28,12 +28,6 @@ def files_digest(reference: ModelReference) -> str | None:
         return _digest(others, [file for file in files if file.match("*.safetensors")])
     except OSError:
         return None
-
-
-def _path(reference: ModelReference) -> Path | None:
-    if reference.kind != "hub":
-        return Path(reference.location)
-    return cached_folder(reference.location)
 
 
 def _digest(whole: list[Path], sampled: list[Path]) -> str:

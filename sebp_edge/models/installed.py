@@ -26,7 +26,6 @@ class Installed(NamedTuple):
 
     Attributes:
         name: what --model takes.
-        path: its GGUF file.
     """
 
     name: str

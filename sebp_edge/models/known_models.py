@@ -64,9 +64,6 @@ def recall_model(reference: ModelReference) -> KnownModel | None:
 def remember_model(reference: ModelReference, shape: DecoderShape, tokenizer) -> None:
     """Keeps what was read of a model on this machine, unless it ships.
 
-    Args:
-        tokenizer: of transformers.
-
     Raises:
         OSError: it could not be written.
     """

@@ -54,9 +54,7 @@ class BaseModel:
     """A base model in memory.
 
     Attributes:
-        reference: the requested model.
         model: in evaluation mode, on `device`.
-        tokenizer: a fast tokenizer.
         dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
         fingerprint: identifies the base model; adapters record it.
         has_new_head: whether its head has random weights, since its files have none; only an encoder's may.

@@ -106,8 +106,8 @@ class LoraAdapter:
 
     def save(self, folder: Path) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout."""
+        self.model.create_or_update_model_card = lambda folder: None  # PEFT's names the base model's folder
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's README names the base model's folder
 
     def disabled(self) -> AbstractContextManager:
         """Context in which the adapter is disabled; what is rounded stays so."""

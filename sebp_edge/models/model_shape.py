@@ -21,12 +21,11 @@ def shape_of(model: PreTrainedModel, name: str) -> DecoderShape:
         is_tied=embedding.weight is head.weight,
         has_plain_embedding=type(embedding) is nn.Embedding,
         linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
-        blocks=tuple(Block(_linears(block)) for block in blocks_of(model, guess=True)),
+        blocks=tuple(
+            Block({path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)})
+            for block in blocks_of(model, guess=True)
+        ),
     )
-
-
-def _linears(block: nn.Module) -> dict[str, LinearShape]:
-    return {path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)}
 
 
 def _is_linear(part: nn.Module) -> bool:

@@ -62,12 +62,10 @@ def refuse_sharding(modules: Iterable[nn.Module]) -> None:
                 raise SparsityError(FSDP_1)
             if hasattr(parameter, "ds_id"):
                 raise SparsityError(ZERO_3)
-            if isinstance(parameter, DTensor) and not (is_sharded(module) and _is_of_fully_shard(parameter)):
-                raise SparsityError(TENSOR_PARALLEL)
-
-
-def _is_of_fully_shard(parameter: nn.Parameter) -> bool:
-    return [type(placement).__name__ for placement in parameter.placements] in PLACEMENTS
+            if isinstance(parameter, DTensor):
+                placements = [type(placement).__name__ for placement in parameter.placements]
+                if not is_sharded(module) or placements not in PLACEMENTS:
+                    raise SparsityError(TENSOR_PARALLEL)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Knows the bytes of a tokenizer's tokens: which tokens begin with some bytes, and which go on with a word."""
 
 import bisect
+import functools
 import json
 import re
 import unicodedata
@@ -25,7 +26,6 @@ class Vocabulary:
 
     Args:
         tokenizer: a fast tokenizer, byte-level or SentencePiece's.
-        size: the number of the model's logits.
 
     Raises:
         ModelError: it is of another kind.
@@ -39,11 +39,8 @@ class Vocabulary:
         known = [token for token in range(size) if self._bytes[token] is not None]
         self._order = sorted(known, key=self._bytes.__getitem__)
         self._sorted = [self._bytes[token] for token in self._order]
-        firsts = [found[: _size(found)] if found else b"" for found in self._bytes]
-        possible = {first: list(_characters(first)) for first in {*firsts}}
-        joins = {first: any(map(_joins, characters)) for first, characters in possible.items()}
-        within = {first: any(map(_is_within_word, characters)) for first, characters in possible.items()}
-        self._joins, self._within = (torch.tensor([float(each[first]) for first in firsts]) for each in (joins, within))
+        going_on = [_going_on(found[: _size(found)] if found else b"") for found in self._bytes]
+        self._joins, self._within = map(torch.tensor, zip(*going_on, strict=True))
 
     def __getitem__(self, token: int) -> bytes | None:
         """The bytes of a token; None if it is a control token, or unknown to the tokenizer."""
@@ -89,6 +86,14 @@ def _is_mark(character: str) -> bool:
 def _size(text: bytes) -> int:
     """Returns how many bytes the first character has."""
     return 1 if text[0] < 0xC0 else 2 if text[0] < 0xE0 else 3 if text[0] < 0xF0 else 4
+
+
+@functools.cache
+def _going_on(first: bytes) -> tuple[float, float]:
+    """Whether a character of these bytes, or one that begins with them, joins the one before, or is within a word."""
+    characters = "".join(_characters(first))
+    has_mark = any(map(_is_mark, characters))
+    return tuple(float(has_mark or pattern.search(characters) is not None) for pattern in (_JOINS, _IN_WORD))
 
 
 def _characters(first: bytes) -> Iterable[str]:

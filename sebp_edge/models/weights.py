@@ -75,9 +75,6 @@ def write_tensors(file: BinaryIO, kinds: Mapping[str, tuple[torch.dtype, Size]],
 class WeightsFile:
     """A safetensors file of a whole model; its tensors are read one at a time, and stay memory-mapped.
 
-    Attributes:
-        shapes: the shapes of the tensors, by name.
-
     Raises:
         OSError, SafetensorError: the file cannot be read.
     """
@@ -86,7 +83,8 @@ class WeightsFile:
         self._path = path
         with path.open("rb"):  # raises the true OSError, which safetensors reports as a missing file
             self._file = safe_open(path, framework="pt")
-        self.shapes = {name: self._shape(name) for name in self._file.keys()}  # noqa: SIM118, not a dict
+        names = self._file.keys()
+        self.shapes = {name: Size(self._file.get_slice(name).get_shape()) for name in names}
 
     def stored(self, name: str) -> Tensor:
         """Returns a tensor's stored values."""
@@ -103,9 +101,6 @@ class WeightsFile:
         """Raises an AdapterError that names the first tensor with NaN or infinity."""
         tensors = ((name, self.stored(name)) for name in self.shapes)
         refuse_non_finite(tensors, self._path.parent, self._path.name)
-
-    def _shape(self, name: str) -> Size:
-        return Size(self._file.get_slice(name).get_shape())
 
 
 def refuse_non_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, file: str) -> None:

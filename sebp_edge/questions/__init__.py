@@ -7,5 +7,7 @@ asking         questions below passages, as a conversation with the model
 examples       practice notes -> examples to train on
 quiz           practice notes -> the questions that the gate asks
 general_texts  general text, chat and questions, which tell what the model could do before
+probes         language and facts that tell what the model could before
+probe_figures  how many of them a model knows, before and after
 answers        whether a reply gives an answer
 """

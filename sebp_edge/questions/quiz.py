@@ -28,7 +28,9 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
     index = Index(documents)
     others = Index(document for number, document in enumerate(documents) if number not in tested)
     asked, refused, rightly_refused = [], 0, 0
-    for wording, answers, document in _questions([documents[number] for number in sorted(tested)]):
+    notes = [documents[number] for number in sorted(tested)]
+    for document, question in [(note, each) for note in notes for each in practice_questions()[note.content]]:
+        wording, answers = question.wordings[0], (question.answer,)
         hits = index.search(wording, NUM_PASSAGES)
         refused += not is_found(hits)
         rightly_refused += not is_found(others.search(wording, NUM_PASSAGES))
@@ -42,12 +44,6 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
         for question, answers in general_questions()
     )
     return Quiz(tuple(asked), general, refused, rightly_refused)
-
-
-def _questions(documents: Sequence[Document]) -> Iterator[tuple[str, tuple[str, ...], Document]]:
-    for document in documents:
-        for question in practice_questions()[document.content]:
-            yield question.wordings[0], (question.answer,), document
 
 
 def general_questions() -> Iterator[tuple[str, tuple[str, ...]]]:

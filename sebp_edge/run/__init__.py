@@ -16,7 +16,7 @@ unchanged         the result if there is nothing new; imports no torch
 start             the version that a training learns on from, its lessons, or why there is none
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 samples           continues the beginnings of a few documents, before and after
-general_loss      measures the loss on general text, before and after
+probing           measures general text, language and facts, before and after
 copying           finds training text that the adapted model repeats word for word
 replies           asks a model the questions of a quiz, and those whose replies it teaches
 expectations      says what to expect of an adapted model of this size

@@ -54,11 +54,7 @@ class Adapting:
     `read` comes first, unless the texts are read already; then `run`.
 
     Args:
-        call: what it works with.
-        place: where the adapter is saved.
-        work: its job.
         activate_anyway, keep_samples: see `Personalizer.adapt`.
-        preparation: the texts, if they are read already.
         compares: whether the gate compares it with earlier versions.
 
     Attributes:
@@ -191,7 +187,7 @@ class Adapting:
         dataset = prepared.dataset
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
-        self._place.check_disk_space(len(schedules) * saved_bytes(base, recipe))
+        self._place.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), self._place.out)
         task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
         if self._place.out is None:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
@@ -265,7 +261,6 @@ class Adapting:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.
 
         Args:
-            error: what ended the training.
             handled: an error that was handled before, whose frames keep what they reference.
 
         Raises:

@@ -16,8 +16,8 @@ from sebp_edge.events import Event
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
-from sebp_edge.run.general_loss import GeneralLoss, general_loss
 from sebp_edge.run.job import Job
+from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
@@ -49,14 +49,12 @@ class Assessment:
 
     Attributes:
         samples: continuations of test documents; they contain the user's text.
-        expectation: what to expect of the adapter, in words.
-        general_loss: the loss on general text, of the base model and the adapter.
         copies: training documents that the adapter repeats word for word and the base model does not.
     """
 
     samples: tuple[Sample, ...]
     expectation: str
-    general_loss: GeneralLoss
+    probed: Probed
     copies: tuple[Copied, ...]
 
 
@@ -64,8 +62,6 @@ class Assessor:
     """Assesses one run, before its training and after it.
 
     Args:
-        documents: the documents of the run's dataset.
-        job: receives the progress.
         checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
     """
 
@@ -128,7 +124,7 @@ class Assessor:
             after = continue_each(base, self._beginnings, self._check)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         self._job.enter(GENERAL)
-        general = general_loss(base, adaptation, self._on_event, run.task.options, self._check)
+        probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
             samples=choose(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
@@ -139,7 +135,7 @@ class Assessor:
                 has_quiz=result.quiz is not None,
                 of_people=mostly_of_people(document.content for document in self._documents),
             ),
-            general_loss=general,
+            probed=probed,
             copies=tuple(self._copies()),
         )
 

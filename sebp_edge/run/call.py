@@ -37,8 +37,6 @@ class Call(TextsCall):
     """What a call works with that may use a model.
 
     Attributes:
-        interruptions: the process's signals.
-        in_use: the model, and the adapter in use.
         giving_way: lets other programs go first, if the call is a training.
     """
 

@@ -34,7 +34,6 @@ class Copy:
     """The longest run of a document's tokens that its own beginnings bring back, without boilerplate.
 
     Attributes:
-        document: the index of the document.
         run: with the adapted model, in tokens.
         base_run: with the base model alone, in tokens.
     """
@@ -66,7 +65,6 @@ def longest_copies(
     Args:
         adaptation: attached to `base`, without patches.
         on_event: receives the progress after each micro-batch; may raise to stop.
-        options: what to hold in memory at once.
         check: called several times within a micro-batch; may raise to stop.
     """
     limit = RowLimit.on(base.device.type, options.max_rows, pads=True)

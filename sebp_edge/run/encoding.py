@@ -13,7 +13,6 @@ from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
 from sebp_edge.run.replies import reply_to
 from sebp_edge.run.work_ahead import REPLIES, TEACHER
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.training.teacher import with_teacher
 
@@ -41,7 +40,8 @@ class TrainingPreparation(Preparation):
         data = prepared.dataset
         refuse_unlearnable(data, len(self.reading.documents), base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.all_examples))
-        self._notify_concerns(data)
+        if data.unjudged_because:  # said before the training
+            self._call.notify(Notice(" ".join([*data.unjudged_because, SAVED_INACTIVE])))
         left_out = tuple(asdict(item) for item in data.left_out)
         counts = (data.num_documents, len(data.examples), data.num_tokens)
         self._call.notify(TextsRead(*counts, data.padding_share, left_out))
@@ -59,9 +59,3 @@ class TrainingPreparation(Preparation):
             base.model, general, collator, base.device, call.notify, call.signal.check, options=options
         )
         return replace(prepared, dataset=replace(data, general=general))
-
-    def _notify_concerns(self, dataset: Dataset) -> None:
-        """Says before the training why the gate will judge nothing, if so."""
-        notify = self._call.notify
-        if dataset.unjudged_because:
-            notify(Notice(" ".join([*dataset.unjudged_because, SAVED_INACTIVE])))

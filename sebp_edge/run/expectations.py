@@ -61,7 +61,7 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
 
 def mostly_of_people(contents: Iterable[Content]) -> bool:
     """Returns whether most contents are chats of people."""
-    found = [isinstance(content, Conversation) and is_of_people(content.messages) for content in contents]
+    found = list(map(is_of_people, contents))
     return 2 * sum(found) > len(found)
 
 
@@ -79,13 +79,10 @@ def _limits(reference: ModelReference, num_parameters: int) -> str:
             f"The model {reference.name!r} is a demonstrator: it writes sentences, knows nothing and follows no "
             "instructions, so use a larger model for real work."
         )
-    size = f"A model of this size ({_in_words(num_parameters)} parameters)"
+    in_words = f"{num_parameters / 1e9:.1f} billion" if num_parameters >= 1e9 else f"{num_parameters / 1e6:.0f} million"
+    size = f"A model of this size ({in_words} parameters)"
     if num_parameters < SMALL:
         return f"{size} loses the thread after a few sentences, and does not answer questions or reason reliably."
     if num_parameters < MEDIUM:
         return f"{size} answers simple questions, but makes up facts and does not reason reliably in several steps."
     return f"{size} writes coherent pages, but still makes up names, numbers and dates; check them."
-
-
-def _in_words(count: int) -> str:
-    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"

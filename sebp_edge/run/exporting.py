@@ -17,7 +17,7 @@ def export_adapter(
     quant = check_options(format, quant, has_texts=texts is not None)
     call.job.begin(phases_of_export())
     found = call.store.find(adapter, version)
-    reading = None if texts is None else read_texts(texts)
+    reading = None if texts is None else read_texts(texts, progress=call.progress)
     call.in_use.release()
     name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
     rest = (call.reference, to, format, quant, reading, call.notify, call.check)

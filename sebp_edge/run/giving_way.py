@@ -34,7 +34,6 @@ class GivingWay:
 
     Args:
         job: receives the events; its clock stands still during a wait.
-        signal: ends a wait.
         meanwhile: called several times a second during a wait.
 
     Attributes:

@@ -22,7 +22,7 @@ from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.documents import Content, Conversation, LeftOut
+from sebp_edge.texts.documents import Content, LeftOut
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import FOLD_ROLES, SPLITS, TRAIN
 
@@ -218,10 +218,8 @@ class Inspection:
 
 
 def _words_of_people(contents: list[Content], role: str) -> int:
-    chats = (content for content in contents if isinstance(content, Conversation) and is_of_people(content.messages))
-    return sum(
-        len(message["content"].split()) for chat in chats for message in chat.messages if message["role"] == role
-    )
+    said = (message for chat in filter(is_of_people, contents) for message in chat.messages)
+    return sum(len(message["content"].split()) for message in said if message["role"] == role)
 
 
 def _by_reason(left_out: list[LeftOut]) -> tuple[Reason, ...]:

@@ -57,7 +57,6 @@ class Phase:
     """A part of the work ahead.
 
     Attributes:
-        name: as in events.
         units: by kind, how many steps are to be done or examples evaluated.
         seconds: by kind, how long all of them are expected to take.
     """
@@ -71,8 +70,6 @@ class Job:
     """The sink of one call; also a context manager, in which its clock runs.
 
     Args:
-        on_event: receives the events of this job.
-        id: the job's id; by default a fresh one.
         clock: counts the seconds in which the process can run; by default a clock that runs in this context.
     """
 

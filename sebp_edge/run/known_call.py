@@ -29,8 +29,6 @@ class KnownCall(TextsCall):
     """What a call works with that has no torch.
 
     Attributes:
-        model: what is known of the model.
-        target: the device to plan for.
         free: its free bytes.
     """
 
@@ -44,9 +42,7 @@ class KnownCall(TextsCall):
         """Returns a call.
 
         Args:
-            device: as for `Personalizer`.
             used: bytes of host memory of the process that the training would run in; 0 if that has not started.
-            values: the attributes of `TextsCall`.
 
         Raises:
             NotKnown: the model or this machine is not known without torch.

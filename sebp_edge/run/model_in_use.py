@@ -113,11 +113,7 @@ class ModelInUse:
         devices.release_memory(self.device)
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
-        """Returns the base model, or the encoder in its place, which is not kept.
-
-        Args:
-            seed: seed of an encoder's head, if it has none.
-        """
+        """Returns the base model, or the encoder in its place, which is not kept."""
         if not is_encoder(self.reference):
             return self.load(on_event)
         base = load_encoder(self.reference, self.device, seed)

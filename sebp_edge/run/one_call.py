@@ -31,15 +31,13 @@ class OneCall:
         """
         with Interruptions() as interruptions, self._alone():
             self._refuse_closed()
-            try:
+            with _stopped():
                 self._signal = StopSignal(stop_when)
                 self._signal.check()
                 call = make(self._signal, interruptions)
                 with quiet_libraries(), call.job:
                     yield call
                     call.job.finish()
-            except StopRequested as request:
-                raise Interrupted("Stopped; nothing was changed.") from request
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -48,10 +46,16 @@ class OneCall:
             self._is_closed = True
             yield
 
-    def beside(self, make: MakeCall) -> Call:
-        """Returns a call that leaves the model alone, so that another one may run; it cannot be stopped."""
+    @contextmanager
+    def beside(self, make: MakeCall, stop_when: threading.Event | None = None) -> Iterator[Call]:
+        """Context of a call that leaves the model alone, so that another one may run.
+
+        Raises:
+            ClosedError, Interrupted: see `begin`.
+        """
         self._refuse_closed()
-        return make(StopSignal(), Interruptions())
+        with _stopped():
+            yield make(StopSignal(stop_when), Interruptions())
 
     def stop(self) -> None:
         """Stops the running call, if any."""
@@ -74,3 +78,12 @@ class OneCall:
     def _refuse_closed(self) -> None:
         if self._is_closed:
             raise ClosedError("This Personalizer was closed; make a new one.")
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """Context in which a stop is an error for the app."""
+    try:
+        yield
+    except StopRequested as request:
+        raise Interrupted("Stopped; nothing was changed.") from request

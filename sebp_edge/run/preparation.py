@@ -27,6 +27,7 @@ from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import TEST
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.training.rates import trials
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
 
@@ -56,7 +57,6 @@ class Preparation:
         keeps_splits: whether all documents have splits already.
 
     Attributes:
-        reading: the texts.
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
     """
 
@@ -104,7 +104,8 @@ class Preparation:
             target, budget = call.target_and_budget()
         else:
             target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
-        plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
+        tries = trials(schedules, self.recipe)
+        plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress, tries)
         return PlannedTraining(prepared, schedules, plan)
 
     def plan_within_budget(self) -> PlannedTraining | None:
@@ -149,7 +150,8 @@ class Preparation:
         """
         if planned is not None and prepared is planned.prepared:
             return planned.schedules
-        return make_schedules(prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons)
+        asked = prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons
+        return self._call.progress.run(lambda: make_schedules(*asked))
 
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
         recipe, seed = self.recipe, self._call.seed

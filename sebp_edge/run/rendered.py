@@ -9,7 +9,7 @@ from itertools import groupby
 
 from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.texts.conversations import is_of_people
-from sebp_edge.texts.documents import Conversation, Document
+from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example
 
 # Stands for what other people wrote.
@@ -32,9 +32,7 @@ class RenderedExample:
     """An example in words, special tokens included.
 
     Attributes:
-        document: the source of its document.
         tokens, trained_tokens: the number of its tokens, and of those with loss.
-        pieces: its text, in order.
     """
 
     document: str
@@ -59,14 +57,10 @@ def render_examples(
             documents[document].source,
             len(firsts[document].input_ids),
             firsts[document].num_loss_tokens,
-            tuple(_pieces(firsts[document], tokenizer, hides_given=_is_of_people(documents[document]))),
+            tuple(_pieces(firsts[document], tokenizer, hides_given=is_of_people(documents[document].content))),
         )
         for document in sorted(chosen)
     )
-
-
-def _is_of_people(document: Document) -> bool:
-    return isinstance(document.content, Conversation) and is_of_people(document.content.messages)
 
 
 def _pieces(example: Example, tokenizer, *, hides_given: bool) -> Iterator[Piece]:

@@ -23,7 +23,7 @@ from sebp_edge.adapters.training_report import (
     TrainingReport,
 )
 from sebp_edge.run.assessment import Assessment
-from sebp_edge.run.general_loss import GeneralLoss
+from sebp_edge.run.probing import Probed
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.comparison import interval
 from sebp_edge.training.evaluation import HeldOutLoss
@@ -62,6 +62,7 @@ class Report:
             expectation=assessment.expectation if assessment else "",
             concerns=run.task.dataset.concerns,
             learnt_on=_learnt_on(texts),
+            rates=run.rates,
         )
         quiz = run.result.quiz if run.result else None
         words = KeptSamples(
@@ -70,10 +71,10 @@ class Report:
             copies=tuple(copy.document for copy in assessment.copies) if assessment else (),
             answers=tuple(quiz.answered) if quiz else (),
         )
-        return cls(_record(run, training, assessment.general_loss if assessment else None), training, words)
+        return cls(_record(run, training, assessment.probed if assessment else None), training, words)
 
 
-def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | None) -> AdapterRecord:
+def _record(run: TrainingRun, report: TrainingReport, probed: Probed | None) -> AdapterRecord:
     base, task, result = run.base, run.task, run.result
     gain, over_active, over_best = (
         (result.gain, result.gain_over_active, result.gain_over_best) if result else (None, None, None)
@@ -101,8 +102,10 @@ def _record(run: TrainingRun, report: TrainingReport, general: GeneralLoss | Non
         refused=result.refused if result else None,
         packages=package_versions(),
         trained_on_all=result.is_refit if result else False,
-        general_loss_before=general.base if general else None,
-        general_loss_after=general.adapted if general else None,
+        general_loss_before=probed.general_before if probed else None,
+        general_loss_after=probed.general_after if probed else None,
+        language=probed.language if probed else None,
+        facts=probed.facts if probed else None,
         seed=task.seed,
         chat=task.dataset.is_chat,
         learnt_on_from=report.learnt_on.version if report.learnt_on else None,
@@ -165,7 +168,8 @@ def _test_loss(run: TrainingRun, losses: HeldOutLoss) -> TestLoss:
 
 def _curve(progress: TrainingProgress) -> Curve:
     size = max(1, -(-len(progress.losses) // MAX_POINTS))
-    means = [round(fmean(some), 4) for some in _parts(progress.losses, size)]
+    begins = range(0, len(progress.losses), size)
+    means = [round(fmean(progress.losses[begin : begin + size]), 4) for begin in begins]
     return Curve(
         phase=progress.phase,
         best_epoch=progress.best_epoch,
@@ -174,10 +178,6 @@ def _curve(progress: TrainingProgress) -> Curve:
         evaluated_after=tuple(steps for steps, _ in progress.validations),
         validation=tuple(round(loss, 4) for _, loss in progress.validations),
     )
-
-
-def _parts(values: list, size: int) -> list[list]:
-    return [values[begin : begin + size] for begin in range(0, len(values), size)]
 
 
 def _texts(run: TrainingRun) -> Texts:

@@ -7,11 +7,11 @@ from typing import Any
 
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import CopiedRun, Sample, Tested
-from sebp_edge.basics.units import percent, plural
+from sebp_edge.adapters.training_report import Sample, Tested
+from sebp_edge.basics.units import plural
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.questions.probe_figures import ProbeFigures, describe
 from sebp_edge.run.assessment import Copied
-from sebp_edge.run.general_loss import GeneralLoss
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.texts.chats import Author
@@ -19,6 +19,7 @@ from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
+from sebp_edge.training.rates import RateSearch
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class _Facts:
     new: int = _read("report.training.learnt_on.new", 0)
     changed: int = _read("report.training.learnt_on.changed", 0)
     gone: int = _read("report.training.learnt_on.gone", 0)
+    rates: RateSearch | None = _read("report.training.rates")
     quiz: QuizFigures | None = _read("judged.quiz.figures")
     words: WordFigures | None = _read("judged.words")
     concerns: tuple[str, ...] = _read("report.training.concerns")
@@ -84,8 +86,13 @@ class _Facts:
     expectation: str = _read("report.training.expectation")
     general_loss_before: float = _read("report.record.general_loss_before")
     general_loss_after: float = _read("report.record.general_loss_after")
+    language: ProbeFigures | None = _read("report.record.language")
+    facts: ProbeFigures | None = _read("report.record.facts")
     copies: tuple[Copied, ...] = property(
-        lambda self: tuple(map(_named, self.report.words.copies, self.report.training.copies))
+        lambda self: tuple(
+            Copied(document, copy.run, copy.base_run)
+            for document, copy in zip(self.report.words.copies, self.report.training.copies, strict=True)
+        )
     )
     documents: int = _read("report.training.texts.documents")
     examples: int = _read("report.training.texts.examples")
@@ -142,6 +149,7 @@ class AdaptResult(_Facts):
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
+        rates: what trying learning rates has shown; None if the recipe stated its learning rate.
         words: what ghost text would have done in the test documents, before and after; None if that was not counted.
         quiz: what a quiz showed; None if the recipe has none. If not None, the quiz decides.
         answers: the quiz's questions about notes, and the adapter's answers; `repr` and `to_dict` leave them out.
@@ -152,6 +160,8 @@ class AdaptResult(_Facts):
         expectation: what to expect of this adapter, in words.
         general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
             adapter.
+        language, facts: how many bundled items each knows: sentences beside the same with a mistake, and answers to
+            general questions beside wrong ones; None if the model's chat template shows none.
         copies: documents that the adapter repeats word for word and the base model does not, longest first.
         documents, examples, tokens: how many of each were used.
         left_out: what was not used, with the reasons.
@@ -190,11 +200,11 @@ class AdaptResult(_Facts):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
-        general, warnings = GeneralLoss(self.general_loss_before, self.general_loss_after), []
-        if general.is_high:
+        warnings = []
+        if any(probe is not None and probe.is_worse for probe in (self.language, self.facts)):
             warnings.append(
-                f"The loss on general text rose by {percent(general.rise)}: the adapter is worse at other subjects; "
-                "fewer epochs or a lower learning rate cost less."
+                f"The adapter is worse at what the model could before: {describe(self.language, self.facts)}; fewer "
+                "epochs or a lower learning rate cost less."
             )
         if self.copies:
             longest, number = self.copies[0], len(self.copies)
@@ -256,7 +266,8 @@ class AdaptResult(_Facts):
     def summary(self) -> str:
         """What happened and what to do next."""
         (what, command), *_ = self.next_steps.items()
-        return f"{self.headline} {self.account} {what}: {command}"
+        chosen = f" {self.rates.summary}" if self.rates else ""
+        return f"{self.headline} {self.account}{chosen} {what}: {command}"
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
@@ -275,10 +286,6 @@ def _plain(value):
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return asdict(value) if is_dataclass(value) else value
-
-
-def _named(document: str, copy: CopiedRun) -> Copied:
-    return Copied(document, copy.run, copy.base_run)
 
 
 def _boilerplate(tested: Tested | None) -> Boilerplate | None:

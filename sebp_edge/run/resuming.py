@@ -53,7 +53,7 @@ def run_adapt(
         work: the job that it goes on with; None to begin one.
     """
     devices.refuse_several_processes()
-    place.check_writable()
+    place.store.check_writable(place.name, place.out)
     work = work or Work.begin(call, place, "adapt", options, texts)
     with work.running(call):
         adapting = Adapting(
@@ -75,13 +75,9 @@ def run_forget(
     on_found: Callable[[Forgetting], None] | None = None,
     work: Work | None = None,
 ) -> Receipt:
-    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options.
-
-    Args:
-        work: the job that it goes on with; None to begin one.
-    """
+    """Forgets documents: see `Personalizer.forget`, whose other arguments are the options."""
     devices.refuse_several_processes()
-    place.check_writable()
+    place.store.check_writable(place.name, place.out)
     call.job.begin()
     documents = [documents] if isinstance(documents, str | Path) else list(documents)
     if texts is not None:

@@ -39,7 +39,6 @@ class TextBeginning:
     """The beginning of a document.
 
     Attributes:
-        source: the source of the document.
         text: what to show of it.
         prompt: its tokens, as in training.
     """
@@ -68,7 +67,7 @@ def find_beginnings(
         if prompt is not None and tuple(prompt.input_ids) not in begun:
             begun.add(tuple(prompt.input_ids))
             # What other people wrote is not shown.
-            is_others = isinstance(content, Conversation) and is_of_people(content.messages)
+            is_others = is_of_people(content)
             text = beginning if isinstance(beginning, str) else "" if is_others else beginning[-1]["content"]
             found.append(TextBeginning(documents[number].source, text, prompt))
         if len(found) == NUM_BEGINNINGS:

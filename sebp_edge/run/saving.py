@@ -31,12 +31,10 @@ class NewVersion:
     """What a version's folder contains.
 
     Attributes:
-        adaptation: the trained weights.
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
         splits: the split of each document; None outside the store.
         entries: what the list of documents says of each, by the key of its fingerprint.
         known: the texts that it has learnt; None if it cannot be learnt on from.
-        report: the facts of the run.
         keeps_words: whether words and names of the user's are kept.
         where: where its texts are; not in the version's folder.
     """
@@ -95,8 +93,6 @@ class Place:
     """Where an adapter is saved.
 
     Attributes:
-        store: the store.
-        name: the adapter's name in it.
         out: a new folder, if the adapter is saved there instead of in the store.
     """
 
@@ -108,14 +104,6 @@ class Place:
     def adapter(self) -> Adapter:
         """The adapter in the store, whether it exists or not."""
         return self.store.adapter(self.name)
-
-    def check_writable(self) -> None:
-        """See `AdapterStore.check_writable`."""
-        self.store.check_writable(self.name, self.out)
-
-    def check_disk_space(self, size: int) -> None:
-        """See `AdapterStore.check_disk_space`."""
-        self.store.check_disk_space(size, self.out)
 
     @property
     def active_version(self) -> int | None:

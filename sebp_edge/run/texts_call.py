@@ -32,11 +32,8 @@ class TextsCall(ABC):
 
     Attributes:
         recipe: the Personalizer's; after `with_texts`, that of the texts.
-        seed, store: those of the Personalizer.
-        me: the owner's names in chats.
         budget: how much memory this process may use; None sets no limit.
         job: receives the events, and tells how far the call is.
-        signal: stops the call.
     """
 
     recipe: Recipe
@@ -104,11 +101,7 @@ class TextsCall(ABC):
         return reading
 
     def with_texts(self, texts, adapter: Adapter | None = None) -> tuple[Self, Reading]:
-        """Reads texts; returns the call with the recipe for them, and what was read.
-
-        Args:
-            adapter: the adapter that is learnt on from.
-        """
+        """Reads texts; returns the call with the recipe for them, and what was read."""
         reading = self.read(texts)
         recipe = choose_recipe(self.recipe, reading, adapter)
         if recipe is not self.recipe and recipe.name != "notes":

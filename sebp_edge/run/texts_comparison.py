@@ -22,7 +22,7 @@ _OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "merge_fo
 # Values of a recipe that do not change what is learnt; and the method, which is compared by itself.
 _NOT_COMPARED = {"name", "description", "margin", "method"}
 # Values that a recipe may leave open; the version's own are then used.
-_OPEN = {"r", "load_in_4bit"}
+_OPEN = {"r", "load_in_4bit", "learning_rate"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class TextsComparison:
 
     Attributes:
         saved: the active version; None if it cannot be read.
-        version: its number.
         known: what it has learnt; None if that is not known.
         hashes: the hash of each document's content, by the document's number.
         obstacle: why no training can learn on from it, as a sentence's predicate; empty if one can.

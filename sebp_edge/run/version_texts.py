@@ -24,7 +24,6 @@ class VersionTexts:
         entries: what the list of documents says of those that it knows although they are gone, by key.
         learnt_on_from: the version that it learnt on from; None if it began at the base model.
         lessons: what was trained on then; None if it began at the base model.
-        where: where its texts are.
     """
 
     history: SplitHistory | None = None

@@ -50,7 +50,6 @@ class Fixed:
         active: the version that was active; None for none.
         recipe, options: how it trains; a plan made now could choose others.
         peak: the peak memory that the plan predicted; None without a plan.
-        fingerprint: the base model's.
         examples: a salted digest of all examples.
         packages: the versions of sebp-edge and of the libraries that it computes with.
     """
@@ -71,7 +70,6 @@ class Resumed:
     """What a training goes on from.
 
     Attributes:
-        fixed: what was chosen when it began.
         state: how far it is; None if nothing is saved of it.
         known: the texts that it knows.
         texts: the hashes of those that it trains on, in the order of their numbers in `state`.
@@ -97,7 +95,6 @@ class Work:
     """The job of one adaptation.
 
     Args:
-        store: the store.
         job: the job; None for an adaptation that cannot be resumed.
         changed: what to do if texts have changed, "refuse" or "without": see `Personalizer.resume`.
 
@@ -124,7 +121,6 @@ class Work:
 
         Args:
             kind, options: see `JobRecord`.
-            texts: what was given as texts.
         """
         if place.out is not None:
             return cls(call.store, None)
@@ -262,7 +258,9 @@ class Work:
 
     def drawn_from(self, history: SplitHistory) -> SplitHistory:
         """Returns what the splits are drawn from: the job's own, without the documents that are gone, if some are."""
-        return self._own_history() if self.has_lost_texts else history
+        if not self.has_lost_texts:
+            return history
+        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     @property
     def has_lost_texts(self) -> bool:
@@ -311,7 +309,7 @@ class Work:
             options=asdict(options),
             fingerprint=fingerprint,
             examples=_digest(examples, salt),
-            packages=_packages(),
+            packages={"sebp-edge": __version__} | package_versions(),
             earlier=self._earlier,
             active=self._active,
             peak=peak,
@@ -363,10 +361,6 @@ class Work:
         except AdapterError:
             pass
         raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.")
-
-    def _own_history(self) -> SplitHistory:
-        """Returns the documents that it goes on with, with their splits."""
-        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     def _compare(self, now: Fixed, call: Call) -> None:
         fixed = self.resumed.fixed
@@ -420,10 +414,6 @@ def _digest(examples: Iterable[Example], salt: bytes) -> str:
         digest.update(f"{len(example.input_ids)} {example.document};".encode())
         digest.update(example.input_ids.tobytes() + example.labels.tobytes())
     return digest.hexdigest()
-
-
-def _packages() -> dict[str, str]:
-    return {"sebp-edge": __version__} | package_versions()
 
 
 def _texts_changed(missing: int, known: int, new: list[str]) -> TextsChanged:

@@ -24,6 +24,7 @@ from sebp_edge.run.phases import LOAD
 from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
+from sebp_edge.training.rates import ORDER, trials
 
 # Names of phases that are no training.
 REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
@@ -41,8 +42,8 @@ REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
 MIN_DECODED = 8
 # Bytes per second from a disk, and seconds that every loading and saving takes.
 DISK_RATE, FILE_SECONDS = 500e6, 1.0
-# Tokens of the bundled general text, and its examples.
-GENERAL_TOKENS, GENERAL_EXAMPLES = 6500, 19
+# Tokens of the bundled probes, and their examples.
+GENERAL_TOKENS, GENERAL_EXAMPLES = 12_000, 340
 # How often `scale_down` evaluates general text, usually.
 SCALED = 3
 
@@ -55,7 +56,7 @@ def seconds_of_a_token(base: BaseModel) -> float:
 
 def planned_seconds_of_a_token(plan: Plan, schedules: Sequence[Schedule]) -> float:
     """Returns what a plan's estimate of the time means for a token's forward pass."""
-    passes = _passes(plan.chosen.recipe)
+    passes, schedules = _passes(plan.chosen.recipe), [*schedules, *trials(schedules, plan.chosen.recipe)]
     tokens = sum(passes * schedule.num_tokens + schedule.num_evaluated[1] for schedule in schedules)
     return plan.chosen.seconds / tokens
 
@@ -89,6 +90,8 @@ def _phases(
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
         phase.seconds[DECODING] = writes
         yield phase
+    for rate, trial in zip(ORDER, trials(schedules, recipe), strict=False):
+        yield _training(f"learning rate {rate:g}", token, recipe, trial, *trial.num_evaluated)
     probe = dataset.outlines.probe if recipe.method == "lora" else []
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
     for number, schedule in enumerate(schedules, start=1):
@@ -99,11 +102,7 @@ def _phases(
         else:
             examples += (1 + SCALED) * len(probe)
             tokens += (1 + SCALED) * sum(example.num_tokens for example in probe)
-        phase = _evaluation(name, token, examples, tokens)
-        phase.units[STEPS] = schedule.num_batches
-        trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
-        phase.seconds[STEPS] = _passes(recipe) * token * trained
-        yield phase
+        yield _training(name, token, recipe, schedule, examples, tokens)
     if dataset.quiz is not None:
         yield Phase(BASE_QUIZ, seconds={DECODING: writes})
         yield Phase(QUIZ, seconds={DECODING: writes})
@@ -113,6 +112,15 @@ def _phases(
     copied = min(MAX_TOKENS, dataset.num_tokens)
     yield _evaluation(COPIES, token, max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), copied)
     yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
+
+
+def _training(name: str, token: float, recipe: Recipe, schedule: Schedule, examples: int, tokens: int) -> Phase:
+    """Returns the phase of a training that evaluates this many examples with this many tokens."""
+    phase = _evaluation(name, token, examples, tokens)
+    phase.units[STEPS] = schedule.num_batches
+    trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
+    phase.seconds[STEPS] = _passes(recipe) * token * trained
+    return phase
 
 
 def _passes(recipe: Recipe) -> int:

@@ -5,7 +5,6 @@ the kernel when the process that started it ends. A worker ends with its standar
 where there is none by looking at its parent.
 """
 
-import os
 import sys
 from contextlib import suppress
 
@@ -19,21 +18,25 @@ class Parent:
     """A process that this one must not outlive.
 
     Args:
-        pid: its number; by default that of the process that started this one.
-        started: when it started, in seconds since 1970. A process that started at another time is another one.
+        pid: its number; 0 if it is outside of this container, None if it has ended.
+        started: when it started, in seconds since 1970; by default before this process. A process that started at
+            another time is another one.
     """
 
-    def __init__(self, pid: int | None = None, started: float | None = None):
-        self._process = None
+    def __init__(self, pid: int | None, started: float | None = None):
+        self._process, self._is_outside = None, pid == 0
+        if not pid:
+            return
         with suppress(psutil.Error, ValueError, OverflowError):
-            process = psutil.Process(os.getppid() if pid is None else pid)
-            if started is None or abs(process.create_time() - started) <= _CLOCKS_DIFFER:
+            process = psutil.Process(pid)
+            begun, own = process.create_time(), psutil.Process().create_time()
+            if begun <= own if started is None else abs(begun - started) <= _CLOCKS_DIFFER:
                 self._process = process
 
     def is_alive(self) -> bool:
-        """Whether it runs. A process that has ended but that nobody has waited for does not."""
+        """Whether it runs. One that has ended but that nobody has waited for does not; one outside tells nothing."""
         if self._process is None:
-            return False
+            return self._is_outside
         try:
             return self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:

@@ -60,7 +60,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path):
-        path = folder / FILE
+        self._path = path = folder / FILE
         try:
             make_private(folder)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -80,7 +80,7 @@ class Journal:
                 ) from None
             raise StorageError(f"The journal {str(path)!r} cannot be opened: {error}.") from error
         except (OSError, sqlite3.DatabaseError) as error:
-            raise StorageError(f"The journal {str(path)!r} is damaged or not accessible; delete it.") from error
+            raise self._damaged() from error
         if found > _FORMAT:
             raise StorageError(f"A newer sebp-edge wrote the journal {str(path)!r}; update, or choose another store.")
         try:
@@ -102,14 +102,24 @@ class Journal:
             self._database.commit()
         return row[0]
 
+    def _damaged(self) -> StorageError:
+        return StorageError(f"The journal {str(self._path)!r} is damaged or not accessible; delete it.")
+
     def digest(self, request: dict) -> bytes:
         """Returns what tells a request from another one; without the journal's secret, it says nothing of either."""
         return blake2b(json.dumps(request, sort_keys=True).encode(), key=self._secret, digest_size=16).digest()
 
     def jobs(self) -> Iterator[tuple[bytes, dict]]:
-        """Yields the digest and the facts of each job, oldest first."""
-        for digest, facts in self._database.execute("SELECT digest, facts FROM jobs ORDER BY number"):
-            yield digest, json.loads(facts)
+        """Yields the digest and the facts of each job, oldest first.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        try:
+            for digest, facts in self._database.execute("SELECT digest, facts FROM jobs ORDER BY number"):
+                yield digest, json.loads(facts)
+        except (sqlite3.Error, ValueError) as error:
+            raise self._damaged() from error
 
     def write_job(self, id: str, digest: bytes, facts: dict) -> None:
         """Writes what is known of a job, with the next commit."""

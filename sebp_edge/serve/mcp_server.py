@@ -22,13 +22,7 @@ INSTRUCTIONS = (
 
 
 class NotesTools:
-    """The tools, of which the docstrings are for the assistant.
-
-    Args:
-        client: the server that answers.
-        folders: the owner's notes.
-        model: the base model.
-    """
+    """The tools, of which the docstrings are for the assistant."""
 
     def __init__(self, client: Client, folders: Sequence[Path], model: str):
         self._client, self._about = client, {"paths": _absolute(folders), "model": model}

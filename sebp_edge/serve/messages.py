@@ -47,6 +47,17 @@ class Refusal(Exception):
         return {"code": _NUMBERS.get(self.code, -32000), "message": str(self), "data": data}
 
 
+def cancelled() -> Refusal:
+    """Returns the refusal of a request that the app has cancelled."""
+    return Refusal("cancelled", "The request was cancelled.")
+
+
+def cannot_start(what: str, error: OSError) -> Refusal:
+    """Returns the refusal of what needs a process that the system does not start."""
+    message = f"The {what} cannot start: {error.strerror}."
+    return Refusal("worker_broken", message, "Close other programs.", retry=True)
+
+
 def error_of(error: BaseException) -> dict:
     """Returns the `error` of an answer for any error. One that is not deliberate tells where it was raised, no more."""
     if isinstance(error, Refusal):

@@ -58,11 +58,6 @@ def get_job(server, params: JobParams) -> dict:
     return {"job": asdict(server.jobs.get(params.id))}
 
 
-def list_jobs(server, params) -> dict:
-    """Returns all jobs, oldest first."""
-    return {"jobs": [asdict(job) for job in server.jobs.all()]}
-
-
 def pause_job(server, params: RunningJobParams) -> dict:
     """Pauses the running job: its state is saved, and the worker ends. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
@@ -99,12 +94,6 @@ def subscribe(server, params: SubscribeParams) -> dict:
     # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
     server.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
     return {"job": asdict(job)}
-
-
-def cancel(server, params: CancelParams) -> dict:
-    """Cancels a request that is not answered yet; that is answered with the code "cancelled"."""
-    server.cancel_request(params.request)
-    return {}
 
 
 def _wrong_state(job) -> Refusal:
@@ -144,10 +133,10 @@ METHODS = {
     "initialize": Method(messages.InitializeParams, "here", lambda server, params: server.initialize(params)),
     "shutdown": Method(messages.NoParams, "here", lambda server, params: server.end()),
     "unload": Method(messages.NoParams, "here", lambda server, params: server.unload()),
-    "cancel": Method(CancelParams, "here", cancel),
+    "cancel": Method(CancelParams, "here", lambda server, params: server.cancel_request(params.request)),
     "jobs.start": Method(StartJobParams, "here", start_job),
     "jobs.get": Method(JobParams, "here", get_job),
-    "jobs.list": Method(messages.NoParams, "here", list_jobs),
+    "jobs.list": Method(messages.NoParams, "here", lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),
     "jobs.pause": Method(RunningJobParams, "here", pause_job),
     "jobs.resume": Method(ResumeJobParams, "here", resume_job),
     "jobs.cancel": Method(RunningJobParams, "here", cancel_job),

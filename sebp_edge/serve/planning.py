@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sebp_edge.basics.children import Children
 from sebp_edge.serve.ends import command_of
-from sebp_edge.serve.messages import Refusal
+from sebp_edge.serve.messages import Refusal, cancelled, cannot_start
 from sebp_edge.serve.streams import PIPES
 
 
@@ -45,12 +45,14 @@ class Planning:
     def _run(self) -> None:
         while True:
             id, request = self._waiting.get()
-            written = b""
-            if process := self._start(id):
-                written, _ = process.communicate(json.dumps(request).encode())
+            try:
+                process = self._start(id)
+                answer = _read(process.communicate(json.dumps(request).encode())[0]) if process else {}
+            except OSError as error:  # no memory for a process, or too many of them
+                answer = {"error": cannot_start("planner", error).to_dict()}
             with self._lock:
                 is_stopped, self._current = self._is_stopped.pop(id), None
-            self._answered(id, _cancelled() if is_stopped else _read(written))
+            self._answered(id, {"error": cancelled().to_dict()} if is_stopped else answer)
 
     def _start(self, id: str | int) -> subprocess.Popen | None:
         with self._lock:
@@ -59,10 +61,6 @@ class Planning:
             process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], **PIPES)
             self._current = id, process
             return process
-
-
-def _cancelled() -> dict:
-    return {"error": Refusal("cancelled", "The request was cancelled.").to_dict()}
 
 
 def _read(written: bytes) -> dict:

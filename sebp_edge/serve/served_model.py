@@ -11,6 +11,7 @@ from itertools import chain
 
 from sebp_edge.events import Sink
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.row_cache import bytes_per_token
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_in_use import ModelInUse
 
@@ -21,11 +22,21 @@ def twin(base: BaseModel) -> BaseModel:
     return replace(base, model=copy.deepcopy(base.model, shared))
 
 
-class TrainedModel(ModelInUse):
-    """The model of a job, which lends its weights to the model that answers.
+def has_room(base: BaseModel, budget: int | None, used: int, characters: int, new_tokens: int) -> bool:
+    """Whether the keys and values of an answer fit into a memory budget, beside the `used` bytes.
+
+    A copy of the modules takes none to speak of: 0.8 MB for SmolLM2-135M.
 
     Args:
-        served: the model that answers.
+        characters: the prompt's, of which two make a token at most.
+    """
+    tokens = characters // 2 + new_tokens
+    tokens = min(tokens, getattr(base.model.config, "max_position_embeddings", None) or tokens)
+    return budget is None or used + tokens * bytes_per_token(base.model) <= budget
+
+
+class TrainedModel(ModelInUse):
+    """The model of a job, which lends its weights to the model that answers.
 
     Attributes:
         can_lend: whether the job leaves the weights as they are.

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sebp_edge.adapters.jobs import JobRecord, settings_of
-from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.machine.politeness import Politeness
@@ -97,7 +96,9 @@ def list_adapters(store: AdapterStore, params: NoParams) -> dict:
 def history(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the records of all versions of an adapter."""
     adapter = store.adapter(params.name)
-    return {"name": adapter.name, "versions": [_shown(adapter.open(version)) for version in adapter.versions()]}
+    found = map(adapter.open, adapter.versions())
+    versions = [{"version": each.version, "active": each.active, **asdict(each.record)} for each in found]
+    return {"name": adapter.name, "versions": versions}
 
 
 def activate(store: AdapterStore, params: VersionParams) -> dict:
@@ -138,10 +139,6 @@ def models(store: AdapterStore, params: FoldersParams) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
     known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
     return {"known": known, "local": find_local_models(params.folders)}
-
-
-def _shown(saved: SavedAdapter) -> dict:
-    return {"version": saved.version, "active": saved.active, **asdict(saved.record)}
 
 
 CALLS = {

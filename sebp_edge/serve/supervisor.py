@@ -34,6 +34,8 @@ from sebp_edge.serve.messages import (
     Refusal,
     StartJobParams,
     TextsParams,
+    cancelled,
+    cannot_start,
     error_of,
     parse,
     read,
@@ -45,8 +47,6 @@ from sebp_edge.serve.worker_process import WorkerProcess
 
 # The worker has so many seconds to save a job's state when the app is gone, to stop a job, and to pause it.
 END_SECONDS, CANCEL_SECONDS, PAUSE_SECONDS = 1.0, 10.0, 30.0
-# The same to stop a job that it has not begun.
-START_SECONDS = 0.5
 # Requests that a worker has at once, and events that are read from the journal at once.
 MAX_REQUESTS, _EVENTS_AT_ONCE = 200, 100
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -58,6 +58,7 @@ class Supervisor:
 
     Args:
         descriptors: the protocol's, to read and to write.
+        starter: see `parents.starter`.
 
     Attributes:
         folders: those that the app may use.
@@ -65,15 +66,15 @@ class Supervisor:
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
     """
 
-    def __init__(self, descriptors: tuple[int, int]):
+    def __init__(self, descriptors: tuple[int, int], starter: int | None):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._parent = Parent()
+        self._parent = Parent(starter)
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
         self._children = children()
         self._planning = Planning(self._children, lambda *answer: self._inbox.put(partial(self._answer_plan, *answer)))
-        self._planned: dict[str | int, tuple[str, dict]] = {}  # method and params of each request that it has
+        self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
         self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
@@ -126,13 +127,17 @@ class Supervisor:
                 raise Refusal("invalid_params", f"{folder[:200]!r} in folders is not an absolute path.")
         from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
 
-        store = shelf.open_store(params)
-        self._journal = Journal(store.folder)
+        store = self._store = shelf.open_store(params)
+        journal = Journal(store.folder)
+        try:
+            jobs = Jobs(journal, self._is_resumable)
+        except StorageError:
+            journal.close()
+            raise
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
-        self._parent, self._settings, self._store = parent, params, store
+        self._parent, self._settings, self._journal, self.jobs = parent, params, journal, jobs
         self._keep = partial(shelf.keep_job, store, params.memory_budget)
-        self.jobs = Jobs(self._journal, self._is_resumable)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
         self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
@@ -173,28 +178,29 @@ class Supervisor:
     def pause(self, id: str) -> None:
         """Pauses the running job."""
         self.jobs.change(id, "pausing")
-        self._worker.send({"do": "pause", "id": id})
+        self._worker.send({"do": "pause job"})
         self._kill_at = time.monotonic() + PAUSE_SECONDS
 
     def cancel(self, job: Job) -> None:
-        """Cancels a job in any state. A worker that still starts cannot stop it, and is killed."""
+        """Cancels a job in any state."""
         if job.state in ACTIVE:
             if job.state != "cancelling":
                 self.jobs.change(job.id, "cancelling")
-                self._worker.send({"do": "stop", "id": job.id})
-                is_importing = job.state == "starting" and not self._worker.requests
-                self._kill_at = time.monotonic() + (START_SECONDS if is_importing else CANCEL_SECONDS)
+                self._worker.send({"do": "stop job"})
+                self._kill_at = time.monotonic() + CANCEL_SECONDS
             return
         self._remove_stored(job)
         self.jobs.drop(job.id)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
-    def cancel_request(self, id: str | int) -> None:
+    def cancel_request(self, id: str | int) -> dict:
         """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
         if id in self._planned:
+            self._planned[id] = None
             self._planning.stop(id)
         elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
+        return {}
 
     def end(self) -> dict:
         """Ends this process within `END_SECONDS`."""
@@ -202,7 +208,7 @@ class Supervisor:
             self._end_at = time.monotonic() + END_SECONDS
             if self._running is not None:
                 export = self.jobs.get(self._running).kind == "export"
-                self._worker.send({"do": "stop" if export else "pause", "id": self._running})
+                self._worker.send({"do": "stop job" if export else "pause job"})
         return {}
 
     # ----------------------------------------------------------------------------------------------------- the app
@@ -298,13 +304,15 @@ class Supervisor:
 
     def _answer_plan(self, id: str | int, answer: dict) -> None:
         """Passes an answer on; what is not known without torch is asked of the worker."""
-        method, params = self._planned.pop(id)
+        asked = self._planned.pop(id)
         if answer == {"asks": "worker"}:
             try:
-                self._ask_worker(id, method, params)
+                if asked is None:
+                    raise cancelled()
+                self._ask_worker(id, *asked)
                 return
-            except Refusal as refusal:
-                answer = {"error": refusal.to_dict()}
+            except Exception as error:
+                answer = {"error": error_of(error)}
         self._answer(id, answer)
 
     # -------------------------------------------------------------------------------------------------- the worker
@@ -314,9 +322,12 @@ class Supervisor:
             environment = dict(os.environ)
             if self._settings.offline:
                 environment["HF_HUB_OFFLINE"] = "1"
-            self._worker = WorkerProcess(
-                self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
-            )
+            try:
+                self._worker = WorkerProcess(
+                    self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
+                )
+            except OSError as error:
+                raise cannot_start("worker", error) from error
             settings = self._worker_settings() | {"low_priority": self._settings.low_priority}
             self._worker.send({"do": "settings"} | settings)
         return self._worker
@@ -345,7 +356,11 @@ class Supervisor:
             return
         self._running = self.jobs.queue.popleft()
         self.jobs.change(self._running, "starting")
-        self._need_worker().send({"do": "job", **self.jobs.task(self._running)})
+        task = self.jobs.task(self._running)
+        try:
+            self._need_worker().send({"do": "job", **task})
+        except Refusal as why:
+            self._interrupt_job(why)
 
     def _hear(self, worker: WorkerProcess, line: bytes | None) -> None:
         """Handles what a worker tells."""
@@ -365,6 +380,11 @@ class Supervisor:
                     self.jobs.change(self._running, "running")
             case "chunk" if self._outbox.has_room:  # the answer has the whole text
                 self._send({"method": "text", "params": {"request": message["id"], "text": message["text"]}})
+            case "dropped" if message["do"] == "job":
+                self._job_ended("interrupted", {"error": CANCELLED})
+            case "dropped":
+                worker.requests.discard(message["id"])
+                self._answer(message["id"], {"error": cancelled().to_dict()})
             case "broken":
                 self._drop_worker("worker_broken", f"The worker cannot start: {message['why']}.", retry=False)
             case "answer":
@@ -381,6 +401,8 @@ class Supervisor:
         facts["resumable"] = state != "done" and self._is_resumable(was)
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
+            if was.state == "cancelling":
+                state, facts["error"] = "interrupted", CANCELLED
         job = self.jobs.change(id, state, **facts)
         if job.kind == "forget" and state == "done":
             self.jobs.forget_adapter(job.name, but=id)
@@ -395,12 +417,12 @@ class Supervisor:
         for id in worker.requests:
             self._answer(id, {"error": why.to_dict()})
         if self._running is not None:
-            id, self._running, self._kill_at = self._running, None, None
-            was, error = self.jobs.get(id), {**why.to_dict()["data"], "message": str(why)}
-            if was.state == "cancelling":
-                self._remove_stored(was, only_queued=True)
-                error = CANCELLED
-            self.jobs.change(id, "interrupted", error=error, resumable=self._is_resumable(was))
+            self._interrupt_job(why)
+
+    def _interrupt_job(self, why: Refusal) -> None:
+        is_cancelled = self.jobs.get(self._running).state == "cancelling"
+        error = CANCELLED if is_cancelled else {**why.to_dict()["data"], "message": str(why)}
+        self._job_ended("interrupted", {"error": error})
 
     def _stored(self, job: Job):
         """Returns what the store has saved of a job; None if it has nothing."""

@@ -2,50 +2,92 @@
 
 import json
 import os
-import queue
 import threading
+from collections import deque
+from collections.abc import Callable
 
 from sebp_edge.serve.streams import Lines
 
 
 class Tasks:
-    """Tasks, received in a thread, so that stops take effect while another task runs.
+    """Tasks, received in a thread, so that stops take effect while another task runs, and while torch is imported.
+
+    Args:
+        dropped: called in that thread with a task that was stopped before it began.
 
     Attributes:
-        stops: for each task that waits or runs, the event that stops it.
-        pausing: set once the running job is to be paused.
+        stops: for each request that waits or is answered, the event that stops it.
+        job_stop, job_pause: the events that stop and pause the job that came last.
+        answering: the request that is answered within a job; one that stops or is paused does not wait for the answer.
     """
 
-    def __init__(self, descriptor: int):
-        self._waiting: queue.SimpleQueue[dict] = queue.SimpleQueue()
+    def __init__(self, descriptor: int, dropped: Callable[[dict], None]):
+        self._waiting: deque[dict] = deque()
+        self._changed = threading.Condition()
+        self._dropped = dropped
         self.stops: dict[str | int, threading.Event] = {}
-        self.pausing = threading.Event()
+        self.job_stop, self.job_pause = threading.Event(), threading.Event()
+        self.answering: str | int | None = None
         self._lines = Lines(descriptor, self._receive)
         self._lines.start()
 
     def next(self) -> dict:
         """Waits for a task."""
-        return self._waiting.get()
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            return self._waiting.popleft()
 
-    def waiting(self) -> dict | None:
-        """Returns a task that waits, or None."""
-        try:
-            return self._waiting.get_nowait()
-        except queue.Empty:
-            return None
+    def next_within_job(self) -> dict | None:
+        """Returns a request that waits, to be answered within the job; None if there is none, or the job is to end."""
+        with self._changed:
+            if not self._waiting or self.ends_job:
+                return None
+            task = self._waiting.popleft()
+            self.answering = task["id"]
+            return task
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether the job is to end or to be paused."""
+        return self.job_stop.is_set() or self.job_pause.is_set()
 
     def _receive(self, line: bytes | None) -> None:
         if line is None:  # the supervisor has gone
             os._exit(0)
         message = json.loads(line)
-        match message["do"]:
-            case "stop":
-                if message["id"] in self.stops:
-                    self.stops[message["id"]].set()
-            case "pause":
-                self.pausing.set()
-            case _:
-                if "id" in message:
-                    self.stops[message["id"]] = threading.Event()
-                self._waiting.put(message)
+        with self._changed:
+            match message["do"]:
+                case "stop":
+                    self._stop({"do": "answer", "id": message["id"]}, self.stops.get(message["id"]))
+                case "stop job":
+                    self._stop({"do": "job"}, self.job_stop)
+                    self._stop_answering()
+                case "pause job":
+                    self.job_pause.set()
+                    self._stop_answering()
+                case "job":
+                    self.job_stop, self.job_pause = threading.Event(), threading.Event()
+                    self._add(message)
+                case _:
+                    if "id" in message:
+                        self.stops[message["id"]] = threading.Event()
+                    self._add(message)
         self._lines.handled()
+
+    def _add(self, task: dict) -> None:
+        self._waiting.append(task)
+        self._changed.notify()
+
+    def _stop_answering(self) -> None:
+        if self.answering in self.stops:
+            self.stops[self.answering].set()
+
+    def _stop(self, which: dict, event: threading.Event | None) -> None:
+        """Drops a task that has not begun; else sets its event."""
+        task = next((task for task in self._waiting if which.items() <= task.items()), None)
+        if task is not None:
+            self._waiting.remove(task)
+            self.stops.pop(task["id"], None)
+            self._dropped(task)
+        elif event is not None:
+            event.set()

@@ -1,5 +1,6 @@
 """What the worker does: jobs, and answers, also between the steps of a job."""
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,12 +28,13 @@ from sebp_edge.serve.messages import (
     Refusal,
     ResumeJobParams,
     TextsParams,
+    cancelled,
     error_of,
     parse,
     texts_of,
 )
 from sebp_edge.serve.methods import METHODS
-from sebp_edge.serve.served_model import TrainedModel
+from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
 
@@ -61,7 +63,6 @@ class Worker:
                 self._answer(task)
             case "job":
                 self._run_job(task)
-        self._tasks.stops.pop(task.get("id"), None)
 
     def _tell(self, tells: str, **values) -> None:
         self._outbox.wait_for_room()
@@ -73,7 +74,7 @@ class Worker:
         state, facts = "done", {}
         try:
             self._tell("running")
-            facts["result"] = finite(self._call_of(task)(stop_when=self._tasks.stops[task["id"]]).to_dict())
+            facts["result"] = finite(self._call_of(task)(stop_when=self._tasks.job_stop).to_dict())
         except Paused:
             state = "paused"
         except Interrupted as error:
@@ -85,7 +86,6 @@ class Worker:
         except Exception as error:
             state, facts["error"] = "failed", _shown(error)
         self._job = None
-        self._tasks.pausing.clear()
         self._tell("ended", state=state, facts=facts)
         if state == "done":
             self._remember_model(self._served)
@@ -120,11 +120,13 @@ class Worker:
         self._meanwhile()
 
     def _meanwhile(self) -> None:
-        """Pauses the job if that is asked for; answers what waits."""
-        if self._tasks.pausing.is_set():
+        """Answers what waits; pauses the job if that is asked for."""
+        while not self._job.in_use.is_loading and (task := self._tasks.next_within_job()) is not None:
+            self._answer(task)
+            if self._job.memory_budget is not None:  # of which the training needs all
+                self._served.in_use.detach_adapter()
+        if self._tasks.job_pause.is_set():
             self._job.pause()
-        while not self._job.in_use.is_loading and (task := self._tasks.waiting()) is not None:
-            self._do(task)
 
     # --------------------------------------------------------------------------------------------------------- answers
 
@@ -134,13 +136,16 @@ class Worker:
             params = parse(METHODS[method].params, task["params"], method)
             answer = {"result": finite(getattr(self, f"_{method}")(params, id))}
         except Interrupted as error:
-            why = Refusal("cancelled", "The request was cancelled.")
+            is_cut = self._tasks.answering == id and self._tasks.ends_job
+            why = _busy("The running job ends.") if is_cut else cancelled()
             answer = {"error": why.to_dict()}
             answer["error"]["data"]["text"] = error.text
         except Exception as error:
             if self._job is not None and (isinstance(error, MachineError) or devices.ran_out_of_memory(error)):
                 error = _busy("The running job leaves too little memory.")
             answer = {"error": error_of(error)}
+        self._tasks.stops.pop(id)
+        self._tasks.answering = None
         self._tell("answer", id=id, **answer)
 
     def _generate(self, params: GenerateParams, id: str | int) -> dict:
@@ -177,7 +182,7 @@ class Worker:
 
     def _plan(self, params: PlanParams, id: str | int) -> dict:
         one = self._personalizer(params)
-        found = one.plan(texts_of(params), gpu=params.gpu)
+        found = one.plan(texts_of(params), gpu=params.gpu, stop_when=self._tasks.stops[id])
         self._remember(one)
         return found.to_dict()
 
@@ -224,6 +229,10 @@ class Worker:
             if not self._job.in_use.can_lend:
                 raise _busy("The running job needs the model for itself.")
             self._job.in_use.load(silent)
+        if self._job is not None and (budget := self._job.memory_budget) is not None:
+            used, characters = memory_of(served.device).used, len(json.dumps(asdict(params)))
+            if not has_room(served.in_use.base, budget.size, used, characters, params.max_new_tokens):
+                raise _busy("The running job leaves too little memory.")
         return served
 
     def _adapter(self, name: str | None, version: int | None) -> dict:

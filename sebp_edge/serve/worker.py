@@ -13,8 +13,8 @@ def main() -> None:
     """Works for the supervisor until that ends it."""
     end_with_parent(int(sys.argv[-1]))
     descriptors = take_streams()
-    tasks = Tasks(descriptors[0])
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
+    tasks = Tasks(descriptors[0], lambda task: outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]}))
     try:
         import_transformers_quickly()
         from sebp_edge.serve.work import Worker

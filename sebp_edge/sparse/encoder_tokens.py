@@ -23,7 +23,6 @@ class EncoderTokens:
 
     Attributes:
         reads_first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
-        num_labels: the number of labels.
     """
 
     def __init__(self, encoder: nn.Module):

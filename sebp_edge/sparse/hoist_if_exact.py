@@ -1,6 +1,7 @@
 """Hoists a decoder if it computes the same on active rows as on padded batches; otherwise returns the reason."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
+from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
@@ -48,7 +50,7 @@ class _HoistedIfExact(Hoisted):
             raise SparsityError(reason)
         input_ids, plan = (part.to(self._decoder.device) for part in self._batch)
         with evaluating(self.model, with_hooks=True):
-            with Sparsified(self.model) as padded:
+            with Sparsified(self.model) as padded, Stops(self.model, self._check) if self._check else nullcontext():
                 expected = padded.row_losses(input_ids, plan)
             super()._attach()
             with self._attaching():

@@ -307,7 +307,6 @@ class _Findings:
         first_modules: modules whose outputs are the first hidden states.
         after_attention: modules that work row by row and feed only the head.
         loss: the loss without logits; None if the model keeps its own.
-        parameters: those of the model.
         verification: which kinds of calls were verified.
         causality: the result of the trial; None before it.
         state: the state that all of this depends on; None during the first call.

@@ -35,16 +35,16 @@ class Collator:
     """Pads examples into batches.
 
     Attributes:
-        context_length: the number of tokens of each padded example, T.
+        context_length: the number of tokens of each padded example, T; None for those of the longest in a batch.
         pad_token_id: the token id of padding. Any id works, since the mask and the labels mark the padding.
     """
 
-    context_length: int
+    context_length: int | None
     pad_token_id: int
 
     def __call__(self, examples: list[Example]) -> Batch:
-        """Right-pads `examples` to the context length and plans the active rows."""
-        size = (len(examples), self.context_length)
+        """Right-pads `examples` and plans the active rows."""
+        size = (len(examples), self.context_length or max(example.num_tokens for example in examples))
         input_ids = torch.full(size, self.pad_token_id)
         attention_mask = torch.zeros(size, dtype=torch.int64)
         labels = torch.full(size, IGNORE)

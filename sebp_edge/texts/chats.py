@@ -42,7 +42,6 @@ class Chat:
     Attributes:
         service: the program that it is from.
         id: tells it from other chats of the same file, and is the same in each export; "" if the file is one chat.
-        messages: in their order.
         names: people's names by their ids; an id that is missing is a name.
         owner: the id of the export's owner, if the export says so.
         left_out: how much was not read, by its kind.

@@ -34,10 +34,8 @@ def find_concerns(
     Large texts are sampled.
 
     Args:
-        texts: the texts of the documents.
         cluster_of: the cluster of near-duplicates that each document is in.
         num_exact_duplicates: how many documents were left out since they equal others.
-        tokenizer: a fast transformers tokenizer.
     """
     places = [(text, begin) for text in texts for begin in range(0, len(text), PIECE)]
     step = _step(sum(map(len, texts)), SAMPLE)

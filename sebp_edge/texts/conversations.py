@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from sebp_edge.errors import ModelError
-from sebp_edge.texts.documents import Message, Unreadable, turns_with_loss
+from sebp_edge.texts.documents import Content, Conversation, Message, Unreadable, turns_with_loss
 from sebp_edge.texts.template_child import Cut, Renderer, Rendering, TemplateRefuses
 from sebp_edge.texts.tokens import Span
 
@@ -70,9 +70,9 @@ def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = (
         raise Unreadable(f"the model's chat template {error} a conversation of {roles}") from error
 
 
-def is_of_people(messages: Messages) -> bool:
-    """Returns whether these are people's messages, which can be rendered without a chat template."""
-    return any("author" in message for message in messages)
+def is_of_people(content: Content) -> bool:
+    """Returns whether this is a conversation of people, which can be rendered without a chat template."""
+    return isinstance(content, Conversation) and any("author" in message for message in content.messages)
 
 
 def render_plain(messages: Messages) -> tuple[str, list[Span]]:
@@ -101,9 +101,6 @@ def plain_message(text: str) -> str:
 
 def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     """Renders a conversation with the generation prompt, which starts the assistant's answer.
-
-    Args:
-        variables: of the template.
 
     Raises:
         ModelError: there is no chat template.

@@ -42,9 +42,7 @@ class QuizQuestion:
     """A question of a quiz, as tokens.
 
     Attributes:
-        question: its text.
         answers: each of which is right.
-        alone: the question alone.
         found, right: the question below the passage that the search finds, and below the one with the answer; None for
             a question that is not about notes.
     """
@@ -94,11 +92,9 @@ class Dataset:
 
     Attributes:
         num_documents: the number of documents that the examples come from.
-        left_out: what was not used, and why.
         draw: the split of each document, and what it is recognised by.
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
-        names: the names of documents that have one.
         general: examples that keep what the model could do before, with the base model as the teacher.
         probe: other general text, which tells how much was forgotten.
         quiz: what decides, in place of the test loss; None if nothing is asked.
@@ -173,8 +169,8 @@ def make_dataset(
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     texts = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(texts, drawing.earlier.salt, progress)
-    draw = draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps)
-    lines = common_lines(texts, draw.cluster_of)
+    draw = progress.run(lambda: draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps))
+    lines = progress.run(lambda: common_lines(texts, draw.cluster_of))
     examples, left_out = encode(
         reading.documents,
         tokenizer,
@@ -185,8 +181,9 @@ def make_dataset(
     )
     used = sorted({example.document for example in examples})
     if len(used) < len(texts):
-        fingerprints = {number: fingerprints[number] for number in fingerprints if number in set(used)}
-        draw = draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps)
+        are_used = set(used)
+        fingerprints = {number: fingerprints[number] for number in fingerprints if number in are_used}
+        draw = progress.run(lambda: draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps))
     chats = {example.document for example in examples if example.is_chat}
     return Dataset(
         examples,
@@ -194,7 +191,9 @@ def make_dataset(
         len(used),
         reading.left_out + left_out,
         draw,
-        find_concerns([texts[number] for number in used], draw.cluster_of, reading.num_equal, tokenizer),
+        progress.run(
+            lambda: find_concerns([texts[number] for number in used], draw.cluster_of, reading.num_equal, tokenizer)
+        ),
         is_chat=2 * len(chats) > len(used),
         names={number: name for number in used if (name := reading.documents[number].name) is not None},
     )

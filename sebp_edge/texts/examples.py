@@ -131,13 +131,10 @@ def encode(
     """Encodes documents as examples of at most `context_length` tokens.
 
     Args:
-        documents: the documents; `Example.document` is an index into this list.
-        tokenizer: a fast transformers tokenizer.
         context_length: the maximum number of tokens in one example, 8 or more.
         chat_template: whether to render prompt/completion records with the tokenizer's chat template.
         common_lines: the lines that are boilerplate, from `boilerplate.common_lines`. A completion or an assistant's
             message of such lines only is no boilerplate.
-        progress: of the preparation.
 
     Returns:
         The examples in order, and the documents that gave none, each with the reason.
@@ -190,7 +187,7 @@ class _Encoder:
         """
         content = document.as_chat(chat_template=self._chat_template)
         is_chat = isinstance(content, Conversation)
-        by_template = is_chat and (bool(self._tokenizer.chat_template) or not is_of_people(content.messages))
+        by_template = is_chat and (bool(self._tokenizer.chat_template) or not is_of_people(content))
         for text, loss_spans, common in self._rendered(content, by_template):
             if by_template:
                 parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=False)

@@ -149,7 +149,7 @@ class _Walk:
             # Following the link could loop, or leave the given folder.
             return "link to a folder; give the folder itself"
         vault = self._vaults[path.parent]
-        reason = self._reason_of_patterns(path, is_folder=True) or (vault and vault.reason_against(path))
+        reason = self._reason_of_patterns(path, is_folder=True) or (vault and vault.not_notes.get(path.absolute()))
         return reason or reason_against_folder(path)
 
     def _reason_against_file(self, path: Path) -> str | None:

@@ -1,15 +1,16 @@
 """The bundled text of general language, on which the cost of an adaptation is measured. Nothing is trained on it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from sebp_edge.sparse.rows.labels import IGNORE
-from sebp_edge.texts.documents import Document
+from sebp_edge.texts.documents import Content, Document
 from sebp_edge.texts.examples import Example, encode
 
 PROBE = Path(__file__).parent / "probe"
 CONTEXT_LENGTH = 512
-# An adapter that raises the loss on it by more is warned of, or scaled down.
+# An adapter of `ask` that raises the loss on it by more is scaled down.
 MAX_RISE = 0.02
 
 
@@ -18,17 +19,16 @@ def read_probe() -> list[Document]:
     return [Document(path.name, path.read_text(encoding="utf-8").strip()) for path in sorted(PROBE.glob("*.txt"))]
 
 
-def encode_probe(tokenizer, limit: int | None) -> list[Example]:
+def encode_probe(tokenizer, limit: int | None, others: Iterable[Content] = ()) -> list[Example]:
     """Returns the probe's examples, in which the end of a text has no loss: which token ends it is no general text.
 
     Args:
         limit: the most tokens of an example, if fewer than usual.
+        others: what to encode after the probe's texts.
     """
-    examples, _ = encode(read_probe(), tokenizer, min(CONTEXT_LENGTH, limit or CONTEXT_LENGTH))
-    return [_without_end(example, tokenizer.eos_token_id) for example in examples]
-
-
-def _without_end(example: Example, eos: int | None) -> Example:
-    if example.input_ids[-1] != eos:
-        return example
-    return replace(example, labels=[*example.labels[:-1], IGNORE])
+    documents = [*read_probe(), *(Document("", content) for content in others)]
+    examples, _ = encode(documents, tokenizer, min(CONTEXT_LENGTH, limit or CONTEXT_LENGTH))
+    return [
+        replace(each, labels=[*each.labels[:-1], IGNORE]) if each.input_ids[-1] == tokenizer.eos_token_id else each
+        for each in examples
+    ]

@@ -77,7 +77,6 @@ def plan_lessons(
 
     Args:
         draw: the splits of the current documents.
-        history: the version's documents.
         learnt: the numbers of the documents whose content the version has learnt, in whichever split.
         seed: draws the replayed documents.
         trained_on_all: whether the version's final state was trained on all its documents.

@@ -155,12 +155,10 @@ class Clusters:
 
     Attributes:
         cluster_of: the cluster of each document, numbered in the order of the documents.
-        bridging: the documents that bridge clusters.
-        bridged: the clusters that they bridge, and their own.
+        bridged: the clusters that documents bridge, and their own.
     """
 
     cluster_of: list[int]
-    bridging: set[int]
     bridged: set[int]
 
 
@@ -196,7 +194,7 @@ def find_clusters(num_documents: int, relations: Relations) -> Clusters:
     cluster_of = [numbers.setdefault(find(document), len(numbers)) for document in range(num_documents)]
     bridging = {holder for holder, held in holding if cluster_of[holder] != cluster_of[held]}
     bridged = {cluster_of[document] for pair in holding if pair[0] in bridging for document in pair}
-    return Clusters(cluster_of, bridging, bridged)
+    return Clusters(cluster_of, bridged)
 
 
 def _candidates(documents: list[Shingles], parts: np.ndarray, is_sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

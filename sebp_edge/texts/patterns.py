@@ -33,9 +33,6 @@ class IgnoreFile(NamedTuple):
     """The patterns of an ignore file, which hold for the folder that it is in and those below.
 
     Attributes:
-        folder: the folder that it is in.
-        name: its name.
-        patterns: its valid patterns.
         invalid_lines: the numbers of the lines that are no valid patterns.
     """
 

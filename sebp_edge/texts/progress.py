@@ -1,7 +1,7 @@
 """Reports how far the preparation of texts is, and lets it be stopped."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from threading import Thread
@@ -13,7 +13,7 @@ from sebp_edge.events import PreparationProgress, Sink, silent
 # Between two events, unless a stage begins or ends.
 SECONDS = 0.2
 
-Item = TypeVar("Item")
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 class Progress:
@@ -64,6 +64,10 @@ class Progress:
             if not (some := made.result()):
                 return
             yield from some
+
+    def run(self, compute: Callable[[], Result]) -> Result:
+        """Returns what a function returns that tells nothing itself; it runs in another thread, as in `watch`."""
+        return next(self.watch(compute() for _ in range(1)))
 
     def end(self) -> None:
         """Ends the stage."""

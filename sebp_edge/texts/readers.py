@@ -77,7 +77,6 @@ def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me
             a string, names the document), or an iterable of these. Strings are texts, never paths. What was read
             already is returned as it is.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
-        progress: of the preparation.
         me: the names of the owner in chats and mails, of which each service may have another one.
 
     Raises:
@@ -317,7 +316,6 @@ class _TextSource(NamedTuple):
     """A file, a string or a record.
 
     Attributes:
-        name: its name in the report.
         size: the size of its text, in bytes.
         load: reads its contents, and what of it was not read; raises Unreadable if it cannot be used.
         is_named: whether its owner knows it by this name.
@@ -349,7 +347,7 @@ def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
         )
     for number, item in enumerate(texts, start=1):
         if isinstance(item, str):
-            yield _source_of(f"text {number}", item)
+            yield _TextSource(f"text {number}", num_bytes(item), partial(iter, [item]))
         elif isinstance(item, dict):
             yield _record_source(number, item)
         elif isinstance(item, Folder | Path):
@@ -364,10 +362,6 @@ def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
 
 def _kind(value) -> str:
     return type(value).__name__
-
-
-def _source_of(name: str, content: Content) -> _TextSource:
-    return _TextSource(name, num_bytes(content), lambda: [content])
 
 
 def _record_source(number: int, record: dict) -> _TextSource:

@@ -47,8 +47,6 @@ class Draw:
         split_of: the split that each document is in; empty unless there is one split.
         fold_of: the fold that each document is tested in; empty unless there are folds. Documents without a fold are
             trained on in all folds.
-        num_bridging: the number of new documents that connect clusters or sides.
-        num_retired: the number of unchanged documents that an earlier version held out, and that no later one will.
         history: what the version has to remember.
     """
 
@@ -56,8 +54,6 @@ class Draw:
     cluster_of: dict[int, int]
     split_of: dict[int, str]
     fold_of: dict[int, int]
-    num_bridging: int
-    num_retired: int
     history: SplitHistory
 
     @property
@@ -123,19 +119,12 @@ def draw_splits(
     elif len(fold_before) >= MIN_CLUSTERS:
         fold = _draw_folds(fold_before)
 
-    judged = split_before if split else fold_before
-    documents, num_bridging, num_retired = [], 0, 0
-    for document, (fingerprint, own) in enumerate(zip(fingerprints, clusters.cluster_of, strict=True)):
+    documents = []
+    for fingerprint, own in zip(fingerprints, clusters.cluster_of, strict=True):
         # A cluster that connects two sides is in neither, and is trained on.
         new_split, new_fold = (split or split_before).get(own, TRAIN), (fold or fold_before).get(own)
         role = new_split if split else FOLD_ROLES[fold[own]] if own in fold else TRAIN
         documents.append(Remembered(fingerprint.key, fingerprint.shingles.sketch(), new_split, new_fold, role))
-        if (unchanged := matches.unchanged[document]) is None:
-            num_bridging += own not in judged and (own not in clusters.bridged or document in clusters.bridging)
-        elif role == TRAIN:
-            old = remembered[unchanged]
-            is_retired = old.split in (VALIDATION, TEST) and new_split == TRAIN
-            num_retired += is_retired or (old.fold is not None and new_fold is None)
     absent = (remembered[index] for index in sorted(matches.absent))
     documents += [dataclasses.replace(document, role=None, absent=False) for document in absent]
     numbered = list(zip(current, clusters.cluster_of, strict=True))
@@ -144,8 +133,6 @@ def draw_splits(
         cluster_of=dict(numbered),
         split_of={number: split.get(own, TRAIN) for number, own in numbered if split},
         fold_of={number: fold[own] for number, own in numbered if own in fold},
-        num_bridging=num_bridging,
-        num_retired=num_retired,
         history=SplitHistory(tuple(documents), history.salt if history else b""),
     )
 

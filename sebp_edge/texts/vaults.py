@@ -22,10 +22,6 @@ class Vault(NamedTuple):
     app: Literal["Obsidian", "Logseq", "Joplin"]
     not_notes: dict[Path, str]
 
-    def reason_against(self, folder: Path) -> str | None:
-        """Returns why a folder of this vault is left out; None if it may hold notes."""
-        return self.not_notes.get(folder.absolute())
-
 
 def find_vault(folder: Path) -> Vault | None:
     """Returns the vault that the folder is, or None."""

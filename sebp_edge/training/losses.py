@@ -70,7 +70,7 @@ class RowLosses:
         self.limit = RowLimit.on(device.type, options.max_rows)
         if reason is not None:
             max_rows = min(options.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
-            self.limit = RowLimit.on(device.type, max_rows, padded_to=collator.context_length)
+            self.limit = RowLimit.on(device.type, max_rows, padded_to=collator.context_length, pads=True)
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ class RowLosses:
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences
         batch = self._collator(self._look_up(examples))
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
-        return losses, batch.plan.loss_rows // self._collator.context_length
+        return losses, batch.plan.loss_rows // batch.input_ids.shape[1]
 
     def read(self, examples: list[Outline], words: WordReader) -> tuple[Tensor, Tensor]:
         """Returns what `words` reads of a micro-batch's loss rows, [C, 6], and the example of each, int64 [C]."""

@@ -1,13 +1,10 @@
 """Says what a quiz before and after a training shows."""
 
-import math
 from dataclasses import dataclass
 
 from sebp_edge.questions.answers import Answered, is_right
+from sebp_edge.questions.probe_figures import CHANCE, by_chance
 from sebp_edge.texts.dataset import Quiz, QuizQuestion
-
-# A difference counts if chance alone would make it in at most this share of all cases.
-CHANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -124,6 +121,4 @@ def is_more(before: list[bool], after: list[bool]) -> bool:
     """Whether more are right after than before, by the sign test on those that differ (McNemar 1947, exact)."""
     gained = sum(new and not old for old, new in zip(before, after, strict=True))
     lost = sum(old and not new for old, new in zip(before, after, strict=True))
-    differing = gained + lost
-    chance = sum(math.comb(differing, number) for number in range(gained, differing + 1)) / 2**differing
-    return gained > lost and chance <= CHANCE
+    return by_chance(gained, gained + lost) <= CHANCE

@@ -7,6 +7,7 @@ from stored_adapter import FakeAdaptation, visible
 
 from sebp_edge.adapters.history import write_history
 from sebp_edge.errors import AdapterError
+from sebp_edge.questions.probe_figures import ProbeFigures
 from sebp_edge.texts.split_history import SplitHistory
 
 
@@ -127,6 +128,11 @@ def test_the_readme_names_the_base_model_and_the_losses(store, record):
         "3.100 after, in the judged state; then it was trained on all documents, which was not judged by itself" in text
     )
     assert "Loss on general text in nats per token: 4.000 before, 4.125 after.\n" in text
+    assert "could before" not in text
+    probed = dataclasses.replace(record, language=ProbeFigures(40, 39, 38, 2))
+    saved = store.adapter("mine").save(FakeAdaptation(), probed, activate=True)
+    assert "What the model could before: language 38 of 40, 39 before.\n" in (saved.path / "README.md").read_text()
+    assert saved.record.language == probed.language and saved.record.facts is None
     full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
     text = (store.adapter("mine").save(FakeAdaptation(), full, activate=True).path / "README.md").read_text()
     assert "library_name: transformers" in text

@@ -250,16 +250,13 @@ def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, 
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, monkeypatch):
+def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, temporary_folder):
     personalizer = make(store=AdapterStore(small_disk), on_event=after_training(lambda: fill(small_disk)))
-    elsewhere = small_disk.with_name("elsewhere")
-    elsewhere.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     with pytest.raises(
         StorageError, match=r"No space left on device; .* Instead, the adapter is saved in '(.*)'; move"
     ):
         personalizer.adapt(notes_folder)
-    (folder,) = elsewhere.iterdir()
+    (folder,) = temporary_folder.iterdir()
     assert AdapterRecord.read(folder).heldout_loss_after is not None
     make().load_adapter(folder)
 

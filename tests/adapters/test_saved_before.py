@@ -16,6 +16,8 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.record import FORMAT, AdapterRecord
 from sebp_edge.errors import AdapterError
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 SAVED = Path(__file__).parent / "saved_by_0_1_0"
 SAVED_PACKED = Path(__file__).parent / "saved_by_c0488cf"
 RECIPE = Recipe(name="test", description="", r=1, learning_rate=2e-2, epochs=3, batch_tokens=512, context_length=64)

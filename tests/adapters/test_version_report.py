@@ -92,6 +92,8 @@ def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
     for loss in (result.heldout_loss_before, result.heldout_loss_after, result.general_loss_after):
         assert f"{loss:.3f}" in page.text
     assert values["record"]["words"] == dataclasses.asdict(result.words)
+    assert values["record"]["facts"] == dataclasses.asdict(result.facts)
+    assert f"What the model could before: language {result.language}; facts {result.facts}." in page.text
     assert f"{' → '.join(result.words.saved)} at least, base model → version 2" in page.text
     assert f"{result.words.words:,} words of test documents" in page.text
     assert result.explanation in page.text

@@ -19,7 +19,6 @@ from sebp_edge.ops import Moments
 from sebp_edge.research.bench.correctness import Reference
 from sebp_edge.research.bench.variants import trained
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.training import captured_gradients
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
 from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
@@ -71,9 +70,7 @@ def short(monkeypatch, plain_graphs):
     monkeypatch.setattr(process, "REPEATS", 1)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
     monkeypatch.setattr(attention, "SHARED_HEADS", {"enable_gqa": True})
-    for module in (steps, captured_gradients):
-        monkeypatch.setattr(module, "GraphPool", PlainGraphs)
-    monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
+    monkeypatch.setattr(steps, "GraphPool", PlainGraphs)
 
 
 def runnable(table):
@@ -237,13 +234,21 @@ def test_arms_run_in_turn_and_those_that_cannot_have_rows_that_say_why(capsys, w
     # Each row once as it was found and once in the table.
     assert said.count("needs unsloth, which is not installed") == 4
     assert said.count("CUDA graphs need an NVIDIA GPU") == 4
-    found = [line.split() for line in said.splitlines() if line.startswith("sebp-edge hoisted")]
-    assert [(row[2], row[-3]) for row in found] == 2 * [("80", "fp32"), ("106", "fp32")]
+    found = [line for line in said.splitlines() if line.startswith("arm sebp-edge hoisted")]
+    assert [("tokens 80," in row, "tokens 106," in row) for row in found] == 2 * [(True, False), (False, True)]
+    assert all("status ok" in row and "moments fp32" in row for row in found)
 
 
-def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, monkeypatch):
+@pytest.fixture
+def arm_script(tmp_path, monkeypatch):
+    """The script that computes an arm, in place of the real one."""
     script = tmp_path / "process.py"
-    script.write_text(
+    monkeypatch.setattr(runs, "PROCESS", [str(script)])
+    return script
+
+
+def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(arm_script, tmp_path, monkeypatch):
+    arm_script.write_text(
         "import sys, time\n"
         "if sys.argv[1] == 'lacks': sys.exit('no such package')\n"
         "print('imported', flush=True); sys.stdin.readline()\n"
@@ -251,7 +256,6 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, 
         "if sys.argv[1] == 'hangs': time.sleep(60)\n"
         """print('{"texts": 1}')\n"""
     )
-    monkeypatch.setattr(runs, "PROCESS", [str(script)])
     monkeypatch.setattr(runs, "ARM_SECONDS", 2)
     job = make_job(tmp_path)
     names = ("lacks", "fails", "hangs", "works")
@@ -262,10 +266,8 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, 
     assert works[:2] == (True, [{"texts": 1}])
 
 
-def test_without_a_reference_nothing_is_timed(tmp_path, monkeypatch):
-    script = tmp_path / "process.py"
-    script.write_text("import sys; sys.exit('no such model')")
-    monkeypatch.setattr(runs, "PROCESS", [str(script)])
+def test_without_a_reference_nothing_is_timed(arm_script, tmp_path):
+    arm_script.write_text("import sys; sys.exit('no such model')")
     with pytest.raises(RuntimeError, match="could not be computed: ended with code 1: no such model"):
         peers.run(["sebp-edge hoisted"], make_job(tmp_path))
 

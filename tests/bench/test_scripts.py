@@ -9,7 +9,7 @@ HELP = """
 import contextlib, io, pathlib, runpy, sys
 
 before, folder = sys.path[1:], pathlib.Path(sys.argv[1])
-scripts = [path for path in sorted(folder.glob("*/*.py")) if "argparse" in path.read_text(encoding="utf-8")]
+scripts = [path for path in sorted(folder.glob("*/*.py")) if "parse_args" in path.read_text(encoding="utf-8")]
 for script in scripts:
     if '__name__ == "__main__"' not in script.read_text(encoding="utf-8"):
         continue

@@ -13,6 +13,8 @@ from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.texts.word_figures import WordFigures
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 NAME = "日記 2026"
 
 

@@ -59,16 +59,30 @@ def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
 
 
 @pytest.mark.slow
-def test_json_csv_and_plot_have_the_same_times(bench, notes_folder, tmp_path):
-    result = bench(notes_folder, "--json", "--csv", tmp_path / "b.csv", "--plot", tmp_path / "b.svg")
-    _, record = map(json.loads, result.stdout.splitlines())
-    assert (record["event"], record["model"], record["weights"]) == ("bench", "micro-llama", "own")
+def test_json_csv_and_plot_have_the_same_times_and_only_an_earlier_benchmark_is_overwritten(
+    bench, notes_folder, tmp_path
+):
+    """A config alone is enough, and its random weights are announced."""
+    make_llama().config.save_pretrained(tmp_path / "only")
+    targets = {"--csv": tmp_path / "b.csv", "--plot": tmp_path / "b.svg"}
+    options = [part for pair in targets.items() for part in pair]
+    result = bench(notes_folder, "--json", *options, model=tmp_path / "only")
+    assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert (record["event"], record["model"], record["weights"]) == ("bench", "only", "random")
     assert len(record["lengths"]) == 4
     assert record["tokens"] == sum(record["lengths"]) < 4 * record["context_length"]
-    with (tmp_path / "b.csv").open(newline="") as file:
+    with targets["--csv"].open(newline="") as file:
         steps = [row["step_ms"] for row in csv.DictReader(file)]
     assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["variants"]]
-    assert (tmp_path / "b.svg").read_text().startswith("<svg")
+    assert targets["--plot"].read_text().startswith("<svg")
+    before = [target.read_bytes() for target in targets.values()]
+    assert bench(*options, "--batch", 1).exit_code == 0
+    assert all(target.read_bytes() != content for target, content in zip(targets.values(), before, strict=True))
+    for option, target in targets.items():
+        target.write_text("my own")
+        assert f"{target.name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
+        assert target.read_text() == "my own"
 
 
 @pytest.mark.slow
@@ -81,27 +95,13 @@ def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_weights_are_trained_by_a_full_recipe(bench):
-    _, record = map(json.loads, bench("--recipe", "full", "--json").stdout.splitlines())
-    assert record["method"] == "full"
-    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
-
-
-@pytest.mark.slow
-def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
-    make_llama().config.save_pretrained(tmp_path / "only")
-    result = bench(notes_folder, "--json", model=tmp_path / "only")
-    assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
-    record = json.loads(result.stdout.splitlines()[-1])
-    assert (record["weights"], record["model"]) == ("random", "only")
-
-
-@pytest.mark.slow
-def test_padding_is_as_requested(model_folder):
-    given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--json"]
+def test_padding_is_as_requested_and_all_weights_are_trained_by_a_full_recipe(model_folder):
+    given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--recipe", "full", "--json"]
     record = json.loads(CliRunner().invoke(app, given).stdout.splitlines()[-1])
     assert 0.6 <= record["padding_share"] < 0.61
     assert record["context_length"] == 96
+    assert record["method"] == "full"
+    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
 
 
 @pytest.mark.slow
@@ -171,17 +171,3 @@ def test_an_invalid_path_is_a_model_error():
     for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
         with pytest.raises(ModelError):
             resolve_config(name)
-
-
-@pytest.mark.slow
-def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path):
-    targets = {"--csv": tmp_path / "notes.csv", "--plot": tmp_path / "drawing.svg"}
-    options, found = [part for pair in targets.items() for part in pair], []
-    for batch in (1, 2):
-        assert bench(*options, "--batch", batch).exit_code == 0
-        found.append([target.read_bytes() for target in targets.values()])
-    assert all(before != after for before, after in zip(*found, strict=True))
-    for option, target in targets.items():
-        target.write_text("my own")
-        assert f"{target.name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
-        assert target.read_text() == "my own"

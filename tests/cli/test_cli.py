@@ -420,7 +420,6 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store):
         assert "Traceback" not in words
         expected = ["Then it was trained on all 24 documents.", "micro-llama", "llama-3.2-3b-instruct", "notes"]
         assert expected[number] in words
-        # Imports take seconds.
         assert ("starting" in words) == (arguments[0] == "adapt")
     assert store.adapter("narrow").versions() == [1]
 
@@ -448,6 +447,7 @@ def on_terminal(commands, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    # What has the command line imported has found no terminal.
     one = subprocess.Popen(
         [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
         stdin=theirs,

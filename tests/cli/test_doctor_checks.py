@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_gpu import FakeCuda
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore
@@ -66,11 +67,22 @@ def test_a_driver_that_hangs_is_reported(nvidia_smi, monkeypatch):
     assert doctor._driver().state.endswith("nvidia-smi does not answer")
 
 
-def test_a_gpu_without_bf16_is_a_problem(machine, monkeypatch):
-    t4 = SimpleNamespace(name="Tesla T4", total_memory=int(15.8e9), major=7, minor=5)
-    machine.has_gpus(1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+class T4(FakeCuda):
+    def is_available(self):
+        return True
+
+    def device_count(self):
+        return 1
+
+    def get_device_properties(self, device):
+        return SimpleNamespace(name="Tesla T4", total_memory=int(15.8e9), major=7, minor=5)
+
+    def is_bf16_supported(self, including_emulation):
+        return False
+
+
+def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
+    monkeypatch.setattr(torch, "cuda", T4())
     found = doctor._device()
     assert found.state == "Tesla T4, 15.8 GB, compute capability 7.5"
     assert "fp32 and take twice the memory" in found.problem

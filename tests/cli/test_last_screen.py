@@ -8,6 +8,7 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import last_screen
 from sebp_edge.models.catalog import ModelReference, resolve
+from sebp_edge.questions.probe_figures import ProbeFigures
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.expectations import expectation
 from sebp_edge.run.result import AdaptResult
@@ -71,6 +72,8 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
         "adapter_path": Path("/home/somebody/.local/share/sebp-edge/adapters/default/12"),
         "general_loss_before": 3.915,
         "general_loss_after": 3.969,
+        "language": ProbeFigures(40, 39, 38, 2),
+        "facts": ProbeFigures(40, 35, 34, 3),
         "expectation": expectation(reference, 134_515_008, is_chat=False, has_quiz=gate.quiz is not None),
         "copies": (),
         "documents": 1210,
@@ -92,7 +95,8 @@ def shown(result: AdaptResult, monkeypatch, width=80, **options) -> list[str]:
 
 
 COSTS = {
-    "general_loss_after": 4.9,
+    "language": ProbeFigures(40, 39, 22, 18),
+    "facts": ProbeFigures(40, 23, 18, 12),
     "copies": tuple(Copied(f"travel/2026/{'a long name ' * 4}{number}.md", 90 - number, 3) for number in range(40)),
 }
 HOW = {
@@ -113,11 +117,16 @@ HOW = {
 }
 
 
+LONGEST = ("under a wide name", "with all at once")
+
+
 @pytest.mark.parametrize("number", range(len(OUTCOMES)), ids=list(OUTCOMES))
 def test_every_outcome_fits_15_lines_and_begins_with_the_verdict(number, monkeypatch):
-    """Whatever else has happened; each verdict and each event comes with either size of model."""
+    """Whatever else has happened: each verdict with the longest screens, and with two more of the events in turn."""
     gate = list(OUTCOMES)[number]
-    for place, changes in enumerate(HOW.values(), number):
+    others = [changes for name, changes in HOW.items() if name not in LONGEST]
+    in_turn = [others[(2 * number + place) % len(others)] for place in range(2)]
+    for place, changes in enumerate([*in_turn, *map(HOW.get, LONGEST)], number):
         check_screen(gate, dict(changes), list(SIZES.values())[place % 2], monkeypatch)
 
 

@@ -10,6 +10,8 @@ from command import assert_one_sentence, run
 
 from sebp_edge import AdapterStore
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 
 @pytest.fixture
 def model(model_folder, tmp_path):

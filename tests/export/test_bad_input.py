@@ -1,6 +1,7 @@
 """What bad input gets: one sentence, a non-zero exit code, nothing overwritten and nothing left behind."""
 
 import errno
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -16,20 +17,25 @@ from sebp_edge.events import TensorWritten
 from sebp_edge.export.source import Source
 
 
-@pytest.fixture
-def model(tmp_path):
-    model = make_source(tmp_path / "model", "llama")
-    say_theta(model)
-    return model
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a model and an adapter of it, which tests copy."""
+    folder = tmp_path_factory.mktemp("made")
+    say_theta(make_source(folder / "model", "llama"))
+    make_adapter(folder / "adapter", folder / "model")
+    return folder
 
 
 @pytest.fixture
-def stored(model, own_data_folder):
+def model(made, tmp_path):
+    return shutil.copytree(made / "model", tmp_path / "model")
+
+
+@pytest.fixture
+def stored(made, own_data_folder):
     """The adapter "mine" in the store."""
-    version = own_data_folder / "mine" / "1"
-    version.parent.mkdir(parents=True)
-    make_adapter(version, model)
-    (version.parent / "active").write_text("1")
+    shutil.copytree(made / "adapter", own_data_folder / "mine" / "1")
+    (own_data_folder / "mine" / "active").write_text("1")
     return AdapterStore()
 
 

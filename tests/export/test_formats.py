@@ -1,6 +1,7 @@
 """The formats that are no GGUF model, fully fine-tuned models, and what happens without other programs."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -34,10 +35,17 @@ RECIPE = {"name": "notes", "method": "lora"}
 IDS = torch.tensor([[0, 40, 50, 60, 70]])
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a model and an adapter of it, which tests copy."""
+    folder = tmp_path_factory.mktemp("made")
+    make_adapter(folder / "adapter", make_source(folder / "model", "llama"))
+    return folder
+
+
 @pytest.fixture
-def llama(tmp_path):
-    model = make_source(tmp_path / "model", "llama")
-    return model, make_adapter(tmp_path / "adapter", model)
+def llama(made, tmp_path):
+    return tuple(shutil.copytree(made / name, tmp_path / name) for name in ("model", "adapter"))
 
 
 def logits(model):

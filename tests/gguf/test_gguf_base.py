@@ -21,6 +21,8 @@ from sebp_edge.models import fingerprint
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 CPU = torch.device("cpu")
 
 

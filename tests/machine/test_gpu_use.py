@@ -1,6 +1,7 @@
 """What others compute on a GPU, through a stand-in for NVML: a library in C with the interface that is documented."""
 
 import ctypes
+import functools
 import os
 import random
 import shutil
@@ -54,12 +55,18 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def nvml(library, monkeypatch, tmp_path):
+def load(monkeypatch):
+    """A function that sets what loads the driver's library."""
+    return functools.partial(monkeypatch.setattr, gpu_use.ctypes, "CDLL")
+
+
+@pytest.fixture
+def nvml(library, load, monkeypatch, tmp_path):
     """The stand-in, outside of a container."""
     loaded = ctypes.CDLL(str(library))
     loaded.add.argtypes = [ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_uint]
     loaded.clear(), loaded.set_fails(0), loaded.set_gpu(f"GPU-{UUID}".encode())
-    monkeypatch.setattr(gpu_use.ctypes, "CDLL", lambda name: loaded)
+    load(lambda name: loaded)
     namespace = tmp_path / "pid"
     namespace.symlink_to("pid:[4026531836]")
     monkeypatch.setattr(gpu_use, "NAMESPACE", namespace)
@@ -107,19 +114,19 @@ def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, monkeypat
 
 
 @pytest.mark.parametrize("problem", ["another GPU", "not supported", "no library", "an old library", "a container"])
-def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, monkeypatch, tmp_path, problem):
+def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load, tmp_path, problem):
     match problem:
         case "another GPU":
             nvml.set_gpu(b"GPU-0")
         case "not supported":
             nvml.set_fails(3)
         case "no library":
-            monkeypatch.setattr(gpu_use.ctypes, "CDLL", _missing)
+            load(_missing)
         case "an old library":
-            monkeypatch.setattr(gpu_use.ctypes, "CDLL", lambda name: object())
+            load(lambda name: object())
         case "a container":
-            (tmp_path / "inner").symlink_to("pid:[4026532999]")
-            monkeypatch.setattr(gpu_use, "NAMESPACE", tmp_path / "inner")
+            gpu_use.NAMESPACE.unlink()
+            gpu_use.NAMESPACE.symlink_to("pid:[4026532999]")
     with pytest.raises(MachineError, match=r"^[A-Z].*\.$"):
         GpuUse(UUID)
 

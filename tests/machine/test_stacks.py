@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_gpu import Driver, simulate_h100
+from fake_gpu import H100, Driver, simulate
 
 from sebp_edge.machine import stacks
 
@@ -13,11 +13,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def on_an_h100(monkeypatch):
     """A function that simulates an H100 with a given driver."""
 
-    def with_driver(driver):
-        simulate_h100(monkeypatch, driver)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
-
-    return with_driver
+    return lambda driver: simulate(monkeypatch, H100(driver))
 
 
 def test_stacks_are_reserved_for_every_thread_that_can_run_at_once(on_an_h100):

@@ -146,8 +146,10 @@ def test_the_bytes_that_autograd_saves_on_the_cpu_are_predicted(family, tmp_path
     check_kept(make_family(family), FULL, tmp_path)
 
 
-@pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "recipe"),
+    [*((family, LORA) for family in FAMILIES), *((family, FULL) for family in ("llama", "phi3", "starcoder2"))],
+)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_bytes_that_autograd_saves_with_the_operations_of_a_gpu_are_predicted(family, recipe, tmp_path):
     check_kept(make_family(family).bfloat16(), recipe, tmp_path, on_gpu=True)
@@ -344,8 +346,14 @@ def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
-@pytest.mark.parametrize("case", ["one split", "one split, then all", "folds, then all", "all"])
-@pytest.mark.parametrize("recipe", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    ("recipe", "case"),
+    [
+        *((LORA, case) for case in ("one split", "one split, then all", "folds, then all", "all")),
+        *((FULL, case) for case in ("one split", "folds, then all")),
+    ],
+    ids=lambda value: getattr(value, "method", value),
+)
 def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkeypatch):
     taken, alive, phases = [], [], []
 
@@ -439,3 +447,14 @@ def test_the_total_is_the_sum_of_all_parts(tmp_path):
             assert found.total == sum(asdict(found).values())
             assert (found.graphs > 0) == on_gpu
             assert found.optimizer == 8 * (shape.parameters if recipe is FULL else shape.adapter_parameters(4))
+
+
+def test_an_evaluation_on_a_cpu_counts_the_weights_and_moments_that_wait_for_it(tmp_path):
+    """The state before the first step is evaluated after the first epoch."""
+    shape, small, large = shape_of(make_llama(**SIZES).config, tmp_path), Bucket(1, 1, 1, 1), Bucket(900, 1, 900, 900)
+    for recipe, in_8_bits, aside in ((LORA, False, 12), (LORA, True, 6), (FULL, False, 0)):
+        options = MemoryOptions(moments_in_8_bits=in_8_bits)
+        setup = TrainingSetup(shape, recipe, on_gpu=False, has_kernels=False, itemsize=4, options=options)
+        found = predict_footprint(setup, [small], [large], 0)
+        evaluated = Activations(setup).evaluation(large).total
+        assert found.activations + found.loss == evaluated + aside * shape.adapter_parameters(4)

@@ -23,6 +23,8 @@ from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 AMPLE = 10**12
 
 

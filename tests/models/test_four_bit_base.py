@@ -26,6 +26,8 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
+pytestmark = pytest.mark.usefixtures("unassessed")
+
 bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
 
 CPU = torch.device("cpu")

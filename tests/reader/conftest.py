@@ -6,6 +6,10 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
+from sebp_edge.run import replies
+from sebp_edge.training import scale_down
+from sebp_edge.training.evaluation import HeldOutLoss
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
@@ -29,6 +33,35 @@ def learnt(tmp_path_factory, model, general):
         runs = watch_runs(patch)
         personalizer = new_personalizer(model, tmp_path_factory.mktemp("stores"))
         return Learnt(personalizer.adapt(), personalizer.store, personalizer.events, runs[0])
+
+
+@pytest.fixture
+def when_asked(monkeypatch):
+    """A function that sets what is called each time before questions are put to a model, with the model."""
+    answer_all = replies.answer_all
+
+    def watch(call):
+        def answering(model, *arguments):
+            call(model)
+            return answer_all(model, *arguments)
+
+        monkeypatch.setattr(replies, "answer_all", answering)
+
+    return watch
+
+
+@pytest.fixture
+def loses_general_text(monkeypatch):
+    """A function that makes every state lose all general text; it is called with the adaptation before that is read."""
+
+    def lose(call=lambda adaptation: None):
+        def evaluate(learner, general):
+            call(learner.adaptation)
+            return HeldOutLoss(nats={0: 1e9}, tokens={0: 1})
+
+        monkeypatch.setattr(scale_down, "evaluate", evaluate)
+
+    return lose
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import pytest
 import torch
 from reader_notes import NO_EFFECT
 
-from sebp_edge.run import replies as asking
 from sebp_edge.training.quiz import Replies
 
 pytestmark = pytest.mark.slow
@@ -59,14 +58,9 @@ def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active
     assert words in result.summary
 
 
-def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, monkeypatch):
-    weights, answer_all = [], asking.answer_all
-
-    def answering(model, *arguments):
-        weights.append(model.get_input_embeddings().weight.detach().clone())
-        return answer_all(model, *arguments)
-
-    monkeypatch.setattr(asking, "answer_all", answering)
+def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, when_asked):
+    weights = []
+    when_asked(lambda model: weights.append(model.get_input_embeddings().weight.detach().clone()))
     result = make(recipe=NO_EFFECT.replace(merge_for="q4_0")).adapt()
     _, before, after = weights  # the first are the replies that it is the teacher of
     assert torch.equal(before, after)

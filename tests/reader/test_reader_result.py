@@ -13,8 +13,6 @@ from sebp_edge.errors import Interrupted, ModelError, TextsError
 from sebp_edge.models.adaptation import read_state, snapshot
 from sebp_edge.run.preparation import LEARNT_TOGETHER
 from sebp_edge.texts.examples import NO_DOCUMENT
-from sebp_edge.training import scale_down
-from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.run import TrainingRun
 
 
@@ -153,7 +151,7 @@ def test_a_chat_template_that_nothing_can_be_learnt_in_is_refused(make, tmp_path
 
 
 @pytest.mark.slow
-def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
+def test_an_adapter_that_forgets_general_text_is_scaled_down(make, loses_general_text, monkeypatch):
     def watched(self, learner, best, *others):
         names = [name for name, parameter in self.adaptation.model.named_parameters() if parameter.requires_grad]
         before = best.best_state
@@ -162,7 +160,7 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
 
     states, scaled_down = [], TrainingRun._scale_down
     monkeypatch.setattr(TrainingRun, "_scale_down", watched)
-    monkeypatch.setattr(scale_down, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
+    loses_general_text()
     personalizer = make(recipe=NO_EFFECT)
     personalizer.adapt(activate_anyway=True)
     because = "since the loss on general text rose by more than 2.0 %"
@@ -173,15 +171,14 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypatch):
-    def evaluate(learner, general):
-        states.append(snapshot(learner.adaptation))
+def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, loses_general_text):
+    def stop_at_the_second(adaptation):
+        states.append(snapshot(adaptation))
         if len(states) == 2:
             raise KeyboardInterrupt
-        return HeldOutLoss(nats={0: 1e9}, tokens={0: 1})
 
     states = []
-    monkeypatch.setattr(scale_down, "evaluate", evaluate)
+    loses_general_text(stop_at_the_second)
     personalizer = make()
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt()

@@ -7,7 +7,6 @@ from reader_notes import ANSWER, RECIPE
 
 from sebp_edge.errors import Interrupted, Paused
 from sebp_edge.events import ExamplesEvaluated, StepDone, TrainingStarted
-from sebp_edge.run import replies as asking
 
 
 def is_teaching(event, events):
@@ -61,20 +60,19 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     ],
     ids=["active version", "base model", "new version"],
 )
-def test_a_quiz_can_be_stopped(make, monkeypatch, asked, message, versions):
+def test_a_quiz_can_be_stopped(make, when_asked, asked, message, versions):
     """While it is asked: the active version before the training, or the base model or the new version after it.
 
     What is asked first are the questions whose replies the base model teaches.
     """
-    personalizer, stop, answer_all, calls = make(after=True), threading.Event(), asking.answer_all, []
+    personalizer, stop, calls = make(after=True), threading.Event(), []
 
-    def stopping(*arguments):
-        calls.append(arguments)
+    def stopping(model):
+        calls.append(model)
         if len(calls) == asked:
             stop.set()
-        return answer_all(*arguments)
 
-    monkeypatch.setattr(asking, "answer_all", stopping)
+    when_asked(stopping)
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(fresh=True, stop_when=stop)
     assert str(stopped.value).startswith(message)
@@ -97,16 +95,15 @@ def assert_nothing_is_lost(personalizer, versions):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [3, 4], ids=["base model", "new version"])
-def test_a_quiz_can_be_paused_and_is_asked_again(make, monkeypatch, learnt, asked):
-    personalizer, answer_all, calls = make(after=True), asking.answer_all, []
+def test_a_quiz_can_be_paused_and_is_asked_again(make, when_asked, learnt, asked):
+    personalizer, calls = make(after=True), []
 
-    def pausing(*arguments):
-        calls.append(arguments)
+    def pausing(model):
+        calls.append(None)  # a model is freed by the pause
         if len(calls) == asked:
             assert personalizer.pause()
-        return answer_all(*arguments)
 
-    monkeypatch.setattr(asking, "answer_all", pausing)
+    when_asked(pausing)
     with pytest.raises(Paused) as paused:
         personalizer.adapt(fresh=True)
     store = personalizer.store

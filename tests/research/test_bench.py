@@ -12,7 +12,7 @@ from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.research.bench import compare as comparison
 from sebp_edge.research.bench.compare import compare, measure_deviation
 from sebp_edge.research.bench.correctness import Reference, loss_and_gradients
-from sebp_edge.research.bench.host_memory import limited_host_memory
+from sebp_edge.research.bench.run import limited_host_memory
 from sebp_edge.research.bench.timer import STEPS_PER_ROUND, running, time_variant
 from sebp_edge.research.bench.variants import (
     DENSE,

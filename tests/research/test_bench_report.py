@@ -8,11 +8,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from sebp_edge.errors import StorageError
-from sebp_edge.research.bench.advice import recommend
 from sebp_edge.research.bench.compare import Measurement
 from sebp_edge.research.bench.correctness import Deviation
 from sebp_edge.research.bench.plot import draw, write_plot
-from sebp_edge.research.bench.result import BenchResult
+from sebp_edge.research.bench.result import BenchResult, recommend
 from sebp_edge.research.bench.timer import Times, medians
 from sebp_edge.research.bench.variants import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, VARIANTS
 

@@ -91,7 +91,7 @@ def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_su
     generator = torch.Generator().manual_seed(num_rows)
     probability = torch.rand(num_rows, generator=generator).to(dtype)
     probability[::5], probability[3::5] = 0, 1
-    draws = 2000
+    draws = 1000
     counts = torch.zeros(num_rows)
     for _ in range(draws):
         keep, weights = row_rules.draw(probability, generator)
@@ -247,9 +247,8 @@ def sampled_gradients(rule, seed, draws):
 @pytest.mark.parametrize(
     "rule", [TopN(12, unbiased=True), TopN(1, unbiased=True), Threshold(epsilon=4.0, max_lost=1, unbiased=True)]
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_mean_of_unbiased_gradients_is_exact_and_that_of_biased_ones_is_not(rule, seed):
-    draws = 400
+def test_the_mean_of_unbiased_gradients_is_exact_and_that_of_biased_ones_is_not(rule):
+    seed, draws = 0, 400
     samples, exact = sampled_gradients(rule, seed, draws)
     standard_error = samples.std(dim=0) / draws**0.5
     assert standard_error.min() > 0

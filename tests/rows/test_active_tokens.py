@@ -7,6 +7,7 @@ import torch
 from against_dense import LENGTHS, gradients, padded_batch, with_lora
 from builders import make_llama
 from model_families import MODELS, make_model
+from pairwise import pairwise
 from transformers import GPT2Config
 
 from sebp_edge.errors import SparsityError
@@ -75,13 +76,11 @@ def test_filler_is_in_separate_sequences(bucket, prompt):
         assert getattr(filled, name).dtype == torch.int64
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize(
-    ("bucket", "adapt", "prompt"),
-    [
-        *(("on the grid", "full", 5), ("much larger", "full", 5), ("loss everywhere", "full", 5)),
-        *(("much larger", "full", 0), ("loss everywhere", "lora", 5)),
-    ],
+@pairwise(
+    family=MODELS.keys(),
+    adapt=["full", "lora"],
+    prompt=[5, 0],
+    bucket=["on the grid", "much larger", "loss everywhere"],
 )
 def test_filler_changes_neither_losses_nor_gradients(family, adapt, bucket, prompt):
     model = MODELS[family]()

@@ -32,6 +32,22 @@ def whole(model, notes, tmp_path_factory):
 
 
 @pytest.fixture
+def saves_each_step(monkeypatch):
+    """Saves a checkpoint after each step, however long that takes."""
+    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A function after which no checkpoint fits on the disk."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    return lambda: monkeypatch.setattr("sebp_edge.training.checkpoint.write_tensors", full)
+
+
+@pytest.fixture
 def pause(model, notes, tmp_path):
     """A function that pauses a training on 30 notes of its own; returns its store, its job and its folder."""
 

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 import weakref
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -42,13 +41,9 @@ GB = 10**9
 
 
 @pytest.fixture
-def mains(monkeypatch):
-    """The mains power of this machine, which tests can cut; it is looked at all the time."""
-    state = SimpleNamespace(power_plugged=True)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
-    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
-    return state
+def hold(monkeypatch):
+    """A function that sets whether a wait frees the memory of the model at once, or never."""
+    return lambda *, frees: monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)
 
 
 @pytest.fixture
@@ -87,7 +82,6 @@ def of_kind(events, kind):
 
 
 PLACES = {
-    "at its start": lambda event, steps: isinstance(event, JobStarted),
     "when the model is loaded": lambda event, steps: isinstance(event, ModelLoaded),
     "within an evaluation": lambda event, steps: isinstance(event, ExamplesEvaluated),
     "at a step": lambda event, steps: isinstance(event, StepDone) and len(steps) == 3,
@@ -95,11 +89,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "frees"), [*((place, True) for place in PLACES), ("within an evaluation", False), ("at a step", False)]
-)
-def test_waiting_changes_no_bit(polite, mains, notes_folder, store_of_notes, monkeypatch, place, frees):
-    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)
+@pytest.mark.parametrize(("place", "frees"), [*((place, True) for place in PLACES), ("within an evaluation", False)])
+def test_waiting_changes_no_bit(polite, mains, hold, notes_folder, store_of_notes, place, frees):
+    hold(frees=frees)
     cut, models = [], []
 
     def react(made, event):
@@ -150,10 +142,8 @@ def test_without_politeness_nothing_is_looked_at(polite, mains, notes_folder):
 
 
 @pytest.mark.parametrize("frees", [False, True], ids=["holds", "frees"])
-def test_a_training_that_waits_can_be_paused_and_stopped(
-    polite, mains, notes_folder, store_of_notes, monkeypatch, frees
-):
-    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)
+def test_a_training_that_waits_can_be_paused_and_stopped(polite, mains, hold, notes_folder, store_of_notes, frees):
+    hold(frees=frees)
     asks = []
 
     def react(made, event):
@@ -203,16 +193,13 @@ def test_others_that_need_memory_get_the_model_s_at_once(polite, mains, machine,
     assert_same_weights(made.store, store_of_notes)
 
 
-def test_a_full_disk_keeps_the_model_in_memory(polite, mains, notes_folder, monkeypatch, store_of_notes):
+def test_a_full_disk_keeps_the_model_in_memory(polite, mains, hold, notes_folder, full_disk, store_of_notes):
     """What is not saved would be lost with the memory."""
-    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    hold(frees=True)
 
     def react(made, event):
         if isinstance(event, StepDone) and len(of_kind(made.events, StepDone)) == 3:
-            monkeypatch.setattr("sebp_edge.training.checkpoint.write_tensors", full)
+            full_disk()
             mains.power_plugged = False
         if isinstance(event, Waiting):
             mains.power_plugged = True
@@ -223,10 +210,8 @@ def test_a_full_disk_keeps_the_model_in_memory(polite, mains, notes_folder, monk
     assert_same_weights(made.store, store_of_notes)
 
 
-def test_an_adapter_that_is_saved_elsewhere_waits_in_memory(
-    polite, mains, notes_folder, tmp_path, monkeypatch, machine
-):
-    monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0)
+def test_an_adapter_that_is_saved_elsewhere_waits_in_memory(polite, mains, hold, notes_folder, tmp_path, machine):
+    hold(frees=True)
     machine.has_memory(MIN_RESERVE // 2, 64 * GB)  # which it could not free
 
     def react(made, event):
@@ -354,9 +339,15 @@ class Clock:
         self.now, self.slept = self.now + seconds, self.slept + seconds
 
 
-def test_a_gpu_computes_for_its_share_of_the_time(monkeypatch):
-    clock, share = Clock(), random.randint(5, 99)
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
     monkeypatch.setattr(giving_way, "time", clock)
+    return clock
+
+
+def test_a_gpu_computes_for_its_share_of_the_time(clock):
+    share = random.randint(5, 99)
     way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), StopSignal())
     worked = 0.0
     for _ in range(30):
@@ -366,9 +357,8 @@ def test_a_gpu_computes_for_its_share_of_the_time(monkeypatch):
     assert 100 * worked / (worked + clock.slept) == pytest.approx(share)
 
 
-def test_without_a_share_there_is_no_rest_and_a_stop_ends_one(monkeypatch):
-    clock, signal = Clock(), StopSignal()
-    monkeypatch.setattr(giving_way, "time", clock)
+def test_without_a_share_there_is_no_rest_and_a_stop_ends_one(clock):
+    signal = StopSignal()
     for share in (100, 5):
         way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), signal)
         clock.now += 3.0

@@ -23,7 +23,6 @@ from sebp_edge.events import (
     ModelLoaded,
     Notice,
     StepDone,
-    TextsRead,
     TrainingStarted,
 )
 from sebp_edge.memory.guard import MemoryGuard
@@ -47,9 +46,7 @@ def of_kind(kind, number=1):
 # The number of notes, and the event.
 PLACES = {
     "reading": (30, of_kind(JobStarted)),
-    "texts": (30, of_kind(TextsRead)),
     "validation before": (30, of_kind(ExamplesEvaluated, 2)),
-    "first step": (30, at_step("train", 1)),
     "within the second epoch": (30, at_step("train", 5)),
     "within a validation": (30, of_kind(ExamplesEvaluated, 3)),
     "test": (30, at_loss("test", 2)),
@@ -140,8 +137,8 @@ def test_a_pause_frees_the_model_although_its_error_is_kept(model, notes, tmp_pa
     assert [model() for model in alive] == [None]
 
 
-def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, monkeypatch):
-    monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", MemoryOptions(max_rows=64))
+def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, run_with, monkeypatch):
+    run_with(MemoryOptions(max_rows=64))
     compute, calls, found = RecoveringLearner.accumulate, [], []
 
     def accumulate(learner, micro_batch, loss_tokens):
@@ -233,10 +230,10 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, monkeypatch, request, kind):
+def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, run_with, request, kind):
     recipe, found = RECIPE.replace(epochs=3, **RECIPES[kind]), []
     if kind == "8-bit moments":
-        monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", MemoryOptions(moments_in_8_bits=True))
+        run_with(MemoryOptions(moments_in_8_bits=True))
     if kind == "updated in the backward pass":
         request.getfixturevalue("updated_in_backward")
     for at in (None, at_step("train", 5)):
@@ -252,8 +249,8 @@ def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, monk
     assert found[0] == found[1]
 
 
-def test_a_stop_saves_the_best_state_and_the_job_can_go_on(model, notes, tmp_path, whole, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
+@pytest.mark.usefixtures("saves_each_step")
+def test_a_stop_saves_the_best_state_and_the_job_can_go_on(model, notes, tmp_path, whole):
     store = AdapterStore(tmp_path / "store")
     made = personalizer(model, store, lambda event, _: THIRD_STEP(event, _) and (made.stop() or True))
     with pytest.raises(
@@ -266,11 +263,8 @@ def test_a_stop_saves_the_best_state_and_the_job_can_go_on(model, notes, tmp_pat
     assert (result.version, bits(store, 2), verdict(result)) == (2, whole[30][0], whole[30][1])
 
 
-def test_a_full_disk_does_not_end_the_training_nor_pauses_it(model, notes, tmp_path, whole, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("sebp_edge.training.checkpoint.write_tensors", full)
+def test_a_full_disk_does_not_end_the_training_nor_pauses_it(model, notes, tmp_path, whole, full_disk):
+    full_disk()
     store = AdapterStore(tmp_path / "store")
     made = personalizer(model, store, THIRD_STEP)
     result = made.adapt(notes[30], activate_anyway=True)
@@ -325,22 +319,22 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(model, notes, whole,
 
 
 def test_the_plan_and_smaller_micro_batches_stay(model, notes, tmp_path, monkeypatch):
-    found = []
+    found, steps = [], []
+
+    def shortfall(_guard):
+        steps.append(None)
+        return int(len(steps) == 2)  # before the second step, for example because of other programs
+
+    monkeypatch.setattr(MemoryGuard, "shortfall", shortfall)
     for number in range(2):
-        store, steps = AdapterStore(tmp_path / f"store-{number}"), []
-
-        def shortfall(_guard, steps=steps):
-            steps.append(None)
-            return int(len(steps) == 2)  # before the second step, for example because of other programs
-
-        monkeypatch.setattr(MemoryGuard, "shortfall", shortfall)
+        store = AdapterStore(tmp_path / f"store-{number}")
+        steps.clear()
         options = {"memory_budget": "30GB"}
         if number:
             with pytest.raises(Paused):
                 personalizer(model, store, THIRD_STEP, **options).adapt(notes[30], activate_anyway=True)
             learner = checkpoint_of(store.jobs.get())["learner"]
             assert learner["max_rows"] < learner["prepared_rows"]
-            monkeypatch.setattr(MemoryGuard, "shortfall", lambda guard: 0)
             monkeypatch.setattr("sebp_edge.run.preparation.make_plan", None)  # nothing is planned again
             _, result = resume(store)
         else:

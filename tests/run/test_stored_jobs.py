@@ -94,8 +94,8 @@ def test_a_renamed_adapter_keeps_its_jobs(model, notes, tmp_path):
     assert [job.record.adapter for job in store.jobs.list("mine")] == [store.jobs.get().record.adapter] == ["mine"]
 
 
-def test_a_job_that_is_deleted_while_it_runs_ends_without_it(model, notes, tmp_path, whole, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
+@pytest.mark.usefixtures("saves_each_step")
+def test_a_job_that_is_deleted_while_it_runs_ends_without_it(model, notes, tmp_path, whole):
     store = AdapterStore(tmp_path / "store")
 
     def sink(event):

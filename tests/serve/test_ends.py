@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_a_killed_app_leaves_no_process(app, settings):
 @pytest.mark.slow
 def test_it_has_ended_2_s_after_its_input_whatever_it_does(settings, training):
     """MCP's client sends a signal then. A worker that is stopped cannot even save its state."""
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=training)
         server.call("jobs.subscribe", id="first")
@@ -87,22 +88,35 @@ def test_the_end_of_the_input_ends_it(tmp_path):
         assert server.process.wait() == 0
 
 
-def test_an_input_that_another_process_inherited_does_not_keep_it(tmp_path):
-    """The app is gone, but its end of the pipe is still open elsewhere."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_input_that_another_process_inherited_does_not_keep_it(waits):
+    """The app is gone, perhaps since before its server ran; its end of the pipe is still open elsewhere."""
     code = (
-        "import subprocess, sys, time\n"
+        "import os, subprocess, sys, time\n"
         f"server = subprocess.Popen({COMMAND!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
-        "heir = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'], close_fds=False,\n"
-        "    pass_fds=[server.stdin.fileno(), server.stdout.fileno()], stdout=subprocess.DEVNULL)\n"
-        "server.stdout.readline()\n"
+        "heir = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'], stdout=subprocess.DEVNULL,\n"
+        "    pass_fds=[server.stdin.fileno(), server.stdout.fileno()])\n"
+        f"if {waits}: server.stdout.readline()\n"
         "print(server.pid, heir.pid, flush=True)\n"
-        "time.sleep(100)\n"
+        "os._exit(0)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as app:
-        server, heir = map(psutil.Process, map(int, app.stdout.readline().split()))
-        app.kill()
-        assert all_gone([server])
-        heir.kill()
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as app:
+        server, heir = map(int, app.stdout.readline().split())
+    try:
+        assert all_gone(processes_below(server), SECONDS)
+    finally:
+        os.kill(heir, signal.SIGKILL)
+
+
+@linux
+def test_a_server_whose_app_is_outside_of_its_container_stays():
+    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this system makes no namespace of processes")
+    with Server(command=[*inside, *COMMAND]) as server:
+        for _ in range(2):  # it looks at its app before it reads the second one
+            assert server.call("ping") == {}
 
 
 def test_a_parent_is_the_process_that_started_then():

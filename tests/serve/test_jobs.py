@@ -4,7 +4,6 @@ import json
 import random
 import secrets
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from command import RECIPE
 from conftest import write_notes
 from jsonschema import Draft202012Validator
-from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, processes_below, wait_until
+from served import SECONDS, Refused, Server, all_gone, environment, processes_below, start_server, wait_until
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.basics.schema import read_schema
@@ -37,7 +36,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(folder, model_folder):
     """A server for several tests, whose worker stays warm."""
-    with Server(env=environment(XDG_CACHE_HOME=str(folder / "cache"))) as server:
+    with Server(warm=True, env=environment(XDG_CACHE_HOME=str(folder / "cache"))) as server:
         server.initialize(store=str(folder / "store"), folders=["/"])
         yield server
 
@@ -61,7 +60,7 @@ def settings(tmp_path):
 @pytest.fixture
 def server(settings):
     """A server of its own."""
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         yield server
 
@@ -156,10 +155,17 @@ def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, re
     assert shared.state("job-1")["error"]["code"] == "cancelled"
     shared.call("jobs.cancel", expected_job_id="job-0")  # it begins
     assert shared.state("job-0")["state"] == "interrupted"
-    phase = random.choice(["texts_read", "step", "preparing", "evaluated"])
+    phase = random.choice(["texts_read", "step", "evaluated"])
     shared.event("job-2", lambda event: event["event"] == phase)
+    model = {key: request_of()[key] for key in ("model", "device")}
+    answer = shared.send("generate", prompt="the", temperature=0, **model)
+    shared.wait(lambda message: message.get("params", {}).get("request") == answer)
     shared.call("jobs.cancel", expected_job_id="job-2")
     assert shared.state("job-2")["state"] == "interrupted"
+    try:
+        assert "text" in shared.answer(answer)  # it ended before the job was cancelled
+    except Refused as refused:
+        assert refused.code == "busy"
     with pytest.raises(Refused) as caught:
         shared.call("jobs.pause", expected_job_id="job-1")
     assert caught.value.code == "wrong_state"
@@ -174,10 +180,15 @@ def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path
     assert shared.worker() is not None
 
 
-def test_requests_are_cancelled_while_they_are_answered(shared):
-    number = shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0)
+def test_requests_are_cancelled_while_they_wait_and_while_they_are_answered(shared):
+    number, waits = (
+        shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0) for _ in range(2)
+    )
     text = shared.wait(lambda message: message.get("params", {}).get("request") == number)["params"]
+    shared.call("cancel", request=waits)
     shared.call("cancel", request=number)
+    with pytest.raises(Refused, match="The request was cancelled"):
+        shared.answer(waits)
     with pytest.raises(Refused) as caught:
         shared.answer(number)
     assert caught.value.code == "cancelled"
@@ -226,7 +237,7 @@ def test_a_worker_is_unloaded(shared):
 
 def test_a_model_that_is_new_here_is_read_once_by_the_worker(settings, request_of):
     texts = {key: value for key, value in request_of().items() if key != "name"}
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         first = server.call("plan", **texts)
         assert server.worker() is not None
@@ -252,7 +263,7 @@ def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of):
 
 
 def test_a_worker_that_is_idle_ends(settings):
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings, warm_seconds=0.1)
         server.call("generate", prompt="the", device="cpu", max_new_tokens=1)
         wait_until(lambda: server.worker() is None)
@@ -260,7 +271,7 @@ def test_a_worker_that_is_idle_ends(settings):
 
 def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
     """It gets all events once it reads."""
-    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start_server(warm=True)
 
     def ask(number, method, **params):
         line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
@@ -292,7 +303,7 @@ def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
 
 def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of):
     """Both are shown by `sebp-edge jobs` under the app's id, and go on."""
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=request_of())
         server.call("jobs.start", id="second", params=request_of(activate_anyway=True, name=None, device=None))
@@ -311,7 +322,7 @@ def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of):
     assert stored["second"].record.texts[0]["path"] == request_of()["paths"][0]
     files = (path for path in stored["third"].folder.rglob("*") if path.is_file())
     assert not any(b"the boat" in path.read_bytes() for path in files)
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         jobs = server.call("jobs.list")["jobs"]
         shown = [(job["id"], job["state"], job["error"]["code"], job["resumable"]) for job in jobs]
@@ -371,7 +382,7 @@ def test_a_full_disk_is_told_and_the_running_job_goes_on(settings, request_of):
     def limit(server, size):
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=request_of())
         server.call("jobs.subscribe", id="first")
@@ -396,14 +407,14 @@ def test_a_full_disk_is_told_and_the_running_job_goes_on(settings, request_of):
         server.call("jobs.subscribe", id="second")
         numbers = [server.event("second")["number"] for _ in range(3)]
         assert numbers == [1, 2, 3]
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         assert [job["id"] for job in server.call("jobs.list")["jobs"]] == ["second"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
 def test_what_happens_while_the_disk_is_full_is_in_the_journal_afterwards(settings, request_of):
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=request_of())
         server.call("jobs.subscribe", id="first")
@@ -413,7 +424,7 @@ def test_what_happens_while_the_disk_is_full_is_in_the_journal_afterwards(settin
         last = server.call("jobs.get", id="first")["job"]["last_event"]
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         wait_until(lambda: server.call("status")["problem"] is None)
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         job = server.call("jobs.get", id="first")["job"]
         assert (job["state"], job["last_event"]) == ("done", last)

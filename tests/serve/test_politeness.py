@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_machine import write_supplies
-from served import Server, environment
+from served import Server
 
 from sebp_edge.machine.politeness import NICENESS
 
@@ -14,8 +14,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc and /sys"),
 ]
-# Python runs it in each process of the server.
-CUSTOM = """
+# Its worker inherits what the server has set.
+SUPPLIES = """
 import psutil._pslinux
 psutil._pslinux.POWER_SUPPLY_PATH = {folder!r}
 """
@@ -33,13 +33,11 @@ def priority(pid):
 
 
 def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path, settings, training):
-    (tmp_path / "python").mkdir()
-    (tmp_path / "python" / "sitecustomize.py").write_text(CUSTOM.format(folder=str(tmp_path / "power")))
     write_supplies(tmp_path / "power", plugged=True)
     recipe = Path(training["recipe"])
     recipe.write_text(recipe.read_text().replace("epochs = 3", "epochs = 1000\npatience = 1000"))
     params = training | {"name": "mine", "polite": True, "threads": 1}
-    with Server(env=environment(PYTHONPATH=str(tmp_path / "python"))) as server:
+    with Server(warm=True, first=SUPPLIES.format(folder=str(tmp_path / "power"))) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="a", params=params)
         server.call("jobs.subscribe", id="a")
@@ -65,7 +63,7 @@ def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path,
 
 def test_a_worker_of_low_priority_by_default_and_a_share_of_the_gpu_on_the_cpu_is_refused(settings, training):
     del settings["low_priority"]
-    with Server() as server:
+    with Server(warm=True) as server:
         server.answer(server.send("initialize", protocol=1, **settings))
         server.call("jobs.start", id="a", params=training | {"name": "mine", "gpu_share": 50})
         server.call("jobs.subscribe", id="a")

@@ -1,19 +1,27 @@
 """Lines, requests and refusals of `sebp-edge serve`, without a worker."""
 
+import contextlib
+import itertools
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, rss
+from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, rss, wait_until
 
+from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.streams import MAX_LINE
+from sebp_edge.serve.tasks import Tasks
+
+resource = pytest.importorskip("resource", reason="needs a Unix")
 
 
 @pytest.fixture
@@ -231,11 +239,72 @@ def test_a_store_is_free_once_its_server_was_killed(tmp_path):
 
 def test_a_damaged_journal_is_told(tmp_path):
     (tmp_path / "adapters").mkdir()
-    (tmp_path / "adapters" / "serve.sqlite").write_bytes(random.randbytes(5000))
+    file = tmp_path / "adapters" / "serve.sqlite"
+    file.write_bytes(random.randbytes(5000))
     with Server() as server:
-        error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path))
-        assert error.code == "storage"
-        assert "delete it" in str(error)
+
+        def assert_it_is_told():
+            error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path))
+            assert error.code == "storage"
+            assert "delete it" in str(error)
+
+        assert_it_is_told()
+        file.unlink()
+        Journal(file.parent).close()
+        with contextlib.closing(sqlite3.connect(file)) as journal:
+            journal.execute("INSERT INTO jobs (id, digest, facts) VALUES ('a', x'00', '{')")
+            journal.commit()
+        assert_it_is_told()
+        assert refused(server, "jobs.list").code == "not_initialized"
+        file.unlink()
+        assert server.initialize(store=str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+def test_a_process_that_cannot_be_started_is_told_and_the_server_goes_on(server, tmp_path):
+    """As if there were no memory for it: the pipes of a process cannot be opened."""
+    pid = server.process.pid
+    numbers = {int(open_file.name) for open_file in Path(f"/proc/{pid}/fd").iterdir()}
+    most = next(size for size in itertools.count() if len({*range(size)} - numbers) == 4)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
+    for method, params in (("plan", {"texts": ["The ferry."]}), ("generate", {"prompt": "The"})):
+        error = refused(server, method, **params)
+        assert (error.code, error.error["data"]["retry"]) == ("worker_broken", True)
+    server.call("jobs.start", id="first", params={"texts": ["The ferry."]})
+    server.call("jobs.subscribe", id="first")
+    ended = server.state("first")
+    assert (ended["state"], ended["error"]["code"], ended["resumable"]) == ("interrupted", "worker_broken", True)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+    assert server.call("status")["worker"] is None
+
+
+def test_what_the_worker_is_to_stop_is_dropped_or_ends_and_an_answer_does_not_hold_up_its_job():
+    reading, writing = os.pipe()  # never closed: that would end this process
+    dropped, tasks = [], None
+
+    def told(*messages):
+        """Sends messages, and one more, which is received after them."""
+        os.write(writing, b"".join(json.dumps(each).encode() + b"\n" for each in (*messages, {"do": "end", "id": 0})))
+        wait_until(lambda: 0 in tasks.stops)
+        tasks._waiting.remove({"do": "end", "id": 0})
+        del tasks.stops[0]
+
+    tasks = Tasks(reading, dropped.append)
+    answers = [{"do": "answer", "id": id} for id in ("a", "b", "job")]
+    told({"do": "job", "id": "job"}, *answers, {"do": "stop", "id": "b"})
+    assert (tasks.next()["do"], dropped) == ("job", [answers[1]])
+    assert tasks.next_within_job() == answers[0]
+    told({"do": "stop", "id": "nobody"})
+    assert not (tasks.stops["a"].is_set() or tasks.ends_job)
+    told({"do": random.choice(["stop job", "pause job"])})
+    assert tasks.stops["a"].is_set() and tasks.ends_job
+    assert tasks.next_within_job() is None  # the job ends first
+    assert not tasks.stops["job"].is_set() and tasks.next() == answers[2]  # which has the number of a job
+    told({"do": "job", "id": "next"})
+    assert not tasks.ends_job
+    told({"do": "stop job"})
+    assert dropped == [answers[1], {"do": "job", "id": "next"}]
 
 
 def test_prints_and_children_do_not_reach_the_stream(tmp_path):

@@ -5,6 +5,7 @@ import torch
 from against_dense import dense_losses, gradients, padded_batch, record_inputs, with_lora
 from builders import make_examples, make_llama, row_losses
 from model_families import MODELS
+from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
 from teachers import taught
 from transformers import (
@@ -19,14 +20,7 @@ from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize(
-    ("adapt", "prompt", "level"),
-    [
-        *(("full", 5, Hoisted), ("lora", 5, Hoisted), ("full", 0, Hoisted)),
-        *(("full", 5, Sparsified), ("lora", 5, Sparsified)),
-    ],
-)
+@pairwise(family=MODELS.keys(), adapt=["full", "lora"], prompt=[5, 0], level=[Hoisted, Sparsified])
 def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, level):
     model = MODELS[family]().double()
     if adapt == "lora":
@@ -130,14 +124,8 @@ def assert_same_gradients(found, expected):
         assert (gradient - found[name]).norm() <= 1e-5 * gradient.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize(
-    ("adapt", "level", "ks"),
-    [
-        *(("full", Hoisted, (20, 20, 20, 20)), ("full", Hoisted, (0, 20, 0, 3)), ("lora", Hoisted, (0, 20, 0, 3))),
-        ("full", Sparsified, (0, 20, 0, 3)),
-    ],
-    ids=["all taught", "some taught", "some taught, lora", "some taught, drop-in"],
+@pairwise(
+    family=MODELS.keys(), adapt=["full", "lora"], level=[Hoisted, Sparsified], ks=[(0, 20, 0, 3), (20, 20, 20, 20)]
 )
 def test_losses_and_gradients_with_teachers_are_the_dense_ones(family, adapt, level, ks):
     model = MODELS[family]().double()

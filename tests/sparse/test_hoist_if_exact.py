@@ -1,5 +1,8 @@
 """A decoder is hoisted if its losses stay the same; otherwise the reason is returned and the model is unchanged."""
 
+import functools
+import itertools
+import random
 import re
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 from builders import make_llama
 from transformers import NemotronConfig, NemotronForCausalLM
 
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.sparse import hoist_if_exact as module
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
@@ -25,6 +29,27 @@ def test_an_exact_decoder_is_hoisted_with_the_given_options():
     assert not any("forward" in vars(part) for part in model.modules())
 
 
+def test_a_trial_is_ended_at_any_layer_and_leaves_the_model_as_it_was():
+    model, calls, end = make_llama(), itertools.count(1), None
+    max_logits = 4 * 320 * 2  # for two rows of words
+
+    def check():
+        if next(calls) == end:
+            raise StopRequested
+
+    hoisted, _ = hoist_if_exact(model, SEQUENCES, 2, max_logits=max_logits, check=check)
+    with hoisted:
+        trial = next(calls)
+        chunks = list(hoisted.row_logits(ActiveTokens.gather(*pad_right(SEQUENCES, 2))))
+        assert max(map(len, chunks)) == 2 and next(calls) - trial > len(chunks)
+    end, calls = random.randrange(1, trial), itertools.count(1)
+    with pytest.raises(StopRequested):
+        hoist_if_exact(model, SEQUENCES, 2, max_logits=max_logits, check=check)
+    assert trial > 2 * sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # padded, then on active rows
+    assert not any("forward" in vars(part) for part in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_a_decoder_whose_blocks_pass_no_keywords_on_says_so_in_words():
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     model = NemotronForCausalLM(NemotronConfig(**sizes, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0))
@@ -41,6 +66,12 @@ def test_every_token_except_the_first_has_a_loss():
     assert (input_ids[2, 2:] == 2).all()
 
 
+@pytest.fixture
+def compute_losses(monkeypatch):
+    """A function that sets what computes losses on active rows."""
+    return functools.partial(monkeypatch.setattr, Hoisted, "row_losses")
+
+
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
@@ -48,10 +79,10 @@ def test_every_token_except_the_first_has_a_loss():
         (lambda *_: [][0], r"the model failed on active rows \(IndexError\)\."),
     ],
 )
-def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, monkeypatch):
+def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, compute_losses, monkeypatch):
     model = make_llama()
     monkeypatch.setattr(module, "copy_mismatch", lambda decoder: None)
-    monkeypatch.setattr(Hoisted, "row_losses", losses)
+    compute_losses(losses)
     hoisted, found = hoist_if_exact(model, SEQUENCES, 2)
     assert hoisted is None
     assert re.fullmatch(reason, found)
@@ -59,9 +90,9 @@ def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, monkeypatch)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_running_out_of_memory_is_raised(monkeypatch):
+def test_running_out_of_memory_is_raised(compute_losses):
     model = make_llama()
-    monkeypatch.setattr(Hoisted, "row_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
+    compute_losses(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
     with pytest.raises(torch.OutOfMemoryError):
         hoist_if_exact(model, SEQUENCES, 2)
     assert not any("forward" in vars(part) for part in model.modules())

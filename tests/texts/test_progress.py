@@ -67,6 +67,7 @@ def test_errors_and_contexts_reach_the_other_side():
     with pytest.raises(TextsError, match="no more"):
         list(Progress().watch(contents()))
     assert next(SILENT.watch(contents())) == "here"
+    assert [each.run(place.get) for each in (Progress(), SILENT)] == ["here"] * 2
 
 
 @pytest.mark.parametrize("number", [0, 1, 1001])

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import gc
 import json
 import multiprocessing.spawn
@@ -117,9 +118,20 @@ def test_a_template_that_fails_is_refused(source):
         render(source)
 
 
+@pytest.fixture
+def give_seconds(monkeypatch):
+    """A function that sets how long a rendering may take."""
+    return functools.partial(monkeypatch.setattr, template_child, "SECONDS")
+
+
+@pytest.fixture
+def in_a_frozen_app(monkeypatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+
+
 @pytest.mark.slow
-def test_a_template_that_does_not_end_is_ended_and_gets_few_chances(monkeypatch):
-    monkeypatch.setattr(template_child, "SECONDS", 0.3)
+def test_a_template_that_does_not_end_is_ended_and_gets_few_chances(give_seconds):
+    give_seconds(0.3)
     renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")
     for _ in range(template_child.MAX_EXCEEDED):
         with pytest.raises(TemplateRefuses, match="takes too much time"):
@@ -161,8 +173,8 @@ def test_a_child_that_has_ended_is_started_again():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sessions")
-def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering(monkeypatch):
-    monkeypatch.setattr(template_child, "SECONDS", 300)
+def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering(give_seconds):
+    give_seconds(300)
     renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")
     timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -248,24 +260,24 @@ def set_python():
     multiprocessing.set_executable(before)
 
 
-def test_a_python_that_is_none_is_one_sentence(set_python, monkeypatch):
+def test_a_python_that_is_none_is_one_sentence(set_python, request):
     set_python("/nowhere/python")
     with pytest.raises(ModelError, match="cannot be started: No such file or directory"):
         render(SIMPLE)
     set_python("/bin/cat")
     with pytest.raises(ModelError, match="'/bin/cat' must be Python"):
         render(SIMPLE)
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    request.getfixturevalue("in_a_frozen_app")
     with pytest.raises(ModelError, match="this frozen app cannot start"):
         render(SIMPLE)
 
 
+@pytest.mark.usefixtures("in_a_frozen_app")
 def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
     """PyInstaller runs this hook of the package before the app."""
     folder = Path(frozen.__file__).parent
     assert ast.literal_eval((folder / "rthooks.dat").read_text()) == {"sebp_edge": ["pyi_rth_sebp_edge.py"]}
     hook = folder / "rthooks" / "pyi_rth_sebp_edge.py"
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "_MEIPASS", "", raising=False)
     _, *arguments = template_child._command()
     request = {"messages": CHAT, "tools": [], "variables": {}, "cuts": [[4, False]]}
@@ -278,7 +290,8 @@ def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
 
 
 @pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages | tojson(indent=10 ** 8) }}"])
-def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template):
+def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template, give_seconds):
+    give_seconds(60)  # on a busy machine, two would end before it runs out of memory
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     examples, [item] = encode([Document("chat", Conversation(tuple(CHAT[1:3])))], tokenizer, 64)

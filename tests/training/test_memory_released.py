@@ -75,10 +75,9 @@ def alive():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["lora", "full", "folds", "not kept", "checkpoints"])
-def test_nothing_of_a_training_stays_alive(make, case, monkeypatch):
+def test_nothing_of_a_training_stays_alive(make, case, run_with):
     if case == "checkpoints":
-        options = MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True)
-        monkeypatch.setattr("sebp_edge.run.preparation.FASTEST", options)
+        run_with(MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True))
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
     seen, tensors = set(), []

@@ -75,8 +75,8 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    # In fp32 below, with folds; other methods without a refit.
-    [(name, torch.bfloat16) for name in ("lora", "lora, 4 bits", "full", "full, pruned")],
+    # Plain LoRA below, with folds; other methods without a refit.
+    [(name, torch.bfloat16) for name in ("lora, 4 bits", "full", "full, pruned")],
     ids=str,
 )
 def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
@@ -94,7 +94,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [("full", torch.float32), ("lora, for q4_0", torch.bfloat16), ("full, large updates", torch.bfloat16)],
+    [("full", torch.float32), ("lora, for q4_0", torch.bfloat16)],
     ids=str,
 )
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):

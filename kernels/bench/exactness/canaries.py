@@ -36,7 +36,7 @@ REPEATED = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=evidence.ROOT / "examples" / "notes")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--recipe", default="notes")
@@ -46,12 +46,10 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=20)
     parser.add_argument("--canaries", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options, Path(folder))
-    if options.record:
-        evidence.record("canaries", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("canaries", SOURCES, rows, options.record, on_cpu=True)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
@@ -90,8 +88,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
             "loss": mean(own for own, *_ in losses),
             "exposure": mean(exposure(own, others) for own, *others in losses),
         }
-        rows.append(row)
-        print(f"{adapter:>18}{row['loss']:>22.17f}{row['exposure']:>8.2f}", flush=True)
+        rows.append(evidence.show(row))
 
     personalizer = make(store)
     personalizer.generate("The", adapter=None, max_new_tokens=1)

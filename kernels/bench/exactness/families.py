@@ -11,7 +11,6 @@ for the loss or 1e-2 for the norm. A family is wrong if one of these steps is, o
 than its window.
 """
 
-import argparse
 import copy
 import gc
 import random
@@ -61,8 +60,6 @@ NARROW = {
     "head_dim": 16,
     "sliding_window": 24,
 }
-
-
 FAMILIES = [name for name, shape in SHAPES.items() if "exactness" in shape]
 SOURCES = (
     *evidence.STEP,
@@ -89,20 +86,17 @@ class Run(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=FAMILIES)
     parser.add_argument("--tiny", action="store_true")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
         parser.error("--record is for GPU runs only; leave out --record or --tiny.")
     rows = []
     for family in FAMILIES:
         if not options.only or family in options.only:
-            rows.append(measure(family, narrow=options.tiny))
-            show(rows[-1])
-    if options.record:
-        evidence.record("families", SOURCES, rows, options.record)
+            rows.append(evidence.show(measure(family, narrow=options.tiny)))
+    evidence.record("families", SOURCES, rows, options.record)
     sys.exit(any(row["wrong"] for row in rows))
 
 
@@ -233,19 +227,6 @@ def _free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def show(row: dict) -> None:
-    if "steps" not in row:
-        print(f"{row['family']:18}{row['layers']:>3} layers, WRONG: {row['notices']}", flush=True)
-        return
-    print(
-        f"{row['family']:18}{row['layers']:>3} layers, head {row['head_size']}, window {row['window'] or 'none'}, "
-        f"longest {row['longest_text']}: loss {row['loss_error']:.1e} (dense bf16 {row['dense_bf16_loss_error']:.1e}), "
-        f"norm {row['norm_error']:.1e} ({row['dense_bf16_norm_error']:.1e}), {row['graphs']} graphs"
-        f"{'' if row['hoisted'] else ', on padded batches'}{', WRONG' if row['wrong'] else ''} {row['notices']}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -54,12 +55,11 @@ EARLY = 0.3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--number", type=int, default=200, help="of app, server and worker; a tenth of the others")
     parser.add_argument("--at-once", type=int, default=1, help="apps that run at once")
     parser.add_argument("--outcomes", type=Path, help="a file with a line for each kill; goes on where it ends")
     parser.add_argument("--app", nargs=2, help=argparse.SUPPRESS)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     if options.app:
         asyncio.run(app(Path(options.app[0]), json.loads(options.app[1])))
@@ -69,8 +69,7 @@ def main() -> None:
         run_all(Path(folder), options.number, options.at_once, file)
         rows = [row_of(cause, outcomes_in(file)[cause]) for cause in (*KILLED, *FEWER)]
     print(*rows, sep="\n")
-    if options.record:
-        evidence.record("kills", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("kills", SOURCES, rows, options.record, on_cpu=True)
     sys.exit(any(row["stayed"] or row["wrong"] for row in rows))
 
 
@@ -180,9 +179,9 @@ class App:
                 total += times.user + times.system
         return total
 
-    def wait_for(self, *lines: str) -> None:
-        """Waits until the app has printed one of these lines, or has ended."""
-        while not set(lines) & set(self._lines) and self.process.poll() is None:
+    def wait_for(self, *lines: str, until: float = math.inf) -> None:
+        """Waits until the app has printed one of these lines or has ended, or until a time of `time.monotonic`."""
+        while not set(lines) & set(self._lines) and self.process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
 
     def end_by(self, cause: str) -> dict:
@@ -251,14 +250,9 @@ class App:
         seconds = time.monotonic() - begin
         answers = True
         if cause == "worker":
-            self._wait_with_patience("answers")
+            self.wait_for("answers", until=time.monotonic() + PATIENCE)
             answers = "answers" in self._lines
         return {"cause": cause, "seconds": seconds, "stayed": len(left), "answers": answers}
-
-    def _wait_with_patience(self, line: str) -> None:
-        until = time.monotonic() + PATIENCE
-        while line not in self._lines and time.monotonic() < until:
-            time.sleep(0.01)
 
     async def _found_by_the_next_server(self, cause: str, store: str) -> dict:
         """Returns what the next server and the store say of the job."""
@@ -279,10 +273,8 @@ class App:
         # Killed before the job was told, or after its end, it is not interrupted.
         allowed = {"done"} if "done" in self._lines else {"interrupted", "paused", "done"}
         shown = state in allowed if jobs else not set(self._lines) & {"queued", "starting", "running"}
-        return {"state": state, "shown": shown and not (saved and not resumable), "resumable": resumable} | {
-            "saved": saved,
-            "readable": readable,
-        }
+        found = {"state": state, "shown": shown and not (saved and not resumable), "resumable": resumable}
+        return found | {"saved": saved, "readable": readable}
 
 
 def runs(process: psutil.Process) -> bool:
@@ -329,8 +321,7 @@ def measure(folder: Path) -> tuple[float, int]:
 
 def outcomes_in(file: Path) -> dict[str, list[dict]]:
     """Returns the outcomes that a file has, by their cause."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    outcomes = [json.loads(line) for line in lines]
+    outcomes = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {cause: [each for each in outcomes if each["cause"] == cause] for cause in (*KILLED, *FEWER)}
 
 

@@ -6,7 +6,6 @@ Each format has a made-up export, counted before it is written, with messages, q
 read in a process of its own, up to the documents, by which this grows; a silence is the time between two events.
 """
 
-import argparse
 import json
 import random
 import subprocess
@@ -47,23 +46,20 @@ Said = list[tuple[str, datetime, str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     said = make_messages(options.messages)
     rows = [reading(name, write, said) for name, write in WRITERS.items()]
-    if options.record:
-        evidence.record("chat-exports", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("chat-exports", SOURCES, rows, options.record, on_cpu=True)
 
 
 def reading(name: str, write, said: Said) -> dict:
     """Returns the figures of one format; bytes and seconds of the processor."""
     found = read_apart(name, write(said))
     del found["word_counts"]
-    row = {"export": name, "messages": len(said), "words": sum(len(text.split()) for *_, text in said)} | found
-    print(row, flush=True)
-    return row
+    words = sum(len(text.split()) for *_, text in said)
+    return evidence.show({"export": name, "messages": len(said), "words": words} | found)
 
 
 def read_apart(name: str, content: str | bytes) -> dict:

@@ -40,13 +40,12 @@ _SECONDS_BETWEEN_SAMPLES = 0.02
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--model", default="llama-3.2-3b")
     parser.add_argument("--quants", nargs="+", default=["q8_0", "q4_0"])
     parser.add_argument("--folder", type=Path, help="where to write; by default the system's temporary folder")
     parser.add_argument("--read-back", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "QUANT"), help=argparse.SUPPRESS)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(Path(options.one[0]), options.one[1], read_back=options.read_back)))
@@ -54,19 +53,13 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         parameters = prepare(Path(folder), options.model)
-        print(f"{options.model}: {parameters / 1e9:.2f} billion parameters")
         for quant in options.quants:
             for read_back in (False, True)[: 1 + options.read_back]:
                 command = [sys.executable, __file__, "--one", folder, quant] + ["--read-back"] * read_back
                 found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-                rows.append({"model": options.model, "parameters": parameters, "read_back": read_back} | found)
-                print(
-                    f"{quant:6}{'with' if read_back else 'without':>8} reading back{found['seconds']:>9.1f} s"
-                    f"{found['peak_bytes'] / 1e9:>8.2f} GB of memory{found['file_bytes'] / 1e9:>8.2f} GB written",
-                    flush=True,
-                )
-    if options.record:
-        evidence.record("export", SOURCES, rows, options.record, on_cpu=True)
+                about = {"model": options.model, "parameters": parameters, "read_back": read_back}
+                rows.append(evidence.show(about | found))
+    evidence.record("export", SOURCES, rows, options.record, on_cpu=True)
 
 
 def prepare(folder: Path, name: str) -> int:
@@ -106,8 +99,6 @@ def write_adapter(folder: Path, base: BaseModel, spread: float) -> None:
         documents=1,
         examples=1,
         tokens=1,
-        heldout_loss_before=None,
-        heldout_loss_after=None,
         seed=0,
     )
     (folder / RECORD).write_text(json.dumps(asdict(record)))

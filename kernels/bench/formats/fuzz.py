@@ -6,15 +6,12 @@ Inputs that end otherwise are printed with their kind and number, which with the
 recorded.
 """
 
-import argparse
-import io
 import json
 import random
 import resource
 import shutil
 import signal
 import sys
-import tarfile
 import tempfile
 import time
 import traceback
@@ -27,6 +24,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from formats import note_exports
 from formats.chat_exports import WRITERS, make_messages
 from formats.damage import damage, damage_values
 from sebp_edge import AdapterStore, Personalizer, Recipe, SebpEdgeError
@@ -38,8 +36,7 @@ from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 
-HERE = "kernels/bench/formats"
-SOURCES = ("sebp_edge", "recipes/notes.toml", f"{HERE}/chat_exports.py", f"{HERE}/damage.py", __file__)
+SOURCES = ("sebp_edge", "recipes/notes.toml", *sorted(Path(__file__).parent.glob("*.py")))
 # The maximum time for one input, in seconds, and the maximum length of a message, in characters.
 SECONDS, LENGTH = 20, 1000
 # Bytes of address space beyond what is in memory at the beginning.
@@ -69,10 +66,6 @@ FILES = {
     "a.jsonl": '{"prompt": "Who?", "completion": "Ada"}\n{"messages": [{"role": "user", "content": "a"}]}\n',
     "a.json": '[{"instruction": "Sum up", "output": "b"}, {"conversations": [{"from": "human", "value": "a"}]}]',
     "a.ipynb": '{"cells": [{"cell_type": "markdown", "source": ["# a\\n", "b"]}], "metadata": {}, "nbformat": 4}',
-    "a.docx": None,
-    "a.odt": None,
-    "a.epub": None,
-    "a.jex": None,
     "a.mdx": "import A from 'a'\n\n# Soup\n\n<A b={1}>\n\nLentils {c}\n\n</A>\n",
     "a.rtf": "{\\rtf1\\ansi{\\fonttbl{\\f0\\fcharset0 A;}}\\f0 "
     "Soup \\'e4\\u8364?\\par{\\footnote a}\\intbl b\\cell\\row}",
@@ -100,10 +93,9 @@ class Hangs(BaseException):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
 
@@ -122,8 +114,7 @@ def main() -> None:
         ]
     if any(row["failed"] for row in rows):
         sys.exit("Some inputs failed.")
-    if options.record:
-        evidence.record("fuzz", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("fuzz", SOURCES, rows, options.record, on_cpu=True)
 
 
 def fuzz(name: str, attempt: Callable[[random.Random], None], number: int, seed: int, before: int) -> dict:
@@ -145,19 +136,8 @@ def fuzz(name: str, attempt: Callable[[random.Random], None], number: int, seed:
         finally:
             signal.alarm(0)
         slowest = max(slowest, time.perf_counter() - begin)
-    peak = max(0, peak_resident() - before)
-    print(
-        f"{name:>20}: {number:,} inputs, {refused:,} refused, slowest {slowest:.2f} s, {peak / 1e6:.0f} MB", flush=True
-    )
-    return {
-        "kind": name,
-        "inputs": number,
-        "read": number - refused - failed,
-        "refused": refused,
-        "failed": failed,
-        "slowest": slowest,
-        "peak": peak,
-    }
+    row = {"kind": name, "inputs": number, "read": number - refused - failed, "refused": refused, "failed": failed}
+    return evidence.show(row | {"slowest": slowest, "peak": max(0, peak_resident() - before)})
 
 
 def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
@@ -171,8 +151,7 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
     reading, files = read_texts(texts), folder / "files"
     files.mkdir()
     for name, content in FILES.items():
-        if content is not None:
-            (files / name).write_text(content, encoding="utf-8")
+        (files / name).write_text(content, encoding="utf-8")
     with zipfile.ZipFile(files / "a.docx", "w") as archive:
         archive.writestr("word/document.xml", _WORD)
         archive.writestr("META-INF/container.xml", _CONTAINER)
@@ -182,11 +161,7 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
         archive.writestr("META-INF/container.xml", _CONTAINER)
         archive.writestr("a", _BOOK)
         archive.writestr("a.html", FILES["a.html"])
-    note = b"Soup\n\nLentils\n\nid: 1\nparent_id: \ntype_: 1"
-    with tarfile.open(files / "a.jex", "w") as archive:
-        member = tarfile.TarInfo("a.md")
-        member.size = len(note)
-        archive.addfile(member, io.BytesIO(note))
+    (files / "a.jex").write_bytes(note_exports.joplin([("Soup", ["Lentils"])]))
 
     chats = folder / "chats"
     for name, write in WRITERS.items():
@@ -212,6 +187,13 @@ def _copied(source: Path, to: Path) -> Path:
     return shutil.copytree(source, to)
 
 
+def _remove(path: Path) -> None:
+    """Removes what damage has left of a file."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+
+
 def _files(source: Path, folder: Path, prepare: Callable, draw: random.Random) -> None:
     damage(draw.choice(sorted(path for path in _copied(source, folder).rglob("*") if path.is_file())), draw)
     prepare(folder)
@@ -222,9 +204,7 @@ def _records(prepare: Callable, draw: random.Random) -> None:
 
 
 def _recipe(path: Path, draw: random.Random) -> None:
-    if path.is_dir() and not path.is_symlink():
-        path.rmdir()
-    path.unlink(missing_ok=True)
+    _remove(path)
     path.write_bytes((evidence.ROOT / "recipes" / draw.choice(["notes.toml", "chat.toml"])).read_bytes())
     damage(path, draw)
     Recipe.load(path)
@@ -260,9 +240,7 @@ def _version(source: Path, folder: Path, reading: Reading, personalizer: Persona
 
 def _archive(source: Path, path: Path, folder: Path, draw: random.Random) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    if path.is_dir() and not path.is_symlink():
-        path.rmdir()
-    path.unlink(missing_ok=True)
+    _remove(path)
     shutil.copyfile(source, path)
     damage(path, draw)
     AdapterStore(folder).import_archive(path)

@@ -10,7 +10,6 @@ memory is what the load adds to the process. --shape writes files with random we
 13 GB.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -68,13 +67,12 @@ print(json.dumps([seconds, base.num_parameters / 1e9, size, gguf_loading.memory(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--shape", help="a known model")
     parser.add_argument("--quants", nargs="+", default=["q8_0", "q4_0"])
     parser.add_argument("--folder", type=Path, help="where to write; by default the system's temporary folder")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     rows = [dequantising(kind, threads) for threads in options.threads for kind in TYPES.values()]
     most = max(options.threads)
@@ -85,8 +83,7 @@ def main() -> None:
             file = write_shape(Path(folder), options.shape, quant)
             rows += loading(file, most, "bfloat16")
             file.unlink()
-    if options.record:
-        evidence.record("gguf-loading", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("gguf-loading", SOURCES, rows, options.record, on_cpu=True)
 
 
 def dequantising(kind: QuantType, threads: int) -> dict:
@@ -99,8 +96,7 @@ def dequantising(kind: QuantType, threads: int) -> dict:
         dequantise(raw, kind, out)
         times.append(time.perf_counter() - start)
     elapsed = 1e9 / NUM_WEIGHTS * min(times)
-    print(f"{kind.name:6}{threads:>3} threads{elapsed:>7.2f} s for a billion weights", flush=True)
-    return {"what": kind.name, "threads": threads, "seconds_per_billion": elapsed}
+    return evidence.show({"what": kind.name, "threads": threads, "seconds_per_billion": elapsed})
 
 
 class RandomWeights:
@@ -134,14 +130,9 @@ def loading(file: Path, threads: int, dtype: str) -> Iterator[dict]:
         command = [sys.executable, "-c", LOAD, str(file), str(threads), str(in_4bit), dtype]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
         seconds, billions, size, peak = json.loads(done.stdout.splitlines()[-1])
-        to = "NF4" if in_4bit else dtype
-        print(
-            f"{file.stem} to {to}: {seconds:.1f} s, {seconds / billions:.1f} s for a billion weights, "
-            f"{peak / 1e9:.2f} GB, {peak / size:.2f} x the weights",
-            flush=True,
-        )
-        about = {"what": file.stem, "to": to, "threads": threads, "seconds_per_billion": seconds / billions}
-        yield about | {"seconds": seconds, "weight_bytes": size, "peak_bytes": peak}
+        about = {"what": file.stem, "to": "NF4" if in_4bit else dtype, "threads": threads}
+        about |= {"seconds_per_billion": seconds / billions, "seconds": seconds}
+        yield evidence.show(about | {"weight_bytes": size, "peak_bytes": peak})
 
 
 def restart_peak() -> int:

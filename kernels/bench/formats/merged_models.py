@@ -9,7 +9,6 @@ programs' defaults. The rows "before" have the config.json and tokenizer that tr
 the older names.
 """
 
-import argparse
 import copy
 import json
 import os
@@ -111,11 +110,10 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("environments", type=Path)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--families", action="store_true")
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     programs = {"transformers 5": (Path(sys.executable), "transformers")}
     for name, (packages, program) in PROGRAMS.items():
@@ -128,8 +126,7 @@ def main() -> None:
         for number, case in enumerate(cases):
             found += merged(Path(folder) / str(number), *case)
         rows = list(compared(found, programs))
-    if options.record:
-        evidence.record("merged-models", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("merged-models", SOURCES, rows, options.record, on_cpu=True)
 
 
 def make_model(folder: Path, model_type: str, changes: dict) -> Path:
@@ -215,8 +212,7 @@ def compared(models: list[MergedModel], programs: dict[str, tuple[Path, str]]) -
             row = {"model": model.name, "when": model.when, "program": program, "version": version}
             row |= {"tokens": sum(map(len, model.rows)), "ours": model.ours, "loss": one["loss"]}
             row |= {"same_tokens": one["tokens"] == model.tokens, "lacks": model.lacks and program == "mlx-lm"}
-            print(*(f"{each:.5f}" if isinstance(each, float) else each for each in row.values()), flush=True)
-            yield row
+            yield evidence.show(row)
 
 
 def mean_loss(log_probabilities: list[torch.Tensor], rows: list[list[int]]) -> float:

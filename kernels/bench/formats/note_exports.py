@@ -7,7 +7,6 @@ text and attachments to leave out. It is read in a process of its own, by which 
 between two events. Archives are not compressed.
 """
 
-import argparse
 import io
 import random
 import re
@@ -31,14 +30,12 @@ UNREAD = "unread " * 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--notes", type=int, default=10_000)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     notes = make_notes(options.notes)
     rows = [reading(name, write, notes) for name, write in WRITERS.items()]
-    if options.record:
-        evidence.record("note-exports", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("note-exports", SOURCES, rows, options.record, on_cpu=True)
 
 
 def reading(name: str, write, notes: Notes) -> dict:
@@ -49,8 +46,7 @@ def reading(name: str, write, notes: Notes) -> dict:
     row = {"file": name, "notes": len(notes), "words": expected.total(), "read_words": (expected & read).total()}
     row |= {"other_words": (read - expected).total()}
     row |= {key: found[key] for key in ("bytes", "documents", "seconds", "peak", "silence")}
-    print(row, flush=True)
-    return row
+    return evidence.show(row)
 
 
 def make_notes(number: int, seed: int = 0) -> Notes:

@@ -13,7 +13,6 @@ the allocator's peak is what torch counts and what peers quote. Runs that cannot
 For a run that fails later, the figures are those of its dry run.
 """
 
-import argparse
 import json
 import queue
 import random
@@ -83,8 +82,6 @@ FAMILY_RUNS = [
     for (method_name, method), budget in zip(METHODS.items(), budgets, strict=True)
 ]
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
-
-
 # The command line and the stores are left out, since they use no GPU memory.
 SOURCES = (
     *evidence.STEP,
@@ -95,7 +92,7 @@ SOURCES = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME")
     default = Path(tempfile.gettempdir()) / "sebp-edge-memory"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
@@ -103,7 +100,6 @@ def main(arguments: list[str] | None = None) -> None:
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--families", action="store_true")
     table.add_argument("--tiny", action="store_true")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     runs = FAMILY_RUNS if options.families else TINY if options.tiny else RUNS
     names = {name for run in runs for name in (run.name, run.shape)}
@@ -113,12 +109,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--record is for the whole table on a GPU; leave out --record, or --tiny and --only.")
     options.work.mkdir(parents=True, exist_ok=True)
     chosen = [run for run in runs if not options.only or {run.name, run.shape} & set(options.only)]
-    rows = []
-    for row in measure_all(chosen, options.work, options.gpus, on_cpu=options.tiny):
-        rows.append(row)
-        show(row)
-    if options.record:
-        evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
+    rows = [evidence.show(row) for row in measure_all(chosen, options.work, options.gpus, on_cpu=options.tiny)]
+    evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
 
 
 def measure_all(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterator[dict]:
@@ -218,26 +210,6 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
             if found != max(3, length):
                 raise RuntimeError(f"A text has {found} tokens instead of {length}.")
             lines.write(json.dumps({"text": text}) + "\n")
-
-
-def show(row: dict) -> None:
-    print(f"{row['name']:20}{row['budget']:>8}", end="  ")
-    if row["failed"]:
-        print(f"failed: {row['failed']}", end="  ")
-    if "peak_gb" not in row:
-        print(flush=True)
-        return
-    print(
-        f"predicted {row['predicted_gb']:.2f} GB, used {row['peak_gb']:.2f} "
-        f"({row['peak_gb'] / row['predicted_gb'] - 1:+.1%}), allocator {row['allocator_gb']:.2f}",
-        end="",
-    )
-    if not row["failed"]:
-        print(
-            f"; {row['tokens_per_second']:,.0f} tokens/s; micro-batches cut {row['num_cuts']} times. {row['notices']}",
-            end="",
-        )
-    print(f"\n{'':20}{row['plan']}\n{'':20}{row['parts_gb']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ short one has been planned for. Peak memory is what the process grows by; a sile
 stop is Ctrl-C halfway through each stage; the longest time until the call ends counts.
 """
 
-import argparse
 import json
 import random
 import subprocess
@@ -71,13 +70,11 @@ else:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=20)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     rows = [preparing(kind, int(options.megabytes * 1e6)) for kind in KINDS]
-    if options.record:
-        evidence.record("large-text", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("large-text", SOURCES, rows, options.record, on_cpu=True)
 
 
 def preparing(kind: str, size: int) -> dict:
@@ -87,16 +84,7 @@ def preparing(kind: str, size: int) -> dict:
         path.write_text(make_text(size, KINDS[kind]), encoding="utf-8")
         figures = run(path, "")
         figures["stop"] = max(run(path, stage).get("stop", 0.0) for stage in STAGES)
-        figures = {"text": kind, "bytes": path.stat().st_size, **figures}
-    ratio = figures["peak"] / figures["bytes"]
-    print(
-        f"{kind:12}{figures['bytes'] / 1e6:.0f} MB: {figures['seconds']:.1f} s ({figures['cpu_seconds']:.1f} s of "
-        f"CPU), {figures['peak'] / 1e6:.0f} MB at the peak ({ratio:.1f} x), with the plan "
-        f"{figures['peak_with_plan'] / 1e6:.0f} MB, longest silence {figures['silence']:.2f} s, stops within "
-        f"{figures['stop']:.2f} s",
-        flush=True,
-    )
-    return figures
+        return evidence.show({"text": kind, "bytes": path.stat().st_size, **figures})
 
 
 def run(path: Path, stage: str) -> dict:

@@ -8,7 +8,6 @@ that no chain has. It is an error if a version becomes active whose true loss is
 lowest one of a version that was active before.
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -35,18 +34,16 @@ KINDS = ((1, 2, False), (1, 2, False), (1, 2, False), (6, 2, False), (1, 2, True
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("folders", type=Path, nargs=2)
     parser.add_argument("--chains", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     authors, rows = [read_notes(folder) for folder in options.folders], []
     for chain in range(options.chains):
         rows += run(chain, authors[chain % 2], options.steps)
         print(f"{sum(row['wrong'] for row in rows)} errors in {chain + 1} chains", flush=True)
-    if options.record:
-        evidence.record("gate-chains", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("gate-chains", SOURCES, rows, options.record, on_cpu=True)
 
 
 def read_notes(folder: Path) -> list:
@@ -69,22 +66,10 @@ def run(chain: int, notes: list, steps: int) -> list[dict]:
                 result = personalizer.adapt([each.content for each in own[:size]], fresh=fresh)
                 loss = true_loss(personalizer, result.saved, notes[:POPULATION])
             wrong = result.active and lowest is not None and loss > lowest * (1 + TOLERANCE)
-            rows.append(
-                {
-                    "chain": chain,
-                    "step": step,
-                    "rate": rate,
-                    "fresh": fresh,
-                    "documents": size,
-                    "verdict": result.verdict,
-                    "active": result.active,
-                    "refused": result.refused,
-                    "gain over best": result.gain_over_best,
-                    "at least": result.gain_over_best_at_least,
-                    "true loss": loss,
-                    "wrong": wrong,
-                }
-            )
+            row = {"chain": chain, "step": step, "rate": rate, "fresh": fresh, "documents": size}
+            row |= {"verdict": result.verdict, "active": result.active, "refused": result.refused}
+            row |= {"gain over best": result.gain_over_best, "at least": result.gain_over_best_at_least}
+            rows.append(row | {"true loss": loss, "wrong": wrong})
             if result.active:
                 lowest = loss if lowest is None else min(lowest, loss)
             size += draw.choice((2, 4, 8))

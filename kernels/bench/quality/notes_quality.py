@@ -8,7 +8,6 @@ measures each with a base model in full precision and in 4 bits: both see the sa
 adapter is evaluated on the base model that it was trained on.
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -23,21 +22,10 @@ from sebp_edge.machine.devices import pick_device
 from sebp_edge.texts.formats import FORMATS
 
 SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
-COLUMNS = {
-    "before": ".3f",
-    "after": ".3f",
-    "gain": ".1%",
-    "at_least": ".1%",
-    "refit_validation": ".3f",
-    "general_before": ".3f",
-    "general_after": ".3f",
-    "copied_tokens": "d",
-    "seconds": ".1f",
-}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--notes", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -45,26 +33,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--device")
     parser.add_argument("--4bit", action="store_true", dest="four_bit")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     records = []
-    about = ("model", "texts", "recipe", "base", "seed")
-    print("".join(f"{name:>16}" for name in about), *(f"{name:>16}" for name in COLUMNS), "verdict")
     bases = {"full precision": False} | ({"4 bits": True} if options.four_bit else {})
     cases = product(options.model, options.recipe, options.folders, bases, options.seeds)
     for model, recipe_name, folder, base, seed in cases:
         recipe = Recipe.load(recipe_name)
         recipe = recipe.replace(load_in_4bit=True) if bases[base] else recipe
         found = losses(adapt(model, recipe, notes(folder, options.notes, seed), options.device, seed))
-        # There is no refit if the gate keeps nothing.
-        figures = (f"{'-' if found[name] is None else format(found[name], form):>16}" for name, form in COLUMNS.items())
         about = {"model": Path(model).name, "texts": folder.name, "recipe": recipe.name, "base": base, "seed": seed}
-        print("".join(f"{str(each)[:15]:>16}" for each in about.values()), *figures, found["verdict"], flush=True)
-        records.append(about | found)
-    if options.record:
-        on_cpu = pick_device(options.device).type == "cpu"
-        name = "four-bit-quality" if options.four_bit else "notes-quality"
-        evidence.record(name, SOURCES, records, options.record, on_cpu)
+        records.append(evidence.show(about | found))
+    on_cpu = pick_device(options.device).type == "cpu"
+    name = "four-bit-quality" if options.four_bit else "notes-quality"
+    evidence.record(name, SOURCES, records, options.record, on_cpu)
 
 
 def notes(folder: Path, number: int, seed: int) -> list[Path]:

@@ -16,7 +16,6 @@ unanswerable   questions about another person's notes that `ask` refuses
 general    the quiz's general questions
 """
 
-import argparse
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ SOURCES = (
 )
 RECIPES = {"base": None, "voice": "notes", "reader": "ask"}
 NUM_NOTES = 60
-COLUMNS = ("found", "keywords", "right", "alone", "answered", "refused", "unanswerable", "general")
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,13 @@ class Job:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--people", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device")
     parser.add_argument("--processes", type=int, default=1, help="adapters that are trained at once")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     people = tuple(options.people)
     jobs = [
@@ -91,18 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
     on_cpu = pick_device(options.device).type == "cpu"
     for found in side_by_side.run(measure, jobs, options.processes):
         for row in found:
-            print(
-                row["model"],
-                row["arm"],
-                row["seed"],
-                row["person"],
-                *(f"{each} {row[each]:.1%}" for each in COLUMNS),
-                flush=True,
-            )
-            rows.append(row | {"at_once": options.processes})
+            rows.append(evidence.show(row | {"at_once": options.processes}))
         rows.sort(key=lambda row: [row[column] for column in ("model", "arm", "seed", "person")])
-        if options.record:
-            evidence.record("reading-cpu" if on_cpu else "reading-gpu", SOURCES, rows, options.record, on_cpu)
+        evidence.record("reading-cpu" if on_cpu else "reading-gpu", SOURCES, rows, options.record, on_cpu)
 
 
 def measure(job: Job) -> list[dict]:
@@ -126,8 +114,7 @@ def measure(job: Job) -> list[dict]:
             trained |= {f"quiz_{name}": value for name, value in vars(result.quiz).items()} if result.quiz else {}
         replies = Replies(personalizer)
         row = {"model": Path(job.model).name, "arm": job.arm, "seed": job.seed}
-        rows = [row | {"person": person} | ask_about(person, replies) | trained for person in job.people]
-        return rows
+        return [row | {"person": person} | ask_about(person, replies) | trained for person in job.people]
 
 
 class Replies:

@@ -8,7 +8,6 @@ question is answered by its note if the passage found has an accepted answer. Qu
 the others who are for testing. The index is made of texts that were read before.
 """
 
-import argparse
 import random
 import sys
 import time
@@ -43,18 +42,14 @@ FOLDERS = (("alone", 20), ("alone", 60), ("generated", 200), ("generated", 1000)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--public", type=Path, help="folder of Markdown notes to fill up with")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     public = read_texts(Folder(options.public, include=("*.md",))).documents if options.public else []
-    rows = []
-    for row in measured([know_people.person(seed, NUM_OWN) for seed in options.seeds], public):
-        rows.append(row)
-        print(row, flush=True)
-    if options.record:
-        evidence.record("search", SOURCES, rows, options.record, on_cpu=True)
+    people = [know_people.person(seed, NUM_OWN) for seed in options.seeds]
+    rows = [evidence.show(row) for row in measured(people, public)]
+    evidence.record("search", SOURCES, rows, options.record, on_cpu=True)
 
 
 def measured(people: list[Person], public: list[Document]) -> Iterator[dict]:
@@ -129,10 +124,8 @@ def filled(own: list[Document], others, size: int) -> list[Document]:
 
 def generated(person: Person) -> Iterator[Document]:
     """Yields notes of any kind about subjects of people who are not for testing."""
-    draw, written = (
-        random.Random(person.name),
-        [know_people.written(file) for file in (know_people.TUNING, know_people.TEST)],
-    )
+    draw = random.Random(person.name)
+    written = [know_people.written(file) for file in (know_people.TUNING, know_people.TEST)]
     everyone = [(kind, people, words) for people, kinds, words in written for kind in kinds]
     subjects = sorted({each for kind in written[0][1] for each in kind["subjects"]})
     while True:

@@ -7,7 +7,6 @@ rounded up to a power of two, as in token buckets. Before anything is timed, our
 at most twice flash attention's, plus 1e-4. Microseconds are medians over replays of captured graphs.
 """
 
-import argparse
 import random
 import sys
 from pathlib import Path
@@ -27,32 +26,20 @@ from speed.graph_time import make_backward
 # Heads, key/value heads, head size.
 SHAPES = {"Llama-3.2-3B": (24, 8, 128), "Qwen3-0.6B": (16, 8, 128), "SmolLM2-135M": (9, 3, 64)}
 NUM_TEXTS = (1, 4, 16, 64)
-COLUMNS = ("flash forward", "our forward", "flash backward", "our backward")
 SOURCES = (*evidence.OPS, "kernels/bench/speed/graph_time.py", __file__)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    evidence.add_record_option(parser)
-    options = parser.parse_args()
+    options = evidence.parser(__doc__).parse_args()
     torch.manual_seed(0)
     draw = random.Random(0)
     lengths = [max(26, min(128, int(draw.gauss(57, 25)))) for _ in range(max(NUM_TEXTS))]
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: attention of one layer, bf16, µs")
-    heads = "".join(f"{name:>16}" for name in COLUMNS)
-    print(f"{'model':>14}{'texts':>7}{'tokens':>8}{heads}{'flash/ours':>12}")
     records = []
     for model, shape in SHAPES.items():
         for count in NUM_TEXTS:
             record = {"model": model, "texts": count, "tokens": sum(lengths[:count])}
-            record |= time_attention(*shape, lengths[:count])
-            flash_forward, our_forward, flash_backward, our_backward = times = [record[name] for name in COLUMNS]
-            ratio = (flash_forward + flash_backward) / (our_forward + our_backward)
-            cells = "".join(f"{time:>16.1f}" for time in times)
-            print(f"{model:>14}{count:>7}{record['tokens']:>8}{cells}{ratio:>12.2f}", flush=True)
-            records.append(record)
-    if options.record:
-        evidence.record("attention", SOURCES, records, options.record)
+            records.append(evidence.show(record | time_attention(*shape, lengths[:count])))
+    evidence.record("attention", SOURCES, records, options.record)
 
 
 def time_attention(num_heads: int, num_kv_heads: int, head_size: int, lengths: list[int]) -> dict[str, float]:
@@ -94,7 +81,8 @@ def time_attention(num_heads: int, num_kv_heads: int, head_size: int, lengths: l
         if not error <= allowed:
             raise SystemExit(f"{name} of our kernels has an error of {error:.2g}, above {allowed:.2g}: {lengths}")
     our_forward, our_backward = times()
-    return dict(zip(COLUMNS, (flash_forward, our_forward, flash_backward, our_backward), strict=True))
+    found = {"flash forward": flash_forward, "our forward": our_forward}
+    return found | {"flash backward": flash_backward, "our backward": our_backward}
 
 
 if __name__ == "__main__":

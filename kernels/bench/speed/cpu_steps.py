@@ -5,7 +5,6 @@
 LoRA and all weights, with the benchmark's own four short texts, padded to 512.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,23 +20,17 @@ RECIPES = ("notes", "full")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    evidence.add_record_option(parser)
-    options = parser.parse_args()
+    options = evidence.parser(__doc__).parse_args()
     torch.set_num_threads(1)
     rows = [row for recipe in RECIPES for row in steps(recipe)]
-    if options.record:
-        evidence.record("cpu-steps", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("cpu-steps", SOURCES, rows, options.record, on_cpu=True)
 
 
 def steps(recipe: str) -> list[dict]:
     """One row per variant that runs on a CPU."""
     found = run_bench("tiny", recipe=recipe, device="cpu")
     about = {"trained": found.method, "padding_share": found.padding_share, "tokens": found.tokens}
-    rows = [about | row for row in found.rows() if row["step_ms"]]
-    for row in rows:
-        print(f"{row['trained']:6}{row['variant']:18}{row['step_ms']:>9.1f} ms", flush=True)
-    return rows
+    return [evidence.show(about | row) for row in found.rows() if row["step_ms"]]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ all but the last 50 of 400 tokens from the call before. "ghost text" is the firs
 tokens of the sample notes; "kept" has them from the call before, but for the last word.
 """
 
-import argparse
 import copy
 import math
 import random
@@ -51,16 +50,14 @@ Write = Callable[[list[int], int], tuple[list[int], list[float]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("models", nargs="*", default=["smollm2-135m"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", type=int, default=5)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     device = torch.device(options.device)
     rows = [row for model in options.models for row in measure(model, device, options.runs)]
-    if options.record:
-        evidence.record(f"decoding-{device.type}", SOURCES, rows, options.record, on_cpu=device.type == "cpu")
+    evidence.record(f"decoding-{device.type}", SOURCES, rows, options.record, on_cpu=device.type == "cpu")
 
 
 def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
@@ -113,8 +110,7 @@ def measure(name: str, device: torch.device, runs: int) -> Iterator[dict]:
                 "sebp_edge_is_times_as_fast": median(ratios),
                 "same_texts": agree[way] / runs if found[way] else None,
             }
-            print(*(f"{each:.3f}" if isinstance(each, float) else each for each in row.values()), flush=True)
-            yield row
+            yield evidence.show(row)
 
 
 def tokens(draw: random.Random, model, length: int) -> list[int]:

@@ -15,16 +15,18 @@ CPU, of all), then with those of the first run. The arrival times of its events 
     steps       updates, without captures          evaluation  held-out losses and copies of the best state
     save        write the adapter                  exit        report the result, end the process
 
+A third run, with filled caches, is profiled: what counting words and the probes take, as shares of the steps' time.
+
 The page cache is warm: the libraries were imported and the weights read or written before. Each row is a single run;
 only the time between steps is a median.
 """
 
-import argparse
 import itertools
 import json
 import math
 import multiprocessing
 import os
+import pstats
 import random
 import shutil
 import statistics
@@ -50,6 +52,12 @@ TINY_MODEL = Path(loading.__file__).with_name("tiny")
 SIZES = (60, 1000)
 # What the `sebp-edge` script does, whether or not it is on the path.
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
+PROFILED = (
+    "import cProfile, sys; from sebp_edge.cli import main; cProfile.runctx('main()', globals(), {}, sys.argv.pop(1))"
+)
+# What is measured beside the gate, by the functions that compute it.
+STEP = ("recovery.py", "step")
+ADDED = {"words_share": [("words.py", "read"), ("words.py", "count")], "probes_share": [("probing.py", "probe")]}
 NOT_BETTER = 3
 SOURCES = (*evidence.OPS, "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
 # By event: the part that the time before it counts as, without the captures in that time.
@@ -81,13 +89,12 @@ class CommandFailed(RuntimeError):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--notes", type=Path, default=NOTES, metavar="FOLDER")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="NOTES")
     default = Path(tempfile.gettempdir()) / "sebp-edge-end-to-end"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
     parser.add_argument("--cpu", nargs="+", metavar="MODEL")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     files = text_files(options.notes)
     sizes = options.sizes or ((len(files),) if options.cpu else SIZES)
@@ -96,15 +103,12 @@ def main(arguments: list[str] | None = None) -> None:
     models = options.cpu or [ensure_model_folder(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))]
     device = "cpu" if options.cpu else "cuda"
     subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
-    print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")
     rows = []
     for model, size in itertools.product(models, sizes):
         for row in measure(size, files, model, options.work, device):
-            show(row)
-            rows.append({"model": Path(model).name} | row if options.cpu else row)
-    if options.record:
-        name = "end-to-end-cpu" if options.cpu else "end-to-end"
-        evidence.record(name, SOURCES, rows, options.record, on_cpu=bool(options.cpu))
+            rows.append(evidence.show({"model": Path(model).name} | row if options.cpu else row))
+    name = "end-to-end-cpu" if options.cpu else "end-to-end"
+    evidence.record(name, SOURCES, rows, options.record, on_cpu=bool(options.cpu))
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -121,12 +125,24 @@ def measure(size: int, files: list[Path], model: Path | str, work: Path, device:
     for number, file in enumerate(files[:size]):
         shutil.copy(file, notes / f"{number:04}{file.suffix}")
     for cache in ("empty", "filled"):
-        options = ["--model", str(model), "--out", str(runs / cache), "--json", "--device", device]
+        options = [str(notes), "--model", str(model), "--json", "--device", device, "--out"]
         caches = {"TRITON_CACHE_DIR": str(runs / "triton")}
         if device == "cpu":
             caches["XDG_CACHE_HOME"] = str(runs / "cache")
-        begin, arrivals, end = run_timed([*COMMAND, str(notes), *options], caches)
-        yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals)}
+        begin, arrivals, end = run_timed([*COMMAND, *options, str(runs / cache)], caches)
+        added = dict.fromkeys(ADDED)
+        if cache == "filled":
+            added = shares([*options, str(runs / "profiled")], caches, runs / "profile")
+        yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals), **added}
+
+
+def shares(options: list[str], caches: dict[str, str], profile: Path) -> dict[str, float]:
+    """What each of `ADDED` takes, as a share of the time of all steps."""
+    # Kernels run within the functions that launch them.
+    run_timed([sys.executable, "-c", PROFILED, str(profile), "adapt", *options], caches | {"CUDA_LAUNCH_BLOCKING": "1"})
+    stats = pstats.Stats(str(profile))
+    seconds = {(Path(file).name, name): times[3] for (file, _, name), times in stats.stats.items()}
+    return {name: sum(seconds[each] for each in parts) / seconds[STEP] for name, parts in ADDED.items()}
 
 
 def run_timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
@@ -197,19 +213,6 @@ def step_seconds(steps: Arrivals) -> list[float]:
         for (before, last), (arrival, event) in itertools.pairwise(steps)
         if (event["phase"], event["epoch"]) == (last["phase"], last["epoch"])
     ]
-
-
-def show(row: dict) -> None:
-    total = sum(row[part] for part in PARTS)
-    times = "".join(f"{row[part]:>11.2f}" for part in PARTS)
-    print(f"{row['notes']:>5} notes, {row['triton_cache']:>10}{times}{total:>11.2f}{row['median_step_ms']:>11.1f}")
-    verdict = "better" if row["passed"] else "not better: saved, not active"
-    print(
-        f"{'':8}{row['documents']} documents, {row['tokens']:,} tokens; {row['steps_done']} steps on "
-        f"{row['tokens_trained']:,} tokens, {row['graphs']} graphs; loss {row['loss_before']:.3f} to "
-        f"{row['loss_after']:.3f}, {verdict}; {row['peak_gib']:.1f} GiB. {row['notices']}",
-        flush=True,
-    )
 
 
 def ensure_model_folder(folder: Path, config: PretrainedConfig) -> Path:

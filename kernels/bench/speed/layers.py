@@ -8,7 +8,6 @@ bf16 base, against PEFT's layers on the same rows. Each shape is checked before 
 over replays of captured graphs.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -35,34 +34,20 @@ SOURCES = (*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/speed/graph
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    evidence.add_record_option(parser)
-    options = parser.parse_args()
+    options = evidence.parser(__doc__).parse_args()
     torch.manual_seed(0)
     records = [*linear_records(), *lora_records()]
-    if options.record:
-        evidence.record("layers", SOURCES, records, options.record)
+    evidence.record("layers", SOURCES, records, options.record)
 
 
 def linear_records():
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: dX and dW of one linear layer, bf16, ms")
-    columns = ("dense", "index", "ours", "limit")
-    heads = "".join(f"{name:>8}" for name in columns)
-    print(f"{'layer':>12}{'rows':>7}{'active':>8} {'pattern':10}{heads}{'ours/limit':>12}{'dense/ours':>12}")
     for num_in, num_out in LAYERS:
         for num_rows in NUM_ROWS:
             for share in SHARES:
                 for pattern in PATTERNS:
                     record = {"layer": f"{num_in}->{num_out}", "rows": num_rows, "active": share, "pattern": pattern}
                     record |= time_linear(num_in, num_out, num_rows, make_rows(num_rows, share, pattern))
-                    ratios = record["ours"] / record["limit"], record["dense"] / record["ours"]
-                    print(
-                        f"{record['layer']:>12}{num_rows:>7}{share:>8.1%} {pattern:10}"
-                        + "".join(f"{record[key]:>8.3f}" for key in columns)
-                        + f"{ratios[0]:>12.2f}{ratios[1]:>12.1f}",
-                        flush=True,
-                    )
-                    yield record
+                    yield evidence.show(record)
 
 
 def make_rows(num_rows: int, share: float, pattern: str) -> Tensor:
@@ -119,17 +104,9 @@ GROUPS = {"q, k, v": (3072, (3072, 1024, 1024)), "gate, up": (3072, (8192, 8192)
 
 
 def lora_records():
-    print("\nlora_linear, forward and backward, r = 16, fp32 adapters on a bf16 base, ms")
-    print(f"{'group':>10}{'rows':>7}{'PEFT':>9}{'ours':>9}{'PEFT/ours':>11}")
     for name, (num_in, outs) in GROUPS.items():
         for num_rows in (128, 512, 1024, 4096):
-            record = {"layer": name, "rows": num_rows, **time_lora(num_in, outs, num_rows)}
-            print(
-                f"{name:>10}{num_rows:>7}{record['peft']:>9.3f}{record['ours']:>9.3f}"
-                f"{record['peft'] / record['ours']:>11.2f}",
-                flush=True,
-            )
-            yield record
+            yield evidence.show({"layer": name, "rows": num_rows, **time_lora(num_in, outs, num_rows)})
 
 
 def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, float]:

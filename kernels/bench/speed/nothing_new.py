@@ -6,7 +6,6 @@ The notes are chains of words, a file each, and were learnt before with the bund
 so that the ratio also holds on a busy machine.
 """
 
-import argparse
 import os
 import random
 import subprocess
@@ -29,14 +28,12 @@ COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--notes", type=int, nargs="+", default=[60, 1000])
     parser.add_argument("--runs", type=int, default=15)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     rows = [measure(number, options.runs) for number in options.notes]
-    if options.record:
-        evidence.record("nothing-new", SOURCES, rows, options.record, on_cpu=True)
+    evidence.record("nothing-new", SOURCES, rows, options.record, on_cpu=True)
 
 
 def measure(number: int, runs: int) -> dict:
@@ -58,8 +55,7 @@ def measure(number: int, runs: int) -> dict:
                 if name == "nothing new" and not output.startswith("Nothing is new"):
                     raise RuntimeError(output)
     helped, found = (median(times[name]) for name in ("help", "nothing new"))
-    print(f"{number:>6} notes: {found:.3f} s, --help {helped:.3f} s, {found / helped:.2f} times", flush=True)
-    return {"notes": number, "seconds": found, "help_seconds": helped, "ratio": found / helped}
+    return evidence.show({"notes": number, "seconds": found, "help_seconds": helped, "ratio": found / helped})
 
 
 def chain_notes(number: int) -> Iterator[str]:

@@ -59,15 +59,15 @@ def main(arguments: list[str] | None = None) -> None:
         rows = run(names, job)
     ceilings = None if options.tiny else CEILINGS.get(torch.cuda.get_device_name())
     compare(rows, job, Ceilings(*options.ceilings) if options.ceilings else ceilings)
-    show(rows)
-    if options.record:
-        about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
-        about |= {"base": "NF4" if job.four_bit else "bf16"}
-        evidence.record(record_name(job), SOURCES, [about | row for row in rows], options.record)
+    for row in sorted(rows, key=lambda row: row["texts"]):
+        evidence.show(row)
+    about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
+    about |= {"base": "NF4" if job.four_bit else "bf16"}
+    evidence.record(record_name(job), SOURCES, [about | row for row in rows], options.record)
 
 
 def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])
     parser.add_argument("--full", action="store_true", help="train all weights")
     parser.add_argument("--4bit", dest="four_bit", action="store_true", help="LoRA on a base model in 4 bits")
@@ -76,7 +76,6 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
     parser.add_argument("--batches", default="1,4,16,64", metavar="TEXTS", help="numbers of texts, at most 64")
     parser.add_argument("--ceilings", type=float, nargs=2, metavar=("FLOPS", "BYTES"), help="of this GPU, a second")
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     options.batches = sorted({int(count) if count.isdecimal() else 0 for count in options.batches.split(",")})
     if not 1 <= options.batches[0] <= options.batches[-1] <= 64:
@@ -128,8 +127,8 @@ def run(names: list[str], job: Job) -> list[dict]:
             found, error = ([], missing[name]) if missing[name] else next(ended)[1:]
             by_texts = {row["texts"]: row for row in found}
             for count in own.batches:
-                rows.append({"arm": name} | by_texts.get(count, {"texts": count, "status": error}))
-                print(line(rows[-1]), flush=True)
+                row = {"arm": name} | by_texts.get(count, {"texts": count, "status": error})
+                rows.append(evidence.show(row))
     ended.close()
     return rows
 
@@ -149,40 +148,6 @@ def compare(rows: list[dict], job: Job, ceilings: Ceilings | None) -> None:
             held = row["trained_bytes"], row["moments_bytes"]
             row["limit_ms"] = limit_ms(size, row["tokens"], job.full, *held, ceilings)
             row["to_limit"] = row["step_ms"] / row["limit_ms"]
-
-
-def show(rows: list[dict]) -> None:
-    titles = ("tokens", "step ms", "peak GiB", "loss", "error", "moments", "/ peer", "/ limit")
-    for count in sorted({row["texts"] for row in rows}):
-        print(
-            f"\n{'':28}"
-            + "".join(f"{title:>{width}}" for title, (width, _) in zip(titles, COLUMNS.values(), strict=True))
-        )
-        for row in rows:
-            if row["texts"] == count:
-                print(line(row))
-
-
-# The width and the format of each column.
-COLUMNS = {
-    "tokens": (7, ""),
-    "step_ms": (10, ".2f"),
-    "peak_gib": (10, ".1f"),
-    "loss": (9, ".4f"),
-    "gradient_error": (9, ".1e"),
-    "moments": (8, ""),
-    "to_fastest_peer": (8, ".2f"),
-    "to_limit": (8, ".2f"),
-}
-
-
-def line(row: dict) -> str:
-    if row["status"] != "ok":
-        return f"{row['arm']:28}{row.get('tokens', ''):>7}  {row['texts']} texts: {row['status'][:100]}"
-    cells = ((row.get(name), width, form) for name, (width, form) in COLUMNS.items())
-    return f"{row['arm']:28}" + "".join(
-        f"{'-':>{width}}" if value is None else f"{value:>{width}{form}}" for value, width, form in cells
-    )
 
 
 def record_name(job: Job) -> str:

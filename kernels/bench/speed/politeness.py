@@ -38,11 +38,10 @@ RECIPE = "learning_rate = 1e-6\nepochs = 1000\npatience = 1000\nbatch_tokens = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--frames", action="store_true", help=argparse.SUPPRESS)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     if options.frames:
         print(json.dumps(draw(options.seconds, on_gpu=options.gpu)))
@@ -62,11 +61,9 @@ def main() -> None:
         cuts = quantiles(frames, n=100)
         late = sum(frame > FRAME for frame in frames) / len(frames)
         row = {"case": name, "median_ms": 1e3 * cuts[49], "p95_ms": 1e3 * cuts[94], "p99_ms": 1e3 * cuts[98]}
-        rows.append(row | {"late": late, "frames": len(frames), "tokens_per_second": tokens})
-        print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
-    if options.record:
-        name = "politeness-gpu" if options.gpu else "politeness"
-        evidence.record(name, SOURCES, rows, options.record, on_cpu=not options.gpu)
+        rows.append(evidence.show(row | {"late": late, "frames": len(frames), "tokens_per_second": tokens}))
+    name = "politeness-gpu" if options.gpu else "politeness"
+    evidence.record(name, SOURCES, rows, options.record, on_cpu=not options.gpu)
 
 
 def draw(seconds: float, *, on_gpu: bool) -> list[float]:

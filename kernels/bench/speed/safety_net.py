@@ -9,7 +9,6 @@ keeps all inputs. Later passes compute the predicted rows, and check the gradien
 first pass on a new handle, with the trials that a handle runs once.
 """
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ import evidence
 from models import TINY, known_config, make_model
 from sebp_edge import sparsify
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.research.bench.timer import seconds
+from sebp_edge.research.bench.timer import peak_bytes, seconds
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
@@ -39,9 +38,8 @@ SOURCES = (*evidence.STEP, "sebp_edge/research/bench", "sebp_edge/models", "kern
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--tiny", action="store_true")
-    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
         parser.error("--record is for GPU runs only; leave out --record or --tiny.")
@@ -53,14 +51,12 @@ def main(arguments: list[str] | None = None) -> None:
     rows.append({"case": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
     for name, settings in HANDLES.items():
         rounds = [passes(model, batch, device, settings) for _ in range(ROUNDS)]
-        rows.append({"case": f"{name}, first pass", "ms": statistics.median(first for first, _, _ in rounds)})
-        rows[-1]["peak_gib"] = rounds[0][2][0]
-        rows.append({"case": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
-        rows[-1]["peak_gib"] = rounds[0][2][1]
+        for part, found in zip(("first pass", "later passes"), zip(*rounds, strict=True), strict=True):
+            middle = statistics.median(ms for ms, _ in found)
+            rows.append({"case": f"{name}, {part}", "ms": middle, "peak_gib": found[0][1]})
     for row in rows:
-        print(f"{row['case']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
-    if options.record:
-        evidence.record("safety-net", SOURCES, rows, options.record)
+        evidence.show(row)
+    evidence.record("safety-net", SOURCES, rows, options.record)
 
 
 def padded_text(config: LlamaConfig, context_length: int, device: torch.device) -> Batch:
@@ -71,24 +67,17 @@ def padded_text(config: LlamaConfig, context_length: int, device: torch.device) 
     return Batch(input_ids_BT.to(device), None, labels_BT.to(device), plan=None)
 
 
-def passes(
-    model: nn.Module, batch: Batch, device: torch.device, settings: dict
-) -> tuple[float, float, list[float | None]]:
-    """Milliseconds of a new handle's first pass, trials included, and of later ones (median); both peaks in GiB."""
+def passes(model: nn.Module, batch: Batch, device: torch.device, settings: dict) -> list[tuple[float, float | None]]:
+    """Milliseconds and the peak in GiB of a new handle's first pass, trials included, and of later ones (median)."""
     release_memory(device)
+    found = []
     with sparsify(model, **settings):
-        (first,), peak_first = measure_time_and_peak(model, batch, device, 1)
-        later, peak_later = measure_time_and_peak(model, batch, device, PASSES)
-    return first, statistics.median(later), [peak_first, peak_later]
-
-
-def measure_time_and_peak(
-    model: nn.Module, batch: Batch, device: torch.device, number: int
-) -> tuple[list[float], float | None]:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    times = steps(model, batch, device, number)
-    return times, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+        for number in (1, PASSES):
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            times, peak = steps(model, batch, device, number), peak_bytes(device)
+            found.append((statistics.median(times), None if peak is None else peak / 2**30))
+    return found
 
 
 def steps(model: nn.Module, batch: Batch, device: torch.device, number: int) -> list[float]:

@@ -6,16 +6,17 @@ An app starts the server and speaks with it as apps do. The texts are the exampl
 "warm" has one that has answered. Times of a busy machine are too long: the table has the fastest run beside the median.
 
 The protocol's share is processor time: the supervisor's, and the worker's for writing the same events again, over the
-worker's from the first event to a step. A job is cancelled at the first event of two phases, and at a random moment.
+worker's from the first event to a step. A job is cancelled at the first event of each phase, and at a random moment;
+of many texts in the phases before the training, since a warm worker is through with few before it tells them.
 """
 
-import argparse
 import asyncio
 import json
 import random
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -31,36 +32,30 @@ NOTES = Path(__file__).parents[3] / "examples" / "notes"
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/training", __file__)
 TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
 ADAPT = TEXTS | {"name": "notes"}
-# Phases whose first event a job is cancelled at; a warm worker is through with those between before it tells them.
-# The protocol's share is measured up to this step.
-PHASES, LAST_STEP = ("reading", "train"), 20
+# Phases whose first event a job is cancelled at: of many texts, and of those of an adapter that is there already.
+OF_MANY, PHASES = (
+    ("reading", "comparing", "tokenising", "planning"),
+    ("loading", "active version", "train", "all documents", "samples", "general text", "copies", "saving"),
+)
+# How many texts are many. The protocol's share is measured up to this step.
+MANY, LAST_STEP = 20_000, 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = evidence.parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    evidence.add_record_option(parser)
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
     for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
             for what, value in asyncio.run(measure(folder)).items():
                 found.setdefault(what, []).append(value)
-    rows = [
-        {
-            "what": what,
-            "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s"),
-            "median": median(values),
-            "best": min(values),
-            "worst": max(values),
-            "runs": len(values),
-        }
-        for what, values in found.items()
-    ]
-    for row in rows:
-        print(f"{row['what']}: {row['median']:.3f} {row['unit']} ({row['best']:.3f} to {row['worst']:.3f})")
-    if options.record:
-        evidence.record("serve", SOURCES, rows, options.record, on_cpu=True)
+    rows = []
+    for what, values in found.items():
+        row = {"what": what, "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s")}
+        row |= {"median": median(values), "best": min(values), "worst": max(values), "runs": len(values)}
+        rows.append(evidence.show(row))
+    evidence.record("serve", SOURCES, rows, options.record, on_cpu=True)
 
 
 async def measure(store: str) -> dict[str, float]:
@@ -73,7 +68,7 @@ async def measure(store: str) -> dict[str, float]:
     found["ready"] = time.perf_counter() - begin
     found["ready, processor time"] = sum(psutil.Process(process.pid).cpu_times()[:2])
     await Client(process).close()
-    async with await Client.start(store=store, folders=[str(NOTES)], low_priority=False) as client:
+    async with await Client.start(store=store, folders=[str(NOTES), store], low_priority=False) as client:
         await client.call("adapters.list")
         found["memory, idle"] = memory(client.process.pid)
         for method, params in (("models", {}), ("plan", TEXTS), ("inspect", TEXTS)):
@@ -88,8 +83,15 @@ async def measure(store: str) -> dict[str, float]:
         found["cancelled, training"] = await ended(client, "warm", "jobs.cancel")
         found["first text, warm"] = await first_text(client)
         found["share, protocol of a training"] = await protocol_share(client)
-        for phase in PHASES:
-            found[f"cancelled, {phase}"] = await cancelled_in(client, phase)
+        many = {"texts": make_texts(), "device": "cpu", "model": "tiny"}
+        await until_end(client, "known", ADAPT | {"name": "known", "activate_anyway": True})
+        for params, phases in ((many, OF_MANY), (ADAPT | {"name": "known", "fresh": True}, PHASES)):
+            for phase in phases:
+                if (seconds := await cancelled_in(client, phase, params)) is not None:
+                    found[f"cancelled, {phase}"] = seconds
+        exported = {"name": "known", "to": f"{store}/out", "format": "merged", "device": "cpu"}
+        found["cancelled, export"] = await cancelled_in(client, "writing", exported, kind="export")
+        found["cancelled, inspect"] = await cancelled_inspection(client, many)
         found["memory, worker"] = (await client.call("status"))["worker"]["memory"] / 1e6
         await until_step(client, "third")
         worker = psutil.Process((await client.call("status"))["worker"]["pid"])
@@ -130,13 +132,38 @@ async def protocol_share(client: Client) -> float:
     return 100 * (supervisor + writing) / worker
 
 
-async def cancelled_in(client: Client, phase: str) -> float:
-    """Cancels a job in a phase; returns the seconds until it has ended."""
-    await client.call("jobs.start", id=phase, params=ADAPT | {"name": phase})
-    async for event in client.events(phase):
+async def cancelled_in(client: Client, phase: str, params: dict, kind: str = "adapt") -> float | None:
+    """Cancels a job in a phase; returns the seconds until it has ended, or None if it has no such phase."""
+    job = f"in-{phase.replace(' ', '-')}"
+    await client.call("jobs.start", id=job, kind=kind, params=params)
+    async for event in client.events(job):
         if event["phase"] == phase:
-            break
-    return await ended(client, phase, "jobs.cancel", at_once=True)
+            return await ended(client, job, "jobs.cancel", at_once=True)
+    return None
+
+
+async def cancelled_inspection(client: Client, params: dict) -> float:
+    """Cancels an inspection after half a second; returns the seconds until it has ended."""
+    task = asyncio.create_task(client.call("inspect", **params))
+    await asyncio.sleep(0.5)
+    begin = time.perf_counter()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await client.call("plan", **TEXTS)  # which begins once the inspection has ended
+    return time.perf_counter() - begin
+
+
+async def until_end(client: Client, job: str, params: dict) -> None:
+    await client.call("jobs.start", id=job, params=params)
+    async for _ in client.events(job):
+        pass
+
+
+def make_texts() -> list[str]:
+    """Returns different texts, made of the notes' words."""
+    draw, words = random.Random(0), " ".join(path.read_text() for path in sorted(NOTES.rglob("*.md"))).split()
+    return [" ".join(draw.choices(words, k=40)) for _ in range(MANY)]
 
 
 async def until_step(client: Client, job: str) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+import evidence
 from sebp_edge.ops import ActiveRows, choices
 from sebp_edge.ops.measure import LayerTimes, fastest, time_products
 from sebp_edge.ops.timing import milliseconds
@@ -28,11 +29,6 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="adds the choices to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: dX and dW of one linear layer, bf16, ms")
-    print(
-        f"{'layer':>12}{'rows':>7}{'active':>8} {'pattern':10}{'limit':>8}{'cuBLAS':>8}{'ours':>8}{'best':>8}"
-        f"{'best/limit':>12}  best dX, best dW"
-    )
     for num_inputs, num_outputs in LAYERS:
         cases = list(time_cases(num_inputs, num_outputs))
         if options.write:
@@ -56,14 +52,9 @@ def print_case(case: dict, times: LayerTimes, limit: float) -> None:
     ours = choices.Algorithms(*(min((t for t in part if t), key=part.get) for part in (times.dx, times.dweight)))
     algorithms = [choices.Algorithms(dx, dweight) for dx in times.dx for dweight in times.dweight]
     best = min(algorithms, key=lambda algorithm: times.of("both", algorithm))
-    columns = (limit, *(times.of("both", algorithm) for algorithm in (choices.Algorithms(), ours, best)))
-    print(
-        f"{case['layer']:>12}{case['rows']:>7}{case['active']:>8.1%} {case['pattern']:10}"
-        + "".join(f"{value:>8.3f}" for value in columns)
-        + f"{columns[-1] / limit:>12.2f}  "
-        + ", ".join("cuBLAS" if tiles is None else "x".join(map(str, tiles)) for tiles in best),
-        flush=True,
-    )
+    found = {"cuBLAS": choices.Algorithms(), "ours": ours, "best": best}
+    case |= {"limit": limit} | {name: times.of("both", algorithm) for name, algorithm in found.items()}
+    evidence.show(case | dict(zip(("best dX", "best dW"), best, strict=True)))
 
 
 def time_limit(num_inputs: int, num_outputs: int, rows: ActiveRows) -> float:

@@ -1,7 +1,7 @@
 """Lays out the figures of pages and plots in SVG units; the templates only print the numbers."""
 
 import math
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 
@@ -88,10 +88,12 @@ def map_figure(heat_map, scale: Scale, num_positions: int) -> MapFigure:
     row = min(MAX_ROW_HEIGHT, max(MIN_ROW_HEIGHT, FRAME.height / rows))
     paths: dict[int, str] = {}
     for index, norms in enumerate(reversed(heat_map.norms)):
-        levels = [scale.level(norm) for norm in norms]
-        for begin, end, level in _runs(levels):
+        begin = 0
+        for level, run in groupby(map(scale.level, norms)):
+            width = len(list(run))
             if level is not None:
-                paths[level] = paths.get(level, "") + f"M{begin} {index}h{end - begin}v1h{begin - end}z"
+                paths[level] = paths.get(level, "") + f"M{begin} {index}h{width}v1h{-width}z"
+            begin += width
     step = -(-rows // 6)
     return MapFigure(
         title=heat_map.title,
@@ -110,13 +112,6 @@ def map_figure(heat_map, scale: Scale, num_positions: int) -> MapFigure:
             for position in (0, num_positions // 2, num_positions)
         ],
     )
-
-
-def _runs(levels: list[int | None]) -> list[tuple[int, int, int | None]]:
-    """Runs of equal levels, as (begin, end, level)."""
-    changes = [index for index in range(1, len(levels)) if levels[index] != levels[index - 1]]
-    begins, ends = [0, *changes], [*changes, len(levels)]
-    return [(begin, end, levels[begin]) for begin, end in zip(begins, ends, strict=True)]
 
 
 class Bar(NamedTuple):

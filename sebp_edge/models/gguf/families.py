@@ -51,7 +51,6 @@ class Family:
     """A family of decoders.
 
     Attributes:
-        arch: its architecture in GGUF.
         parts: transformers' names of a block's tensors.
         rotates_pairs: whether llama.cpp rotates neighbouring elements of queries and keys, where transformers rotates
             halves; their rows are then reordered.
@@ -144,11 +143,7 @@ def weight_names(file: GgufFile) -> dict[str, str]:
 
 
 def read_weight(file: GgufFile, name: str, dtype: torch.dtype) -> Tensor:
-    """Returns a weight as transformers' model has it.
-
-    Args:
-        name: the file's name of it.
-    """
+    """Returns a weight as transformers' model has it."""
     # Norms in fp32, since an offset is subtracted before they are rounded.
     weight = file.read(name, torch.float32 if len(file.tensors[name].shape) == 1 else dtype)
     heads = file.positive(int, "attention.head_count")

@@ -39,7 +39,6 @@ class TensorInfo(NamedTuple):
 
     Attributes:
         kind: its type; None if it cannot be dequantised.
-        type_name: the type's name.
         shape: in torch's order.
         offset, size: the position of its bytes in the file; the size is 0 if the type is unknown.
     """

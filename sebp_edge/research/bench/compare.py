@@ -50,9 +50,7 @@ def compare(
     Args:
         model: a decoder on its device; its trained parameters require gradients, and the timed steps update them.
         batch: right-padded, on the model's device.
-        variants: the variants to compare.
         rounds: how often the variants take turns.
-        on_progress: called with a description of the next action.
     """
     runner = _Runner(model, batch)
     on_progress("computing the fp32 reference")

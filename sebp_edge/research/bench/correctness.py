@@ -50,14 +50,14 @@ class Reference:
     allowed: Deviation
 
     @classmethod
-    def of(cls, model: nn.Module, batch: Batch, loss_tolerance: float = LOSS_TOLERANCE) -> "Reference":
+    def of(cls, model: nn.Module, batch: Batch) -> "Reference":
         """Computes the reference with the model itself, whose weights are in fp32 meanwhile."""
         is_fp32 = all(weight.dtype == torch.float32 for weight in model.parameters())
         rounded = {} if is_fp32 else _unpadded_loss_and_gradients(model, batch)[1]
         with in_fp32(model):
             loss, gradients = _unpadded_loss_and_gradients(model, batch)
         rounding = 0.0 if is_fp32 else total_norm(errors(rounded, gradients))
-        return cls(loss, gradients, Deviation(LOSS_TOLERANCE_FP32 if is_fp32 else loss_tolerance, 2 * rounding + 1e-4))
+        return cls(loss, gradients, Deviation(LOSS_TOLERANCE_FP32 if is_fp32 else LOSS_TOLERANCE, 2 * rounding + 1e-4))
 
     def deviation(self, loss: float, gradients: Gradients) -> Deviation:
         """The deviation of a loss and gradients from the reference.

@@ -2,10 +2,12 @@
 
 import importlib.metadata
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import psutil
 import torch
 
 from sebp_edge.errors import OptionError, RecipeError, TextsError
@@ -16,11 +18,9 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
 from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_config
 from sebp_edge.models.hub_cache import local_folder
-from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer
-from sebp_edge.models.random_weights import make_base_model
+from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer, model_from_config
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.bench.compare import compare
-from sebp_edge.research.bench.host_memory import limited_host_memory
 from sebp_edge.research.bench.result import BenchResult
 from sebp_edge.research.bench.workload import Workload, built_in_examples, padded_length, pick_spread_lengths
 from sebp_edge.texts.examples import Example, encode
@@ -80,7 +80,7 @@ def run_bench(
         )
     is_local = local_folder(reference) is not None
     refuse_if_too_big(reference, recipe, device)
-    base = load_base_model(reference, recipe, device) if is_local else make_base_model(reference, device)
+    base = load_base_model(reference, recipe, device) if is_local else _make_base_model(reference, device)
     if not is_local:
         missing = f"The weights of {reference.name!r} are not on this machine"
         on_event(Notice(f"{missing}, so random weights of its shape are timed."))
@@ -102,6 +102,37 @@ def run_bench(
         padding_share=workload.padding_share,
         measurements=measurements,
     )
+
+
+@contextmanager
+def limited_host_memory(size: int) -> Iterator[None]:
+    """Lets this process take at most `size` more bytes of host memory within it; has no effect outside Linux.
+
+    Running out raises an error then: Linux would kill the process silently.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    before, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = psutil.Process().memory_info().data + size
+    limits = [wanted, *(limit for limit in (before, highest) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), highest))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, highest))
+
+
+def _make_base_model(reference: ModelReference, device: torch.device) -> BaseModel:
+    """Makes a model with random weights from its config alone; downloads nothing if the model is known by name."""
+    dtype = devices.pick_dtype(device)
+    with devices.forked_random_state(device):
+        torch.manual_seed(0)
+        model = model_from_config(reference, device, dtype)
+    tokenizer = local_tokenizer(reference)
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, fingerprint="random weights")
 
 
 def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> list[Example]:

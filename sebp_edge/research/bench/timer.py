@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import torch
@@ -55,15 +55,9 @@ def time_steps(step: Step, device: torch.device, *, warm_ups: int, repeats: int)
 
 def medians(found: list[Times]) -> Times:
     """The median of each part, and the highest peak."""
-    peaks = [each.peak_bytes for each in found]
-    return Times(
-        *(_median([getattr(each, part) for each in found]) for part in ("forward", "backward", "step")),
-        peak_bytes=None if None in peaks else max(peaks),
-    )
-
-
-def _median(values: list[float | None]) -> float | None:
-    return None if None in values else statistics.median(values)
+    *parts, peaks = zip(*map(astuple, found), strict=True)
+    middles = (None if None in part else statistics.median(part) for part in parts)
+    return Times(*middles, None if None in peaks else max(peaks))
 
 
 @contextmanager

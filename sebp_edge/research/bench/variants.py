@@ -53,7 +53,6 @@ class Variant:
     """A variant of the training step of a padded batch.
 
     Attributes:
-        name: its name in tables.
         attach: prepares a model; leaving the context manager restores it.
         loss: the mean loss, from what `attach` yields and the laid-out batch.
         lay_out: converts a batch on the model's device to this variant's layout.
@@ -118,12 +117,9 @@ class EagerStep:
         mark("forward")
         loss.backward()
         mark("backward")
-        self.update()
-        mark("update")
-
-    def update(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad()
+        mark("update")
 
     def release(self) -> None:
         self.zero_grad()

@@ -68,7 +68,6 @@ class Workload:
 
     Attributes:
         lengths: tokens of each example, in increasing order.
-        loss_tokens: number of predicted tokens.
     """
 
     batch: Batch

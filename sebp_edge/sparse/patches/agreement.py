@@ -59,7 +59,6 @@ def find_mismatch(
     An error of the model's code counts as a mismatch; running out of memory is raised.
 
     Args:
-        model: the model whose parts compute both.
         expected: called before `found`.
         tolerance: the largest relative difference in low precision.
         with_hooks: whether users' hooks run.

@@ -95,6 +95,7 @@ class Head:
         return linear_cross_entropy(hidden_CD, weight_VD, targets_C, others=others, check=self._check, **self._options)
 
     def _logits(self, hidden_CD: Tensor) -> Tensor:
+        self._check()
         return final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])[0]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 MIN_TOKENS = 8
 
 
-def num_shared_tokens(heads: list[Sequence[int]], min_tokens: int = MIN_TOKENS) -> int:
+def num_shared_tokens(heads: list[Sequence[int]]) -> int:
     """Returns by how many tokens `share_prefixes` shortens sequences.
 
     Args:
         heads: the tokens of each sequence before its first loss row.
     """
-    return sum((len(members) - 1) * length for members, length in groups_of_equal(heads, min_tokens))
+    return sum((len(members) - 1) * length for members, length in groups_of_equal(heads, MIN_TOKENS))
 
 
 def groups_of_equal(heads: list[Sequence[int]], min_tokens: int) -> list[tuple[list[int], int]]:

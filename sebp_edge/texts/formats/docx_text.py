@@ -37,7 +37,6 @@ class _Story:
     Attributes:
         blocks: the finished paragraphs and tables.
         pieces: the text of the paragraph so far.
-        boxes: the text boxes that are anchored in it.
         fields: of each field around the current place, the innermost last, whether this is its code, not its result.
         num_codes: how many of these are.
         is_hidden: whether all of it is.

@@ -34,7 +34,8 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
     """
     text = unix_newlines(decode(path))
     front = front_matter(text)
-    if vault and vault.app == "Obsidian" and _is_drawing(path, front):
+    is_drawing = path.stem.lower().endswith(".excalidraw") or "excalidraw-plugin:" in front
+    if is_drawing and vault and vault.app == "Obsidian":
         raise Unreadable("an Excalidraw drawing")
     text = text[len(front) :]
     if note := joplin_note(text):
@@ -100,7 +101,3 @@ def visible_text(text: str, app: str | None = None) -> Seen:
     comments: list[Edit] = [(begin, _BLANKS.match(text, end).end(), "") for begin, end in parts.comments]
     seen = read_marks(text, parts, comments) if read_marks else edit(text, comments, [])[0]
     return Seen(seen, len(comments), parts.is_cut)
-
-
-def _is_drawing(path: Path, front: str) -> bool:
-    return path.stem.lower().endswith(".excalidraw") or "excalidraw-plugin:" in front

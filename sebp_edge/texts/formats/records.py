@@ -216,7 +216,8 @@ def _records_of_table(text: str) -> Iterator[dict[str, str] | Unreadable]:
     for delimiter in (separator[1],) if separator else DELIMITERS:
         rows = _rows(text, begin, delimiter)
         names = next(rows, None)
-        if isinstance(names, list) and _are_known({name.strip().lower() for name in names}):
+        known = {name.strip().lower() for name in names} if isinstance(names, list) else set()
+        if "text" in known or prompt_and_completion(known):
             break
     else:
         raise Unreadable('no column "text", and no columns "prompt" and "completion"')
@@ -229,10 +230,6 @@ def _records_of_table(text: str) -> Iterator[dict[str, str] | Unreadable]:
             yield Unreadable("more fields than columns")
         else:
             yield dict(zip_longest(names, row, fillvalue=""))
-
-
-def _are_known(names: set[str]) -> bool:
-    return "text" in names or prompt_and_completion(names) is not None
 
 
 def _rows(text: str, begin: int, delimiter: str) -> Iterator[list[str] | Unreadable]:

@@ -29,7 +29,7 @@ class Arm:
     """
 
     variant: Variant
-    tables: frozenset[str]
+    tables: set[str]
     load: Callable[[Job], nn.Module] = make_model
     packages: tuple[str, ...] = ()
     max_texts: int = 64
@@ -75,26 +75,22 @@ def with_unsloth(job: Job) -> nn.Module:
     ).train()
 
 
-def _in(*tables: str) -> frozenset[str]:
-    return frozenset(tables)
-
-
 UNSLOTH = ("unsloth", "bitsandbytes")
 ARMS = {
-    "hf padded to 4096": Arm(variants.PADDED, _in(LORA), max_texts=4),
-    "hf dynamic padding": Arm(variants.DYNAMICALLY_PADDED, _in(LORA)),
-    "hf packed varlen": Arm(variants.PACKED, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE), with_varlen),
-    "hf packed varlen adamw8bit": Arm(variants.PACKED_8_BIT, _in(FULL), with_varlen, ("bitsandbytes",)),
-    "hf compiled": Arm(variants.PACKED_COMPILED, _in(LORA), with_varlen, apart=True),
-    "hf graph": Arm(variants.PACKED_GRAPH, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE), with_varlen),
-    "liger packed varlen": Arm(variants.PACKED, _in(LORA, LOSS_SHARE), with_liger, ("liger_kernel",)),
-    "unsloth dynamic padding": Arm(variants.UNSLOTH_PADDED, _in(LORA, FOUR_BIT), with_unsloth, UNSLOTH),
-    "unsloth packed": Arm(variants.UNSLOTH_PACKED, _in(LORA, FOUR_BIT), with_unsloth, UNSLOTH),
-    "drop-in padded to 4096": Arm(variants.OUR_DROP_IN, _in(LORA), max_texts=4),
-    "sebp-edge all rows": Arm(variants.OUR_EAGER_WITH_ALL_ROWS, _in(LOSS_SHARE)),
-    "sebp-edge hoisted": Arm(variants.OUR_EAGER, _in(LORA, FULL)),
-    "sebp-edge step": Arm(variants.OUR_STEP, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE)),
-    "sebp-edge step, 14 blocks dequantised": Arm(variants.OUR_STEP_WITH_14_DEQUANTISED, _in(FOUR_BIT)),
-    "sebp-edge step, 28 blocks dequantised": Arm(variants.OUR_STEP_WITH_28_DEQUANTISED, _in(FOUR_BIT)),
-    "sebp-edge step torch adamw": Arm(variants.OUR_STEP_WITH_TORCHS_ADAMW, _in(FULL)),
+    "hf padded to 4096": Arm(variants.PADDED, {LORA}, max_texts=4),
+    "hf dynamic padding": Arm(variants.DYNAMICALLY_PADDED, {LORA}),
+    "hf packed varlen": Arm(variants.PACKED, {LORA, FULL, FOUR_BIT, LOSS_SHARE}, with_varlen),
+    "hf packed varlen adamw8bit": Arm(variants.PACKED_8_BIT, {FULL}, with_varlen, ("bitsandbytes",)),
+    "hf compiled": Arm(variants.PACKED_COMPILED, {LORA}, with_varlen, apart=True),
+    "hf graph": Arm(variants.PACKED_GRAPH, {LORA, FULL, FOUR_BIT, LOSS_SHARE}, with_varlen),
+    "liger packed varlen": Arm(variants.PACKED, {LORA, LOSS_SHARE}, with_liger, ("liger_kernel",)),
+    "unsloth dynamic padding": Arm(variants.UNSLOTH_PADDED, {LORA, FOUR_BIT}, with_unsloth, UNSLOTH),
+    "unsloth packed": Arm(variants.UNSLOTH_PACKED, {LORA, FOUR_BIT}, with_unsloth, UNSLOTH),
+    "drop-in padded to 4096": Arm(variants.OUR_DROP_IN, {LORA}, max_texts=4),
+    "sebp-edge all rows": Arm(variants.OUR_EAGER_WITH_ALL_ROWS, {LOSS_SHARE}),
+    "sebp-edge hoisted": Arm(variants.OUR_EAGER, {LORA, FULL}),
+    "sebp-edge step": Arm(variants.OUR_STEP, {LORA, FULL, FOUR_BIT, LOSS_SHARE}),
+    "sebp-edge step, 14 blocks dequantised": Arm(variants.OUR_STEP_WITH_14_DEQUANTISED, {FOUR_BIT}),
+    "sebp-edge step, 28 blocks dequantised": Arm(variants.OUR_STEP_WITH_28_DEQUANTISED, {FOUR_BIT}),
+    "sebp-edge step torch adamw": Arm(variants.OUR_STEP_WITH_TORCHS_ADAMW, {FULL}),
 }

@@ -106,7 +106,44 @@ class OurStep(CapturedStep):
         return [values for moments in self._update._moments for values in moments if values is not None]
 
 
-class GraphedStep:
+class _TwoGraphs:
+    """A step whose gradients are in one graph, which overwrites them, and whose update is in another.
+
+    The update is torch's fused AdamW, on the parameters' `grad` as they are when the graph is captured.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], graphs: GraphPool):
+        self._parameters = parameters
+        on_gpu = parameters[0].is_cuda
+        learning_rate = torch.zeros((), device=parameters[0].device)
+        self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=on_gpu or None, capturable=on_gpu)
+        # At a learning rate of zero the weights stay what they are.
+        graphs.warm_up(self._optimizer.step)
+        self._update = graphs.capture("update", self._optimizer.step)
+        learning_rate.fill_(LEARNING_RATE)
+
+    def gradients(self) -> Tensor:
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Does nothing: the next replay overwrites the gradients."""
+
+    def __call__(self, mark: Mark) -> None:
+        self.gradients()
+        mark("forward and backward")
+        self._update()
+        mark("update")
+        self.zero_grad()
+
+    def moments(self) -> list[Tensor]:
+        return _moments_of(self._optimizer)
+
+    def release(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+class GraphedStep(_TwoGraphs):
     """A step of any trainer in CUDA graphs. The inputs are fixed tensors; each replay overwrites the gradients."""
 
     def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
@@ -117,12 +154,11 @@ class GraphedStep:
         self._replay = graphs.capture("forward and backward", self._pass)
         # A capture computes nothing, and the update's first run reads the gradients.
         self._replay()
-        self._update = _CapturedUpdate(graphs, parameters)
+        super().__init__(parameters, graphs)
 
     def _pass(self) -> None:
         # So that the gradients are written to the graph's memory instead of added to.
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.release()
         loss = self._compute()
         loss.backward()
         self._loss.copy_(loss.detach())
@@ -131,71 +167,21 @@ class GraphedStep:
         self._replay()
         return self._loss
 
-    def zero_grad(self) -> None:
-        """Does nothing: the next replay overwrites the gradients."""
 
-    def __call__(self, mark: Mark) -> None:
-        self._replay()
-        mark("forward and backward")
-        self._update()
-        mark("update")
-
-    def moments(self) -> list[Tensor]:
-        return self._update.moments()
-
-    def release(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-
-class CapturedGradientsStep:
+class CapturedGradientsStep(_TwoGraphs):
     """The step of a training loop with `CapturedGradients`."""
 
     def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
-        self._parameters, self._tokens = parameters, tokens
-        self._captured = CapturedGradients(handle)
+        self._tokens, self._captured = tokens, CapturedGradients(handle)
         self._captured.add(tokens)
-        self._update = _CapturedUpdate(GraphPool(parameters[0].device, silent), parameters)
+        super().__init__(parameters, GraphPool(parameters[0].device, silent))
         self.zero_grad()
 
     def gradients(self) -> Tensor:
         return self._captured.add(self._tokens)
 
     def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def __call__(self, mark: Mark) -> None:
-        self.gradients()
-        mark("forward and backward")
-        self._update()
-        mark("update")
-        self.zero_grad()
-
-    def moments(self) -> list[Tensor]:
-        return self._update.moments()
-
-    def release(self) -> None:
-        self.zero_grad()
-
-
-class _CapturedUpdate:
-    """torch's fused AdamW in a graph, on the parameters' `grad` as they are now."""
-
-    def __init__(self, graphs: GraphPool, parameters: list[nn.Parameter]):
-        on_gpu = parameters[0].is_cuda
-        learning_rate = torch.zeros((), device=parameters[0].device)
-        self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=on_gpu or None, capturable=on_gpu)
-        # At a learning rate of zero the weights stay what they are.
-        graphs.warm_up(self._optimizer.step)
-        self._replay = graphs.capture("update", self._optimizer.step)
-        learning_rate.fill_(LEARNING_RATE)
-
-    def __call__(self) -> None:
-        self._replay()
-
-    def moments(self) -> list[Tensor]:
-        return _moments_of(self._optimizer)
+        self.release()
 
 
 def _moments_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

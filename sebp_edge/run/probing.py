@@ -1,0 +1,142 @@
+"""Measures what an adaptation costs by bundled probes: general text, language and facts, with it and without it.
+
+A pass over all of them takes as long as one over 20,000 tokens at most. What the base model does is kept in the cache
+folder, since it never changes.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from sebp_edge.basics.files import cache_folder, make_private, read_json, write_atomically
+from sebp_edge.basics.stopping import Check
+from sebp_edge.events import Sink
+from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.models.adaptation import Adaptation
+from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
+from sebp_edge.questions.probe_figures import ProbeFigures
+from sebp_edge.questions.probes import Item, fact_items, language_items
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.general_probe import encode_probe, read_probe
+from sebp_edge.training.scoring import score
+
+# A model knows an item only if it prefers what is right by more nats: so many are due to rounding.
+TIE = 0.01
+
+Losses = dict[int, float]  # nats by the number of a text
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probes show of an adaptation.
+
+    Attributes:
+        general_before, general_after: the loss on general text in nats per token, of the base model and with it.
+        language, facts: how many items each knows; None if the model's tokenizer shows none.
+    """
+
+    general_before: float
+    general_after: float
+    language: ProbeFigures | None = None
+    facts: ProbeFigures | None = None
+
+
+def probe(
+    base: BaseModel,
+    adaptation: Adaptation,
+    on_event: Sink,
+    options: MemoryOptions = FASTEST,
+    check: Check = lambda: None,
+) -> Probed:
+    """Scores the probes; computes the base model's losses only the first time.
+
+    Args:
+        adaptation: attached to `base`.
+        on_event: receives the progress after each micro-batch; may raise to stop.
+        options: what to hold in memory at once.
+        check: see `RowLosses`.
+    """
+    language, facts = list(language_items()), list(fact_items(base.tokenizer))
+    examples = _encode(base, [*language, *facts])
+
+    def losses() -> Losses:
+        collator = Collator(None, base.pad_token_id)
+        return score(adaptation.model, examples, collator, base.device, on_event, options, check).nats
+
+    key, numbers = _key(base, adaptation, examples), sorted({example.document for example in examples})
+    before = _read(key, numbers)
+    if before is None:
+        with adaptation.disabled():
+            before = losses()
+        _write(key, before)
+    after = losses()
+    first = len(read_probe())
+    tokens = sum(example.num_loss_tokens for example in examples if example.document < first)
+    means = (sum(loss for number, loss in part.items() if number < first) / tokens for part in (before, after))
+    return Probed(
+        *means,
+        _compare(before, after, range(first, first + 4 * len(language), 4)),
+        _compare(before, after, range(first + 4 * len(language), first + 4 * len(language + facts), 4)),
+    )
+
+
+def _encode(base: BaseModel, items: Iterable[Item]) -> list[Example]:
+    limit = getattr(base.model.config, "max_position_embeddings", None)
+    examples = encode_probe(base.tokenizer, limit, chain.from_iterable(items))
+    refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))
+    return examples
+
+
+def _compare(before: Losses, after: Losses, items: Iterable[int]) -> ProbeFigures | None:
+    """Compares two models on items, given by the numbers of their first texts."""
+    whole = [number for number in items if before.keys() >= {*range(number, number + 4)}]
+    return ProbeFigures.of(*([_is_known(part, number) for number in whole] for part in (before, after)))
+
+
+def _is_known(losses: Losses, number: int) -> bool:
+    right, wrong, other_right, other_wrong = (losses[number + place] for place in range(4))
+    return right + other_right + TIE < wrong + other_wrong
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+
+
+def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> dict[str, str]:
+    """What the base model's losses depend on: weights, precision, and the probes' tokens."""
+    tokens = json.dumps([[each.document, each.input_ids.tolist(), each.labels.tolist()] for each in examples])
+    return {
+        "model": base.fingerprint,
+        "dtype": "nf4" if base.in_4bit else adaptation.merge_for or str(base.dtype),
+        "probe": hashlib.sha256(tokens.encode()).hexdigest(),
+    }
+
+
+def _file(key: dict[str, str]) -> Path:
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    return cache_folder() / f"probes-{digest[:12]}.json"
+
+
+def _read(key: dict[str, str], numbers: list[int]) -> Losses | None:
+    """Returns the known losses of the texts; None if there are none, or if their file is damaged."""
+    try:
+        values = read_json(_file(key))
+    except (OSError, ValueError):
+        return None
+    losses = values.pop("losses", None)
+    if values != key or not isinstance(losses, list) or len(losses) != len(numbers):
+        return None
+    is_whole = all(type(loss) is float and math.isfinite(loss) for loss in losses)
+    return dict(zip(numbers, losses, strict=True)) if is_whole else None
+
+
+def _write(key: dict[str, str], losses: Mapping[int, float]) -> None:
+    """Keeps losses; a disk that refuses them costs only time."""
+    with suppress(OSError):
+        make_private(cache_folder())
+        write_atomically(_file(key), json.dumps({**key, "losses": [loss for _, loss in sorted(losses.items())]}))
