@@ -27,10 +27,11 @@ from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.rates import ORDER, trials
 
 # Names of phases that are no training.
-REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
+REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
     "replies",
     "teacher",
     "active version",
+    "attaching",
     "quiz before",
     "quiz",
     "samples",
