@@ -56,16 +56,14 @@ def import_transformers_quickly() -> None:
     import torch
 
     def disable(*arguments, reason: str | None = None, **options):
-        """Marks a function for the compiler as `torch.compiler.disable` does, but does not load it for that."""
-        return torch._disable_dynamo(*arguments, **options)
+        return torch._disable_dynamo(*arguments, **options)  # the same mark, which does not load the compiler
 
     with (
         _without_compiler(),
         _replaced(vars(torch.compiler), "disable", disable),
         _replaced(vars(torch.distributed), "is_available", lambda: False),  # transformers remembers the answer
     ):
-        import transformers.masking_utils
-        import transformers.modeling_utils  # noqa: F401
+        from transformers import masking_utils, modeling_utils  # noqa: F401
 
         from sebp_edge.models import sharding  # noqa: F401
 
