@@ -47,23 +47,23 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_840
+MAX_LINES = 50_788
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
     "ask": 722,
     "basics": 757,
     "basics.pages": 326,
-    "cli": 3_032,
+    "cli": 3_030,
     "export": 1_985,
     "machine": 857,
     "memory": 1_545,
-    "models": 4_838,
+    "models": 4_790,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
     "run": 5_381,
-    "serve": 2_696,
+    "serve": 2_694,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,

@@ -25,7 +25,6 @@ from sebp_edge.basics.version import __version__
 from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError, StorageError
 from sebp_edge.events import Event, JsonLines, Started, new_job
-from sebp_edge.models.libraries import import_transformers_quickly
 
 
 class _Console(Console):
@@ -162,7 +161,7 @@ def discard_output(stream: TextIO | None = None) -> None:
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports torch and transformers quickly, and what the body imports: no garbage is collected meanwhile.
+    """Speeds up slow imports: disables garbage collection during them, then excludes their objects from it.
 
     Objects created on import live until the exit, so checking them is wasted work. This changes the whole process, so
     it is only for the command line's own. A terminal shows a status line meanwhile.
@@ -176,7 +175,6 @@ def quick_imports() -> Iterator[None]:
     gc.disable()
     try:
         with err.status("starting", spinner="line"):
-            import_transformers_quickly()
             yield
     finally:
         gc.freeze()

@@ -6,8 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec, module_from_spec
 
 _LIBRARIES = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "torch")
 
@@ -43,52 +41,6 @@ class _Silence(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.thread != self._thread or record.name.partition(".")[0] not in _LIBRARIES
-
-
-def import_transformers_quickly() -> None:
-    """Imports torch and transformers without torch's compiler, and without its tensors of several processes.
-
-    On import, transformers marks functions for a compiler that is never used here, and looks for what it needs in
-    several processes. Only for processes of our own, since it does without both from then on.
-    """
-    if "transformers" in sys.modules:
-        return
-    import torch
-
-    def disable(*arguments, reason: str | None = None, **options):
-        return torch._disable_dynamo(*arguments, **options)  # the same mark, which does not load the compiler
-
-    with (
-        _without_compiler(),
-        _replaced(vars(torch.compiler), "disable", disable),
-        _replaced(vars(torch.distributed), "is_available", lambda: False),  # transformers remembers the answer
-    ):
-        from transformers import masking_utils, modeling_utils  # noqa: F401
-
-        from sebp_edge.models import sharding  # noqa: F401
-
-
-@contextmanager
-def _without_compiler() -> Iterator[None]:
-    """Context in which functions can be marked for torch's compiler, which is loaded only if more is used of it."""
-    name = "torch._dynamo"
-    compiler = module_from_spec(find_spec(name))
-    compiler.allow_in_graph = compiler.assume_constant_result = lambda function: function
-
-    def leave() -> None:
-        if sys.modules.get(name) is compiler:
-            del sys.modules[name]
-
-    def load(attribute: str):
-        leave()
-        return getattr(import_module(name), attribute)
-
-    compiler.__getattr__ = load
-    sys.modules.setdefault(name, compiler)
-    try:
-        yield
-    finally:
-        leave()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import os
 import sys
 
 from sebp_edge.basics.parents import end_with_parent
-from sebp_edge.models.libraries import import_transformers_quickly
 from sebp_edge.serve.streams import Outbox, take_streams
 from sebp_edge.serve.tasks import Tasks
 
@@ -16,7 +15,6 @@ def main() -> None:
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
     tasks = Tasks(descriptors[0], lambda task: outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]}))
     try:
-        import_transformers_quickly()
         from sebp_edge.serve.work import Worker
     except (ImportError, OSError) as error:  # a damaged installation, or an app that was frozen without a library
         outbox.send({"tells": "broken", "why": f"{type(error).__name__}: {error}"})

@@ -103,23 +103,3 @@ def test_only_the_calling_thread_is_quiet(transformers_logger):
         thread.join()
         logging.getLogger("transformers.trainer").error("ours")
     assert printed.getvalue() == "the app's\n"
-
-
-QUICK = """
-import sys
-sys.modules["bitsandbytes"] = None  # it loads torch's compiler itself
-from sebp_edge.models.libraries import import_transformers_quickly
-import_transformers_quickly()
-import sebp_edge.personalizer
-print({"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "triton"} & set(sys.modules))
-import torch
-print(torch.distributed.is_available(), torch.compiler.disable.__module__)
-double = torch.compile(lambda x: torch.compiler.disable(lambda x: x + 1)(x) * 2, backend="eager")
-print(double(torch.ones(1)).item())
-"""
-
-
-@pytest.mark.slow
-def test_a_process_of_our_own_imports_no_compiler_and_can_use_it_later():
-    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["set()", "True torch.compiler", "4.0"]
