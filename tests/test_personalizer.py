@@ -622,7 +622,7 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
     folders = (tmp_path / "store", own_home / "data", own_home / "cache")
     saved = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert {path.name for path in saved} >= {"documents.json", "sebp_edge.json", ".salt", "adapter_config.json"}
-    assert any(path.name.startswith("general-loss-") for path in saved)
+    assert any(path.name.startswith("probes-") for path in saved)
     emitted = json.dumps([event.to_dict() for event in events if not isinstance(event, AdapterSaved)])
     logged = caplog.text + "".join(capfd.readouterr()) + repr(result)
     for hidden in ("swordfish", "secret-plan", str(secret_notes)):

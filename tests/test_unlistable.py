@@ -147,7 +147,7 @@ def test_whatever_is_made_for_adapters_is_private(adapt, own_home):
         os.umask(before)
     found = [path for name in ("data", "cache") for path in (own_home / name, *(own_home / name).rglob("*"))]
     assert {"sebp-edge", "where.json", "adapter_model.safetensors", ".lock"} <= {path.name for path in found}
-    assert any(path.name.startswith("general-loss-") for path in found)
+    assert any(path.name.startswith("probes-") for path in found)
     for path in found:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 SET_CHILD_SUBREAPER = 36
@@ -118,9 +119,12 @@ def serve(requests: socket.socket) -> None:
         reading, writing = os.pipe()
         middle = os.fork()
         if not middle:
+            middle = os.getpid()
             if child := os.fork():
                 os.write(writing, str(child).encode())
                 os._exit(0)
+            while os.getppid() == middle:  # else it would see that one as its parent
+                time.sleep(0.001)
             break
         os.waitpid(middle, 0)  # now its child is the test's
         requests.send(os.read(reading, LONGEST_REPLY))

@@ -117,7 +117,8 @@ class Client:
                     return
             raise _ended()
         finally:
-            del self._events[job]
+            if self._events.get(job) is queue:  # else another iteration has taken its place
+                del self._events[job]
 
     async def close(self) -> None:
         """Ends the server: it saves the state of a running job first."""

@@ -102,10 +102,11 @@ export class Client {
   async *events(job: string, since = 0): AsyncGenerator<JobEvent> {
     const queue: (JobEvent | null)[] = [];
     let wake = () => {};
-    this.subscribers.set(job, (event) => {
+    const receive = (event: JobEvent | null) => {
       queue.push(event);
       wake();
-    });
+    };
+    this.subscribers.set(job, receive);
     try {
       await this.call("jobs.subscribe", { id: job, since });
       for (;;) {
@@ -116,7 +117,7 @@ export class Client {
         if (LAST_STATES.has(event.event.state)) return;
       }
     } finally {
-      this.subscribers.delete(job);
+      if (this.subscribers.get(job) === receive) this.subscribers.delete(job); // else another one has its place
     }
   }
 

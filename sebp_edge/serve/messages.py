@@ -72,6 +72,12 @@ def error_of(error: BaseException) -> dict:
     return Refusal("internal", f"{type(error).__name__} at {where}.", "Report this; the server goes on.").to_dict()
 
 
+def shown(error: BaseException) -> dict:
+    """Returns an error as a job has it."""
+    described = error_of(error)
+    return {**described["data"], "message": described["message"]}
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoParams:
     """No parameters."""

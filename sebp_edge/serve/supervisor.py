@@ -39,6 +39,7 @@ from sebp_edge.serve.messages import (
     error_of,
     parse,
     read,
+    shown,
 )
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths
 from sebp_edge.serve.planning import Planning
@@ -421,8 +422,7 @@ class Supervisor:
 
     def _interrupt_job(self, why: Refusal) -> None:
         is_cancelled = self.jobs.get(self._running).state == "cancelling"
-        error = CANCELLED if is_cancelled else {**why.to_dict()["data"], "message": str(why)}
-        self._job_ended("interrupted", {"error": error})
+        self._job_ended("interrupted", {"error": CANCELLED if is_cancelled else shown(why)})
 
     def _stored(self, job: Job):
         """Returns what the store has saved of a job; None if it has nothing."""

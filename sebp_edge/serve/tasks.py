@@ -59,12 +59,13 @@ class Tasks:
             match message["do"]:
                 case "stop":
                     self._stop({"do": "answer", "id": message["id"]}, self.stops.get(message["id"]))
-                case "stop job":
-                    self._stop({"do": "job"}, self.job_stop)
-                    self._stop_answering()
-                case "pause job":
-                    self.job_pause.set()
-                    self._stop_answering()
+                case "stop job" | "pause job":
+                    if message["do"] == "stop job":
+                        self._stop({"do": "job"}, self.job_stop)
+                    else:
+                        self.job_pause.set()
+                    if self.answering in self.stops:
+                        self.stops[self.answering].set()
                 case "job":
                     self.job_stop, self.job_pause = threading.Event(), threading.Event()
                     self._add(message)
@@ -77,10 +78,6 @@ class Tasks:
     def _add(self, task: dict) -> None:
         self._waiting.append(task)
         self._changed.notify()
-
-    def _stop_answering(self) -> None:
-        if self.answering in self.stops:
-            self.stops[self.answering].set()
 
     def _stop(self, which: dict, event: threading.Event | None) -> None:
         """Drops a task that has not begun; else sets its event."""

@@ -31,12 +31,16 @@ from sebp_edge.serve.messages import (
     cancelled,
     error_of,
     parse,
+    shown,
     texts_of,
 )
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
+
+# Of a job that an error ends: the first that fits.
+_STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (SebpEdgeError, "refused"), (Exception, "failed"))
 
 
 class Worker:
@@ -77,14 +81,8 @@ class Worker:
             facts["result"] = finite(self._call_of(task)(stop_when=self._tasks.job_stop).to_dict())
         except Paused:
             state = "paused"
-        except Interrupted as error:
-            state, facts["error"] = "interrupted", _shown(error)
-        except TrainingStopped as error:
-            state, facts["error"] = "failed", _shown(error)
-        except SebpEdgeError as error:
-            state, facts["error"] = "refused", _shown(error)
         except Exception as error:
-            state, facts["error"] = "failed", _shown(error)
+            state, facts["error"] = next(state for kind, state in _STATES if isinstance(error, kind)), shown(error)
         self._job = None
         self._tell("ended", state=state, facts=facts)
         if state == "done":
@@ -151,17 +149,17 @@ class Worker:
     def _generate(self, params: GenerateParams, id: str | int) -> dict:
         prompt = params.prompt if params.prompt is not None else list(params.messages)
         options = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
-        served, rest = self._served_with_weights(params), self._streamed(params, id, options)
+        served, rest = self._served_with_weights(params, id), self._streamed(params, id, options)
         return {"text": served.generate(prompt, seed=params.sampling_seed, **rest)}
 
     def _complete(self, params: CompleteParams, id: str | int) -> dict:
-        served = self._served_with_weights(params)
+        served = self._served_with_weights(params, id)
         found = served.complete(params.before, **self._streamed(params, id, ("max_new_tokens", "min_probability")))
         return {"text": found.text, **asdict(found)}
 
     def _ask(self, params: AskParams, id: str | int) -> dict:
         turns = list(zip(params.before[::2], params.before[1::2], strict=True))
-        served, rest = self._served_with_weights(params), self._streamed(params, id, ("max_new_tokens",))
+        served, rest = self._served_with_weights(params, id), self._streamed(params, id, ("max_new_tokens",))
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
 
     def _streamed(
@@ -223,17 +221,21 @@ class Worker:
             self._served = new
         return self._served
 
-    def _served_with_weights(self, params: ModelParams) -> Personalizer:
+    def _served_with_weights(self, params: GenerateParams | CompleteParams | AskParams, id: str | int) -> Personalizer:
         served = self._serving(self._personalizer(params))
         if self._job is not None and served.in_use.base is None:
             if not self._job.in_use.can_lend:
                 raise _busy("The running job needs the model for itself.")
-            self._job.in_use.load(silent)
+            self._job.in_use.load(silent, None, lambda load: load(partial(self._refuse_stopped, id)))
         if self._job is not None and (budget := self._job.memory_budget) is not None:
             used, characters = memory_of(served.device).used, len(json.dumps(asdict(params)))
             if not has_room(served.in_use.base, budget.size, used, characters, params.max_new_tokens):
                 raise _busy("The running job leaves too little memory.")
         return served
+
+    def _refuse_stopped(self, id: str | int) -> None:
+        if self._tasks.stops[id].is_set():
+            raise Interrupted("Stopped; nothing was changed.")
 
     def _adapter(self, name: str | None, version: int | None) -> dict:
         """Returns the arguments that choose an adapter; one that is on the model already is not loaded again."""
@@ -247,8 +249,3 @@ class Worker:
 
 def _busy(message: str) -> Refusal:
     return Refusal("busy", message, "Ask again when the job has ended.", retry=True)
-
-
-def _shown(error: BaseException) -> dict:
-    described = error_of(error)
-    return {**described["data"], "message": described["message"]}

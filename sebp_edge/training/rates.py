@@ -1,4 +1,4 @@
-"""Chooses a learning rate by measuring: which rates are tried, on what, and what was found. Imports no torch.
+"""Chooses a learning rate by measuring: which rates are tried, on what, and what was found. Imports no numpy.
 
 Each rate gets a short training from the same start, with the same documents in the same order, a warm-up and decay of
 its own, and a multiple of the rate, which makes up for the few steps. The validation loss decides. As it falls and
@@ -8,10 +8,13 @@ rises again with the rate, the rates are tried from the middle in the direction 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sebp_edge.basics.units import plural
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.schedule import Schedule
+
+if TYPE_CHECKING:  # a version's report is read without numpy
+    from sebp_edge.texts.schedule import Schedule
 
 # In the order in which they may be tried: the usual one, those below, those above.
 USUAL, LOWER, HIGHER = 5e-4, (2e-4, 1e-4), (1e-3, 2e-3)
@@ -98,7 +101,7 @@ def _finite(loss: float | None) -> float:
     return math.inf if loss is None else loss
 
 
-def trials(schedules: Sequence[Schedule], recipe: Recipe) -> list[Schedule]:
+def trials(schedules: "Sequence[Schedule]", recipe: Recipe) -> "list[Schedule]":
     """Returns the short trainings, equal ones, as many as there may be; none if the recipe states its learning rate.
 
     There are none with folds either, whose validation documents are the test documents of others, nor if the documents

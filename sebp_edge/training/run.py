@@ -175,30 +175,31 @@ class TrainingRun:
 
         A try that an interruption ends begins again.
         """
-        task, tries = self.task, trials(self.task.schedules, self.task.recipe)
-        found = self._resumed.rates if self._resumed else None
-        self.rates = found or RateSearch()
-        if tries and found is None:
-            learner.prepare(tries[0], task.schedules)
-            loss = evaluate(learner, tries[0].validation).mean
-            self.rates = RateSearch(documents=tries[0].num_documents[1], loss_before=loss)
-        while (rate := self.rates.next_rate) is not None:
-            self.rates = self.rates.with_tried(self._try_rate(learner, tries[0], rate, fresh))
+        task, trial = self.task, next(iter(trials(self.task.schedules, self.task.recipe)), None)
+        known = rates = self._resumed.rates if self._resumed else None
+        if trial is not None and (rates is None or rates.next_rate is not None):
+            learner.prepare(trial, task.schedules)
+        if rates is None:
+            rates = RateSearch()
+            if trial is not None:
+                loss = evaluate(learner, trial.validation).mean
+                rates = RateSearch(documents=trial.num_documents[1], loss_before=loss)
+        while (rate := rates.next_rate) is not None:
+            learner.start_again(fresh)
+            rates = self.rates = rates.with_tried(self._try_rate(learner, trial, rate, rates.best_loss))
             self._forget_resumed()
-        self.task = replace(task, recipe=task.recipe.replace(learning_rate=self.rates.learning_rate))
+        self.rates, self.task = rates, replace(task, recipe=task.recipe.replace(learning_rate=rates.learning_rate))
         learner.start_again(fresh)
-        if self.rates is not found:
-            self._on_event(LearningRateChosen(**asdict(self.rates), summary=self.rates.summary))
+        if rates is not known:
+            self._on_event(LearningRateChosen(**asdict(rates), summary=rates.summary))
 
-    def _try_rate(self, learner: RecoveringLearner, schedule: Schedule, rate: float, fresh: list[Tensor]) -> float:
+    def _try_rate(self, learner: RecoveringLearner, trial: Schedule, rate: float, best_loss: float) -> float:
         """Returns the validation loss after a short training; NaN if its loss was not finite."""
         recipe, phase = self.task.recipe.replace(learning_rate=STRETCH * rate), f"learning rate {rate:g}"
-        self._on_event(TrainingStarted(phase, 1, *schedule.num_documents))
-        learner.prepare(schedule, self.task.schedules)
-        learner.start_again(fresh)
-        progress = TrainingProgress(phase, best_loss=self.rates.best_loss)
+        self._on_event(TrainingStarted(phase, 1, *trial.num_documents))
+        progress = TrainingProgress(phase, best_loss=best_loss)
         try:
-            Trainer(learner, recipe, self._on_event, phase, progress, self.clock).train(schedule)
+            Trainer(learner, recipe, self._on_event, phase, progress, self.clock).train(trial)
         except NonFiniteLoss:
             return math.nan
         _, loss = progress.validations[-1]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from failing_memory import CPU, RECIPE
+from failing_memory import RECIPE
 
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.stopping import StopRequested
@@ -22,6 +22,11 @@ from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts import general_probe
 from sebp_edge.texts.general_probe import PROBE
 
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+]
+
 
 @pytest.fixture(autouse=True)
 def short_probes(tmp_path, monkeypatch):
@@ -31,7 +36,7 @@ def short_probes(tmp_path, monkeypatch):
     (folder / "one.txt").write_text("The ferry left at six, and the wind was from the west. " * 8)
     (folder / "two.txt").write_text("So we took the bread, the soup and the old map.\n")
     monkeypatch.setattr(general_probe, "PROBE", folder)
-    monkeypatch.setattr(probes, "MAX_ITEMS", 3)
+    monkeypatch.setattr(probes, "MAX_ITEMS", 2)
     return folder
 
 
@@ -66,10 +71,10 @@ def own_figures(base):
             loss = base.model(input_ids=ids, labels=labels).loss.item()
         number, own = example.document, example.num_loss_tokens
         nats[number], tokens[number] = nats.get(number, 0) + loss * own, tokens.get(number, 0) + own
-    margins = [sum((1, -1)[n % 2] * nats[n] for n in range(first, first + 4)) for first in range(2, 2 + 6 * 4, 4)]
+    margins = [sum((1, -1)[n % 2] * nats[n] for n in range(first, first + 4)) for first in range(2, 2 + 4 * 4, 4)]
     assert all(abs(margin + TIE) > 1e-3 for margin in margins)  # no rounding decides
     known = [margin < -TIE for margin in margins]
-    return (nats[0] + nats[1]) / (tokens[0] + tokens[1]), known[:3], known[3:]
+    return (nats[0] + nats[1]) / (tokens[0] + tokens[1]), known[:2], known[2:]
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -105,7 +110,7 @@ def test_another_model_precision_or_probe_has_its_own_losses(base, short_probes,
             assert measured(base, adaptation)[1] == work
     (short_probes / "two.txt").write_text("Another text.")
     assert measured(base, adaptation)[1] == work
-    monkeypatch.setattr(probes, "MAX_ITEMS", 2)
+    monkeypatch.setattr(probes, "MAX_ITEMS", 1)
     measured(base, adaptation)
     assert len(cache_files()) == 5
 
@@ -184,22 +189,22 @@ def test_a_short_context_cuts_texts_and_keeps_items(base, monkeypatch):
     monkeypatch.setattr(base.model.config, "max_position_embeddings", 11)
     examples = encoded(base)
     assert max(example.num_tokens for example in examples) <= 11
-    assert {example.document for example in examples} == set(range(2 + 6 * 4))
+    assert {example.document for example in examples} == set(range(2 + 4 * 4))
     found = probe(base, changed(base), silent)
-    assert found.language.items == found.facts.items == 3
+    assert found.language.items == found.facts.items == 2
 
 
 def test_without_a_chat_template_facts_are_asked_in_the_plain_format(base, monkeypatch):
     monkeypatch.setattr(base.tokenizer, "chat_template", None)
     found = base.tokenizer.decode(encoded(base)[-1].input_ids)
     assert "Question:" in found and "Answer:" in found
-    assert probe(base, changed(base), silent).facts.items == 3
+    assert probe(base, changed(base), silent).facts.items == 2
 
 
 def test_a_template_that_hides_answers_leaves_out_facts_only(base, monkeypatch):
     monkeypatch.setattr(base.tokenizer, "chat_template", "{% for message in messages %}x{% endfor %}")
     found = probe(base, changed(base), silent)
-    assert found.facts is None and found.language.items == 3
+    assert found.facts is None and found.language.items == 2
 
 
 def test_the_end_of_a_text_has_no_loss(base):
@@ -211,18 +216,21 @@ def test_the_end_of_a_text_has_no_loss(base):
     assert all(eos not in example.labels for example in examples)
 
 
-def test_the_bundled_probes_are_some_thousand_tokens_and_tell_what_tiny_knows(monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_the_bundled_probes_are_some_thousand_tokens_and_tell_what_tiny_knows(device, monkeypatch):
     """It knows English, but no facts."""
     monkeypatch.setattr(general_probe, "PROBE", PROBE)
     monkeypatch.setattr(probes, "MAX_ITEMS", 40)
-    base = load_base_model(resolve("tiny"), RECIPE, CPU)
+    base = load_base_model(resolve("tiny"), RECIPE, torch.device(device))
     examples = encoded(base)
     texts = sum(example.num_loss_tokens for example in examples if example.document < 12)
     assert 5_000 < texts < 8_000
     assert sum(example.num_tokens for example in examples) < 15_000
     found = probe(base, attach(base, RECIPE, 0), silent)
     assert found.language.is_telling and not found.facts.is_telling
-    assert not found.language.is_worse and found.language.lost == found.facts.lost == 0
+    rounded = 0 if device == "cpu" else 2  # in bf16, an adapter that does nothing may round otherwise
+    assert max(found.language.lost, found.facts.lost) <= rounded
 
 
 def test_the_bundled_probe_has_at_most_10000_tokens():

@@ -57,6 +57,10 @@ def test_python_client_starts_a_job_and_cancels_a_request(settings, too_little):
             await client.call("jobs.start", id="first", params=too_little)
             numbers = [event["number"] async for event in client.events("first")]
             assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 3
+            left = client.events("first")
+            assert (await anext(left))["number"] == 1
+            assert [event["number"] async for event in client.events("first")] == numbers
+            await left.aclose()  # later than another iteration has ended
             texts = []
             answer = await client.call("generate", prompt="the", device="cpu", max_new_tokens=4, on_text=texts.append)
             assert "".join(texts) == answer["text"]

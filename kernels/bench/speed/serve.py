@@ -34,11 +34,11 @@ TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
 ADAPT = TEXTS | {"name": "notes"}
 # Phases whose first event a job is cancelled at: of many texts, and of those of an adapter that is there already.
 OF_MANY, PHASES = (
-    ("reading", "comparing", "tokenising", "planning"),
-    ("loading", "active version", "train", "all documents", "samples", "general text", "copies", "saving"),
+    ("reading", "comparing", "tokenising"),
+    ("active version", "train", "all documents", "samples", "general text", "copies", "saving"),
 )
 # How many texts are many. The protocol's share is measured up to this step.
-MANY, LAST_STEP = 20_000, 20
+MANY, LAST_STEP = 10_000, 20
 
 
 def main() -> None:
@@ -137,8 +137,10 @@ async def cancelled_in(client: Client, phase: str, params: dict, kind: str = "ad
     job = f"in-{phase.replace(' ', '-')}"
     await client.call("jobs.start", id=job, kind=kind, params=params)
     async for event in client.events(job):
-        if event["phase"] == phase:
-            return await ended(client, job, "jobs.cancel", at_once=True)
+        is_late = phase in OF_MANY and event["event"]["event"] == "step"
+        if event["phase"] == phase or is_late:
+            seconds = await ended(client, job, "jobs.cancel", at_once=True)
+            return None if is_late else seconds
     return None
 
 
