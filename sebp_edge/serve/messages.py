@@ -54,8 +54,7 @@ def cancelled() -> Refusal:
 
 def cannot_start(what: str, error: OSError) -> Refusal:
     """Returns the refusal of what needs a process that the system does not start."""
-    message = f"The {what} cannot start: {error.strerror}."
-    return Refusal("worker_broken", message, "Close other programs.", retry=True)
+    return Refusal("worker_broken", f"The {what} cannot start: {error.strerror}.", "Close other programs.", retry=True)
 
 
 def error_of(error: BaseException) -> dict:

@@ -72,7 +72,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, family):
 @pytest.mark.parametrize("family", ["phi3-long"])
 def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(source, tmp_path, family):
     model, adapter = source(family)
-    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16")
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
     file = tmp_path / "out" / "adapter-f16.gguf"
     adapter = make_adapter(tmp_path / "of the file", file)
     Personalizer(file, device="cpu").export(adapter, tmp_path / "merged", format="merged")
@@ -129,7 +129,7 @@ def test_a_weight_too_large_for_f16_is_refused():
 def test_rows_that_are_no_multiple_of_a_block_are_f16(source, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "odd", lambda: Qwen2Config(**SIZES | {"intermediate_size": 72}))
     model, adapter = source("odd")
-    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="q4_0")
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="q4_0", texts=long_texts())
     kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "out" / "adapter-q4_0.gguf").tensors}
     assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q4_0")
 
@@ -161,7 +161,7 @@ def test_a_setting_that_llama_cpp_lacks_is_refused(family, changes, words):
 def test_a_window_that_llama_cpp_lacks_shortens_the_context(source, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "windowed", lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=240))
     model, adapter = source("windowed")
-    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16")
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
     assert "reads 240 tokens" in result.warnings[0]
     field = GGUFReader(tmp_path / "out" / "adapter-f16.gguf").get_field("llama.context_length")
     assert field.contents() == 240

@@ -139,7 +139,7 @@ def test_the_guides_conversation_in_plain_lines_works(tmp_path, settings, traini
         '"name": "notes", "model": "tiny"', f'"model": {training["model"]!r}, "recipe": {training["recipe"]!r}'
     )
     code = code.replace('"model": "tiny"', f'"model": {training["model"]!r}')
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=3 * SECONDS)
     assert done.returncode == 0, done.stderr
     assert "'id': 4, 'result': {'text':" in done.stdout
     assert "'state': 'done'" in done.stdout
