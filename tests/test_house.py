@@ -47,14 +47,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_790
+MAX_LINES = 50_792
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
     "ask": 722,
     "basics": 757,
     "basics.pages": 326,
-    "cli": 3_029,
+    "cli": 3_030,
     "export": 1_985,
     "machine": 857,
     "memory": 1_545,
@@ -62,8 +62,8 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_380,
-    "serve": 2_695,
+    "run": 5_381,
+    "serve": 2_694,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,

@@ -174,7 +174,9 @@ def cross_entropy_and_dlogits_(
     dlogits_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
     if slope is not None:
         dlogits_CV.mul_(slope)
-    return losses_C, dlogits_CV.mul_(scale).to(logits_CV.dtype)
+    if scale != 1.0:
+        dlogits_CV.mul_(scale)
+    return losses_C, dlogits_CV.to(logits_CV.dtype)
 
 
 def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:

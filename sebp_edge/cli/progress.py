@@ -47,6 +47,7 @@ _PHASES = {
     "replies": "asking the base model",
     "teacher": "reading general text",
     "active version": "testing the active version",
+    "attaching": "preparing the training",
     "train": "training",
     "all documents": "training",
     "quiz before": "asking the base model",

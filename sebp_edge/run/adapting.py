@@ -35,6 +35,7 @@ from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work import Work
 from sebp_edge.run.work_ahead import (
+    ATTACH,
     SAVE,
     loading,
     phases_ahead,
@@ -78,7 +79,6 @@ class Adapting:
         preparation: TrainingPreparation | None = None,
     ):
         call.job.begin()
-        self._began = call.job.clock()
         self._call, self._place, self._work = call, place, work
         self._checkpoints = Checkpoints(
             work.files,
@@ -210,6 +210,7 @@ class Adapting:
         if life.active is not None:
             self._was_active = life.active.version
         dataset = training.task.dataset
+        call.job.enter(ATTACH)
         judged = training.train(Gate(training.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, life))
         self.judged = self._assessor.ask_quiz(judged)
 
@@ -253,9 +254,8 @@ class Adapting:
         self._announce(saved)
         if self.assessment is None:
             raise self.outcome
-        seconds = call.job.clock() - self._began
         authors, reference = self.preparation.reading.authors, call.reference
-        return AdaptResult(saved, report, self.judged, reference, place.store, overtaken_by, seconds, authors)
+        return AdaptResult(saved, report, self.judged, reference, place.store, overtaken_by, call.job.spent, authors)
 
     def give_up(self, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.

@@ -183,7 +183,7 @@ class Assessor:
         examples = task.dataset.examples
         found = longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options, self._check)
         for copy in found:
-            if copy.is_long:
+            if copy.is_learnt:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 
     def _on_event(self, event: Event) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.basics.stopping import Check
-from sebp_edge.events import ExamplesEvaluated, Sink
+from sebp_edge.events import Sink
 from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
@@ -25,7 +25,7 @@ from sebp_edge.texts.schedule import RowLimit
 from sebp_edge.training.scoring import in_micro_batches
 
 MAX_TOKENS = 10_000
-# Runs that adapted models reach on texts of the same author that they were not trained on are shorter.
+# Of a long run. Those that adapted models reach on texts of the author that they were not trained on are shorter.
 MIN_WARNED_RUN = 32
 
 
@@ -43,9 +43,9 @@ class Copy:
     base_run: int
 
     @property
-    def is_long(self) -> bool:
-        """Whether to warn: the run is long, and more than twice the base model's."""
-        return self.run >= MIN_WARNED_RUN and self.run > 2 * self.base_run
+    def is_learnt(self) -> bool:
+        """Whether to warn: the run is more than twice the base model's."""
+        return self.run > 2 * self.base_run
 
 
 def longest_copies(
@@ -57,27 +57,25 @@ def longest_copies(
     options: MemoryOptions = FASTEST,
     check: Check = lambda: None,
 ) -> list[Copy]:
-    """Returns the longest copy of each document among some training examples, the longest first.
+    """Returns the longest copy of each document among some training examples, if that is long, the longest first.
 
-    The examples are drawn by `seed`, up to 10,000 tokens. Tokens in boilerplate neither count nor end a run.
+    The examples are drawn by `seed`, up to 10,000 tokens. Tokens in boilerplate neither count nor end a run. The base
+    model computes only the documents with a long run.
 
     Args:
         adaptation: attached to `base`, without patches.
         on_event: receives the progress after each micro-batch; may raise to stop.
         check: called several times within a micro-batch; may raise to stop.
     """
-    drawn, limit = _draw(examples, seed), RowLimit.on(base.device.type, options.max_rows, pads=True)
+    limit = RowLimit.on(base.device.type, options.max_rows, pads=True)
 
-    def runs(before: int) -> dict[int, int]:
+    def longest_runs(drawn: list[Example]) -> dict[int, int]:
         def predict(micro_batch: list[Outline]) -> list[list[int]]:
             return most_likely([drawn[outline.number].input_ids for outline in micro_batch])
 
-        def report(event: ExamplesEvaluated) -> None:
-            on_event(ExamplesEvaluated(before + event.done, 2 * len(drawn)))
-
         longest = {}
         with Stops(base.model, check), _MostLikelyTokens(base.model) as most_likely:
-            for micro_batch, predicted in in_micro_batches(predict, outlines(drawn), limit, base.device, report):
+            for micro_batch, predicted in in_micro_batches(predict, outlines(drawn), limit, base.device, on_event):
                 for outline, tokens in zip(micro_batch, predicted, strict=True):
                     example = drawn[outline.number]
                     skipped = example.in_boilerplate or bytes(len(example.labels))
@@ -85,9 +83,10 @@ def longest_copies(
                     longest[example.document] = max(run, longest.get(example.document, 0))
         return longest
 
-    adapted = runs(0)
+    drawn = _draw(examples, seed)
+    adapted = {document: run for document, run in longest_runs(drawn).items() if run >= MIN_WARNED_RUN}
     with adaptation.disabled():
-        alone = runs(len(drawn))
+        alone = longest_runs([example for example in drawn if example.document in adapted])
     copies = [Copy(document, run, alone[document]) for document, run in adapted.items()]
     return sorted(copies, key=lambda copy: (-copy.run, copy.document))
 

@@ -81,6 +81,7 @@ class Job:
         self._is_laid_out = self._reports = self._is_guessed = False
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
         self._done = 0  # of the running evaluation, or stage of the preparation
+        self._spent: Counter[str] = Counter()  # seconds in each phase that is over
         self._began = self._marked = self._entered = self.clock()
         self._sent, self._fraction, self._resumed_at = self._began, 0.0, 0.0
 
@@ -131,6 +132,7 @@ class Job:
         Args:
             phases: all of a call whose time nobody can expect; only that of its last phase is told, once measured.
         """
+        self._spent.clear()
         self._began = self._marked = self._entered = self.clock()
         if not self._reports:
             self._reports, self._is_guessed = True, bool(phases)
@@ -150,6 +152,7 @@ class Job:
     def enter(self, name: str) -> None:
         """Begins a phase; those before it are over, or left out."""
         now = self.clock()
+        self._spent[self._phase.name] += now - self._entered
         timed = [kind for kind in self._phase.seconds if kind not in COUNTED]
         if len(timed) == len(self._phase.seconds) == 1:
             self._actual[timed[0]] += now - self._entered
@@ -161,6 +164,11 @@ class Job:
             self._phase, self._ahead = self._ahead[found], self._ahead[found + 1 :]
         self._entered = self._marked = now
         self._done = 0
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The seconds in each phase, up to now; they add up to all since `begin`."""
+        return dict(self._spent + Counter({self._phase.name: self.clock() - self._entered}))
 
     def tick(self) -> None:
         """Tells the progress if that is due; called several times a second, in the call's thread."""
@@ -217,10 +225,9 @@ class Job:
         self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
 
     def _prepared(self, event: PreparationProgress) -> None:
-        """Counts what is done of a stage, if that is a phase; before the work is laid out, it is the phase's name."""
-        if not self._is_laid_out:
-            self._phase.name = event.stage
-        elif event.stage != self._phase.name and any(phase.name == event.stage for phase in self._ahead):
+        """Counts what is done of a stage, if that is a phase; before the work is laid out, each is."""
+        is_phase = not self._is_laid_out or any(phase.name == event.stage for phase in self._ahead)
+        if event.stage != self._phase.name and is_phase:
             self.enter(event.stage)
         if self._is_laid_out and event.stage == self._phase.name:
             done = 100 * event.done // max(1, event.total)

@@ -106,7 +106,8 @@ class _Facts:
     peak_memory_bytes: int = _read("report.training.cost.peak")
     allocator_peak_bytes: int | None = _read("report.training.cost.allocator_peak")
     predicted_peak_bytes: int | None = _read("report.training.cost.predicted")
-    seconds: float
+    seconds: float = property(lambda self: sum(self.phases.values()))
+    phases: dict[str, float]
     command: str = property(lambda self: _command(self))
     activation: str = property(lambda self: _activation(self))
     report_command: str = property(lambda self: _report_command(self))
@@ -174,7 +175,8 @@ class AdaptResult(_Facts):
             torch's allocator, or host memory on the CPU.
         allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
         predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
-        seconds: the time from the call to the result.
+        seconds: the time from the call to the result, without time in which the process could not run.
+        phases: the same by phase, as in `JobProgress` events.
         command: the command that uses the adapter.
         activation: the command, or outside of the default store the call, that activates the adapter; empty if it is
             active, or not in a store.
@@ -187,7 +189,7 @@ class AdaptResult(_Facts):
     reference: ModelReference
     store: AdapterStore
     overtaken_by: int | None
-    seconds: float
+    phases: dict[str, float]
     authors: tuple[Author, ...] = ()
     answers = _read("report.words.answers")
 

@@ -27,10 +27,11 @@ from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.rates import ORDER, trials
 
 # Names of phases that are no training.
-REPLIES, TEACHER, ACTIVE, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
+REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
     "replies",
     "teacher",
     "active version",
+    "attaching",
     "quiz before",
     "quiz",
     "samples",
@@ -110,7 +111,7 @@ def _phases(
         yield Phase(SAMPLES, seconds={DECODING: 2 * writes})
     yield _evaluation(GENERAL, token, 2 * GENERAL_EXAMPLES, 2 * GENERAL_TOKENS)
     copied = min(MAX_TOKENS, dataset.num_tokens)
-    yield _evaluation(COPIES, token, 2 * max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), 2 * copied)
+    yield _evaluation(COPIES, token, max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), copied)
     yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
 
 

@@ -22,7 +22,7 @@ COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes"
 RESULT_KEYS = {
     *("event", "passed", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
     *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
-    *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds"),
+    *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds", "phases"),
 }
 
 

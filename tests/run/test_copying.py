@@ -40,6 +40,12 @@ def memorised(model_folder):
     return base, adaptation, examples
 
 
+@pytest.fixture
+def all_runs(monkeypatch):
+    """Makes every run count as long."""
+    monkeypatch.setattr(copying, "MIN_WARNED_RUN", 0)
+
+
 def longest_by_decoding(model, example):
     """The longest run over all beginnings, with a generation for each."""
     ids, longest = example.input_ids, 0
@@ -53,7 +59,7 @@ def longest_by_decoding(model, example):
 
 
 @pytest.mark.slow
-def test_a_run_is_what_greedy_decoding_brings_back(memorised):
+def test_a_run_is_what_greedy_decoding_brings_back(memorised, all_runs):
     base, adaptation, examples = memorised
     copies = longest_copies(base, adaptation, examples, 0, silent)
     assert [copy.run for copy in copies] == sorted((copy.run for copy in copies), reverse=True)
@@ -64,13 +70,13 @@ def test_a_run_is_what_greedy_decoding_brings_back(memorised):
         assert copies[0].base_run == longest_by_decoding(base.model, examples[copies[0].document])
 
 
-def test_what_was_learnt_is_copied_and_the_rest_is_not(memorised):
+def test_what_was_learnt_is_copied_and_the_rest_is_not(memorised, all_runs):
     copies = {copy.document: copy for copy in longest_copies(*memorised, 0, silent)}
     assert min(copies[0].run, copies[1].run) > 2 * max(copies[2].run, copies[3].run)
     assert max(copy.base_run for copy in copies.values()) < 4
 
 
-def test_boilerplate_neither_counts_nor_ends_a_run(memorised):
+def test_boilerplate_neither_counts_nor_ends_a_run(memorised, all_runs):
     base, adaptation, examples = memorised
     (whole,) = longest_copies(base, adaptation, examples[:1], 0, silent)
     # A token in the middle of what is learnt by heart is another one.
@@ -101,13 +107,25 @@ def test_the_longest_run(predicted, labels, skipped, longest):
 
 
 @pytest.mark.parametrize(
-    ("run", "base_run", "is_long"), [(31, 0, False), (32, 0, True), (32, 16, False), (33, 16, True), (400, 300, False)]
+    ("run", "base_run", "is_learnt"), [(32, 0, True), (32, 16, False), (33, 16, True), (400, 300, False)]
 )
-def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_long):
-    assert Copy(0, run, base_run).is_long == is_long
+def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_learnt):
+    assert Copy(0, run, base_run).is_learnt == is_learnt
 
 
-def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, monkeypatch):
+def test_the_base_model_computes_only_documents_with_a_long_run(memorised, monkeypatch):
+    base, adaptation, examples = memorised
+    limit = MemoryOptions(max_rows=1)
+    for shortest, num_long in ((1000, 0), (6, 2)):
+        monkeypatch.setattr(copying, "MIN_WARNED_RUN", shortest)
+        events = []
+        copies = longest_copies(base, adaptation, examples, 0, events.append, limit)
+        assert {copy.document for copy in copies} == {0, 1} if num_long else not copies
+        expected = [(done, 4) for done in range(1, 5)] + [(done, num_long) for done in range(1, num_long + 1)]
+        assert [(event.done, event.examples) for event in events] == expected
+
+
+def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, monkeypatch, all_runs):
     monkeypatch.setattr(copying, "MAX_TOKENS", 100)
     examples, adaptation = make_examples([10] * 40), attach(base, RECIPE, 0)
 
@@ -119,7 +137,7 @@ def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, monkeypat
     assert len(documents(0, make_examples([120, 120]))) == 1
 
 
-def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised):
+def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised, all_runs):
     base, adaptation, examples = memorised
     parts = [replace(example, document=7) for example in examples]
     (copy,) = longest_copies(base, adaptation, parts, 0, silent)
@@ -140,18 +158,18 @@ def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
     assert "forward" not in vars(model.get_output_embeddings())
 
 
-def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was(memorised):
+def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was(memorised, all_runs):
     base, adaptation, examples = memorised
     weights = {name: weight.clone() for name, weight in base.model.named_parameters()}
     events = []
 
     def stop_at(event):
         events.append(event)
-        if event.done == 6:
+        if len(events) == 6:
             raise StopRequested
 
     with pytest.raises(StopRequested):
         longest_copies(base, adaptation, examples, 0, stop_at, MemoryOptions(max_rows=1))
-    assert events == [ExamplesEvaluated(done, 8) for done in range(1, 7)]
+    assert events == [ExamplesEvaluated(done, 4) for done in (1, 2, 3, 4, 1, 2)]
     assert all(torch.equal(weight, weights[name]) for name, weight in base.model.named_parameters())
     assert not any("forward" in vars(module) for module in base.model.modules())

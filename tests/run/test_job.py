@@ -313,3 +313,24 @@ def test_the_progress_of_an_export_goes_on_while_it_is_read_back():
         spend(job, 5.0)
     assert written < told(job)[-1].fraction
     assert_it_grows_from_0_to_1(job, ["loading", "writing", "reading back"])
+
+
+def test_the_seconds_of_the_phases_add_up_to_all(job):
+    durations = [random.uniform(1.0, 9.0) for _ in range(6)]
+    began, (reading, comparing, loading, attaching, again, open_end) = job.clock(), durations
+    job.clock.seconds += reading
+    job(PreparationProgress("comparing", 0, 9))
+    job.clock.seconds += comparing
+    job.enter("loading")
+    job.lay_out([Phase("train", {STEPS: 4}, {STEPS: 4.0})])
+    job.clock.seconds += loading
+    for seconds in (attaching, again):  # a phase may come twice
+        job.enter("attaching")
+        job.clock.seconds += seconds
+    job(TrainingStarted("train", 1, 1, 1, 1))
+    spend(job, open_end, step(1, 4))
+    expected = {"reading": reading, "comparing": comparing, "loading": loading, "attaching": attaching + again}
+    assert job.spent == pytest.approx(expected | {"train": open_end}, abs=1e-6)
+    assert sum(job.spent.values()) == pytest.approx(job.clock() - began, abs=1e-6)
+    job.begin()
+    assert sum(job.spent.values()) == 0
