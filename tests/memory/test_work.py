@@ -54,6 +54,7 @@ def test_what_examples_begin_with_in_common_costs_its_tokens_once():
     assert alone.trained == shared.trained
 
 
+@pytest.mark.usefixtures("unassessed")
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
     works, count = [], Work.of
 
