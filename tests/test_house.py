@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_800
+MAX_LINES = 50_804
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
@@ -68,7 +68,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_229,
     "sparse.rows": 765,
     "texts": 10_446,
-    "training": 3_708,
+    "training": 3_712,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -164,9 +164,13 @@ class GateResult:
         return f"{change}."
 
     def _described(self, margin: float) -> str:
-        """Returns what the test showed: in words of use if they were counted, and of the loss."""
+        """Returns what the test showed: of the loss, and in words of use if they were counted, what improved first."""
         change = _describe(self.gain, margin)
-        return change if self.words is None else f"{self.words.sentence}. {change[0].upper()}{change[1:]}"
+        if self.words is None:
+            return change
+        sentences = change, self.words.sentence
+        first, then = sentences[::-1] if self.words.guessed_after > self.words.guessed_before else sentences
+        return f"{first}. {then[0].upper()}{then[1:]}"
 
     def _unjudged(self) -> str:
         if self.before is not None:

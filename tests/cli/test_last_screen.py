@@ -189,6 +189,14 @@ def test_what_ghost_text_saves_is_said_before_the_loss_and_in_full(monkeypatch):
         assert "nats" not in account
 
 
+def test_a_loss_that_fell_is_said_first_if_no_more_words_were_guessed(monkeypatch):
+    words = replace(WORDS, guessed_after=WORDS.guessed_before - 400)
+    lines = shown(outcome(replace(PLAIN, words=words)), monkeypatch)
+    account = " ".join(map(str.strip, lines[1:9]))
+    assert account.startswith("On 1,200 documents held out of the training, predictions got better: the loss fell by ")
+    assert ". 25 of 100 next words were guessed, 27 before, and ghost text would have saved" in account
+
+
 def test_copies_of_many_documents_are_one_warning():
     assert len(outcome(OUTCOMES["kept"], copies=COSTS["copies"]).warnings) == 1
     (warning,) = outcome(OUTCOMES["kept"], copies=COSTS["copies"][:1]).warnings
