@@ -84,8 +84,9 @@ async def measure(store: str) -> dict[str, float]:
         found["first text, warm"] = await first_text(client)
         found["share, protocol of a training"] = await protocol_share(client)
         many = {"texts": make_texts(), "device": "cpu", "model": "tiny"}
-        await until_end(client, "known", ADAPT | {"name": "known", "activate_anyway": True})
-        for params, phases in ((many, OF_MANY), (ADAPT | {"name": "known", "fresh": True}, PHASES)):
+        few = {"paths": [str(NOTES / "garden")], "device": "cpu", "name": "known"}
+        await until_end(client, "known", few | {"activate_anyway": True})
+        for params, phases in ((many, OF_MANY), (few | {"fresh": True}, PHASES)):
             for phase in phases:
                 if (seconds := await cancelled_in(client, phase, params)) is not None:
                     found[f"cancelled, {phase}"] = seconds
