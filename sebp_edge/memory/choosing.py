@@ -142,7 +142,7 @@ class _Candidates:
             yield from self._all_options(each, in_8_bits=True)
 
     def with_dequantised_blocks(self, chosen: Choice, budget: int) -> Choice:
-        """Returns the fastest choice of the same precision if what each leaves holds dequantised 4-bit weights."""
+        """Returns the fastest choice of the same precision if each fills the budget with dequantised 4-bit weights."""
         if not (chosen.recipe.load_in_4bit and self._setup(chosen.recipe).is_hoisted):
             return chosen
         alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits)

@@ -345,7 +345,7 @@ def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
     weight = base.weight
     if weight.quant_state is None or base.compute_dtype is None or _is_packed(weight.quant_state):
         return None
-    # A merge replaces the weight. It is referred to from here, so no later one has its id.
+    # A merge replaces the weight; while the result refers to this one, no other tensor has its id.
     identity = (id(weight), weight.data_ptr(), weight._version)
     return QuantisedWeight(base.compute_dtype, partial(_dequantise, weight), identity)
 

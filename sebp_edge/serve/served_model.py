@@ -28,7 +28,7 @@ def has_room(base: BaseModel, budget: int | None, used: int, characters: int, ne
     A copy of the modules takes none to speak of: 0.8 MB for SmolLM2-135M.
 
     Args:
-        characters: the prompt's, of which two make a token at most.
+        characters: the prompt's as JSON; counted as two to a token, where English has about four.
     """
     tokens = characters // 2 + new_tokens
     tokens = min(tokens, getattr(base.model.config, "max_position_embeddings", None) or tokens)

@@ -164,7 +164,7 @@ class GateResult:
         return f"{change}."
 
     def _described(self, margin: float) -> str:
-        """Returns what the test showed: of the loss, and in words of use if they were counted, what improved first."""
+        """Returns what the test showed of the loss and, if they were counted, of words; what improved comes first."""
         change = _describe(self.gain, margin)
         if self.words is None:
             return change

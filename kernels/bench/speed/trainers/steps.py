@@ -5,6 +5,7 @@ compensation: our own AdamW rounds bf16 weights stochastically with random bits 
 bitsandbytes' round to the nearest.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ class OurStep(CapturedStep):
         return [values for moments in self._update._moments for values in moments if values is not None]
 
 
-class _TwoGraphs:
+class _TwoGraphs(ABC):
     """A step whose gradients are in one graph, which overwrites them, and whose update is in another.
 
     The update is torch's fused AdamW, on the parameters' `grad` as they are when the graph is captured.
@@ -122,11 +123,13 @@ class _TwoGraphs:
         self._update = graphs.capture("update", self._optimizer.step)
         learning_rate.fill_(LEARNING_RATE)
 
+    @abstractmethod
     def gradients(self) -> Tensor:
-        raise NotImplementedError
+        """Computes the gradients; returns the loss."""
 
+    @abstractmethod
     def zero_grad(self) -> None:
-        """Does nothing: the next replay overwrites the gradients."""
+        """Drops the gradients, unless the next ones overwrite them."""
 
     def __call__(self, mark: Mark) -> None:
         self.gradients()
@@ -166,6 +169,9 @@ class GraphedStep(_TwoGraphs):
     def gradients(self) -> Tensor:
         self._replay()
         return self._loss
+
+    def zero_grad(self) -> None:
+        """Does nothing: the next replay overwrites the gradients."""
 
 
 class CapturedGradientsStep(_TwoGraphs):
