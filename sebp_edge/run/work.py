@@ -12,7 +12,8 @@ from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.folders import flush_all
 from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
 from sebp_edge.adapters.jobs import Job, JobRecord, settings_of
-from sebp_edge.adapters.known_texts import KnownTexts
+from sebp_edge.adapters.known_texts import KNOWN_TEXTS, KnownTexts
+from sebp_edge.adapters.saved import DOCUMENTS
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
@@ -52,6 +53,7 @@ class Fixed:
         peak: the peak memory that the plan predicted; None without a plan.
         examples: a salted digest of all examples.
         packages: the versions of sebp-edge and of the libraries that it computes with.
+        lists: a salted digest of the job's lists of texts and documents.
     """
 
     salt: str
@@ -60,6 +62,7 @@ class Fixed:
     fingerprint: str
     examples: str
     packages: dict
+    lists: str = ""
     earlier: int | None = None
     active: int | None = None
     peak: int | None = None
@@ -260,7 +263,7 @@ class Work:
         """Returns what the splits are drawn from: the job's own, without the documents that are gone, if some are."""
         if not self.has_lost_texts:
             return history
-        return self._history().without({int(key, 16) for key in self.resumed.gone.values() if key})
+        return read_history(self.job.folder).without({int(key, 16) for key in self.resumed.gone.values() if key})
 
     @property
     def has_lost_texts(self) -> bool:
@@ -275,7 +278,7 @@ class Work:
         """
         if not self.has_lost_texts:
             return texts
-        before = self._history()
+        before = read_history(self.job.folder)
         roles = ({document.role for document in each.known} for each in (before, texts.history))
         if lost := set.difference(*roles):
             raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
@@ -325,6 +328,7 @@ class Work:
             own = {document.key: Entry() for document in texts.history.documents}
             write_history(folder, texts.history, own)
             flush_all(folder)
+            fixed = replace(fixed, lists=_digest_of_lists(folder, salt))
         settings = self.job.record.settings | {"recipe": asdict(call.recipe)}
         self.job.update(settings=settings, fixed=asdict(fixed))
 
@@ -342,25 +346,20 @@ class Work:
     def _read(self) -> Resumed:
         folder, damaged = self.job.folder, f"The job {self.job.id!r} is damaged; {_OVER}."
         try:
-            fixed, known = parse_dataclass(self.job.record.fixed, Fixed), KnownTexts.read(folder)
-        except (ValueError, AdapterError) as error:
+            fixed = parse_dataclass(self.job.record.fixed, Fixed)
+        except ValueError as error:
             raise JobError(damaged) from error
-        if known is None:
-            raise JobError(damaged)
         version = fixed.packages.get("sebp-edge")
         if version != __version__:
             raise JobError(f"The training was begun by sebp-edge {version}, and this is {__version__}; {_OVER}.")
+        try:
+            found, known = _digest_of_lists(folder, bytes.fromhex(fixed.salt)), KnownTexts.read(folder)
+        except (OSError, ValueError, AdapterError) as error:
+            raise JobError(damaged) from error
+        if found != fixed.lists:
+            raise JobError(damaged)
         state = self.files.read()
         return Resumed(fixed, state, known, self.files.values.get("texts") or list(known.texts))
-
-    def _history(self) -> SplitHistory:
-        """Returns the documents that it knows, with their splits."""
-        try:
-            if (history := read_history(self.job.folder)) is not None:
-                return history
-        except AdapterError:
-            pass
-        raise JobError(f"The job {self.job.id!r} is damaged; {_OVER}.")
 
     def _compare(self, now: Fixed, call: Call) -> None:
         fixed = self.resumed.fixed
@@ -413,6 +412,13 @@ def _digest(examples: Iterable[Example], salt: bytes) -> str:
     for example in examples:
         digest.update(f"{len(example.input_ids)} {example.document};".encode())
         digest.update(example.input_ids.tobytes() + example.labels.tobytes())
+    return digest.hexdigest()
+
+
+def _digest_of_lists(folder: Path, salt: bytes) -> str:
+    digest = blake2b(digest_size=16, key=salt)
+    for name in (KNOWN_TEXTS, DOCUMENTS):
+        digest.update((folder / name).read_bytes())
     return digest.hexdigest()
 
 

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from sebp_edge.serve.ends import command_of
 from sebp_edge.serve.jobs import ENDED
@@ -40,6 +41,14 @@ class ServerError(Exception):
         self.code, self.hint, self.retry = data.get("code", ""), data.get("hint", ""), data.get("retry", False)
 
 
+@dataclass
+class _Request:
+    answer: asyncio.Future
+    on_text: Callable[[str], None] | None
+    # Called before the next message is read.
+    on_result: Callable[[], None] | None
+
+
 class Client:
     """A running server.
 
@@ -50,8 +59,7 @@ class Client:
     def __init__(self, process: asyncio.subprocess.Process):
         self.process = process
         self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future] = {}
-        self._texts: dict[int, Callable[[str], None]] = {}
+        self._requests: dict[int, _Request] = {}
         self._events: dict[str, asyncio.Queue] = {}
         self._reading = asyncio.create_task(self._read())
 
@@ -89,28 +97,18 @@ class Client:
         Raises:
             ServerError: the server refused it, or ended.
         """
-        if self._reading.done():
-            raise _ended()
-        number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
-        if on_text is not None:
-            self._texts[number] = on_text
-        try:
-            await self._send(number, method, params)
-            return await self._answers[number]
-        except asyncio.CancelledError:
-            with suppress(ServerError):
-                await self._send(next(self._numbers), "cancel", {"request": number})
-            raise
-        finally:
-            del self._answers[number]
-            self._texts.pop(number, None)
+        return await self._call(method, params, on_text)
 
     async def events(self, job: str, since: int = 0) -> AsyncIterator[dict]:
         """Yields the events of a job after a number, up to the one with which it is paused or has ended."""
-        queue = self._events[job] = asyncio.Queue()
+        queue = asyncio.Queue()
+
+        def begin() -> None:
+            # Events before the answer are an earlier subscription's.
+            self._events[job] = queue
+
         try:
-            await self.call("jobs.subscribe", id=job, since=since)
+            await self._call("jobs.subscribe", {"id": job, "since": since}, on_result=begin)
             while (event := await queue.get()) is not None:
                 yield event
                 if event["event"].get("state") in ENDED | {"paused"}:
@@ -136,6 +134,21 @@ class Client:
     async def __aexit__(self, *error) -> None:
         await self.close()
 
+    async def _call(self, method: str, params: dict, on_text=None, on_result=None) -> dict:
+        if self._reading.done():
+            raise _ended()
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._requests[number] = _Request(answer, on_text, on_result)
+        try:
+            await self._send(number, method, params)
+            return await answer
+        except asyncio.CancelledError:
+            with suppress(ServerError):
+                await self._send(next(self._numbers), "cancel", {"request": number})
+            raise
+        finally:
+            del self._requests[number]
+
     async def _send(self, number: int, method: str, params: dict) -> None:
         request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         try:
@@ -150,26 +163,30 @@ class Client:
             params = message.get("params", {})
             match message.get("method"):
                 case "text":
-                    self._texts.get(params["request"], lambda text: None)(params["text"])
+                    request = self._requests.get(params["request"])
+                    if request is not None and request.on_text is not None:
+                        request.on_text(params["text"])
                 case "job.event":
                     if params["job"] in self._events:
                         self._events[params["job"]].put_nowait(params)
                 case None:
                     self._answer(message)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(_ended())
+        for request in self._requests.values():
+            if not request.answer.done():
+                request.answer.set_exception(_ended())
         for queue in self._events.values():
             queue.put_nowait(None)
 
     def _answer(self, message: dict) -> None:
-        answer = self._answers.get(message["id"])
-        if answer is None or answer.done():
+        request = self._requests.get(message["id"])
+        if request is None or request.answer.done():
             return
         if "error" in message:
-            answer.set_exception(ServerError(message["error"]["message"], message["error"]["data"]))
-        else:
-            answer.set_result(message["result"])
+            request.answer.set_exception(ServerError(message["error"]["message"], message["error"]["data"]))
+            return
+        if request.on_result is not None:
+            request.on_result()
+        request.answer.set_result(message["result"])
 
 
 def _ended() -> ServerError:

@@ -89,11 +89,8 @@ export class Client {
     params: Params = {},
     { onText, signal }: { onText?: (text: string) => void; signal?: AbortSignal } = {},
   ): Promise<Params> {
-    const id = ++this.number;
     return new Promise((resolve, reject) => {
-      if (this.ended) return reject(serverEnded());
-      this.waiting.set(id, { resolve, reject, onText });
-      this.send(id, method, params);
+      const id = this.request(method, params, { resolve, reject, onText });
       signal?.addEventListener("abort", () => this.send(++this.number, "cancel", { request: id }), { once: true });
     });
   }
@@ -106,9 +103,14 @@ export class Client {
       queue.push(event);
       wake();
     };
-    this.subscribers.set(job, receive);
     try {
-      await this.call("jobs.subscribe", { id: job, since });
+      await new Promise<void>((answered, reject) => {
+        const resolve = () => {
+          this.subscribers.set(job, receive); // what came before the answer is an earlier subscription's
+          answered();
+        };
+        this.request("jobs.subscribe", { id: job, since }, { resolve, reject });
+      });
       for (;;) {
         while (queue.length === 0) await new Promise<void>((resolve) => (wake = resolve));
         const event = queue.shift()!;
@@ -129,6 +131,16 @@ export class Client {
     const timer = setTimeout(() => process.kill("SIGKILL"), MILLISECONDS_TO_END);
     await once(process, "exit");
     clearTimeout(timer);
+  }
+
+  private request(method: string, params: Params, waiting: Waiting): number {
+    const id = ++this.number;
+    if (this.ended) waiting.reject(serverEnded());
+    else {
+      this.waiting.set(id, waiting);
+      this.send(id, method, params);
+    }
+    return id;
   }
 
   private send(id: number, method: string, params: Params): void {

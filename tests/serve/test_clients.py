@@ -75,6 +75,56 @@ def test_python_client_starts_a_job_and_cancels_a_request(settings, too_little):
     asyncio.run(main())
 
 
+# A server whose first subscription still sends when the second begins.
+LATE = r"""
+import json, sys
+
+def send(**message):
+    print(json.dumps(message), flush=True)
+
+def event(number):
+    state = {"state": "done"} if number == 3 else {}
+    send(method="job.event", params={"job": "first", "number": number, "event": {"event": "any"} | state})
+
+subscriptions = 0
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "jobs.subscribe":
+        subscriptions += 1
+        if subscriptions == 2:
+            event(2), event(3)
+        send(id=request["id"], result={})
+        for number in [1] if subscriptions == 1 else [1, 2, 3]:
+            event(number)
+    else:
+        send(id=request["id"], result={})
+"""
+
+
+def test_python_client_leaves_out_events_of_an_earlier_subscription():
+    async def main():
+        async with await Client.start((sys.executable, "-c", LATE)) as client:
+            left = client.events("first")
+            assert (await anext(left))["number"] == 1
+            assert [event["number"] async for event in client.events("first")] == [1, 2, 3]
+            await left.aclose()
+
+    asyncio.run(main())
+
+
+def test_typescript_client_leaves_out_events_of_an_earlier_subscription(tmp_path):
+    conversation = """
+import {{ Client }} from "{client}";
+const client = await Client.start({command});
+const seen: number[] = [];
+await client.events("first").next();
+for await (const event of client.events("first")) seen.push(event.number);
+await client.close();
+console.log(JSON.stringify(seen));
+"""
+    assert run_typescript(tmp_path, conversation=conversation, command=[sys.executable, "-c", LATE]) == [1, 2, 3]
+
+
 CONVERSATION = """
 import {{ Client, ServerError }} from "{client}";
 const [settings, job] = process.argv.slice(2).map((each) => JSON.parse(each));
@@ -107,11 +157,11 @@ console.log(JSON.stringify(seen));
 """
 
 
-def run_typescript(tmp_path, *arguments):
+def run_typescript(tmp_path, *arguments, conversation=CONVERSATION, command=COMMAND):
     script = tmp_path / "conversation.mts"
-    script.write_text(CONVERSATION.format(client=ROOT / "sebp_edge/serve/client.ts", command=json.dumps(COMMAND)))
-    command = [node(), "--disable-warning=ExperimentalWarning", str(script), *map(json.dumps, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
+    script.write_text(conversation.format(client=ROOT / "sebp_edge/serve/client.ts", command=json.dumps(command)))
+    node_command = [node(), "--disable-warning=ExperimentalWarning", str(script), *map(json.dumps, arguments)]
+    done = subprocess.run(node_command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
