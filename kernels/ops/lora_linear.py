@@ -8,16 +8,15 @@
 
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
-equations 1 and 2, for the rows). W and b are frozen; quantised weights (Dettmers et al. 2023) are dequantised once per
-pass, one after the other, or once for all passes. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
+equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, or once for all
+passes, with the same products. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -26,46 +25,9 @@ from torch.autograd.function import once_differentiable
 
 from . import backend, choices
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
+from .quantised import QuantisedWeight, ScratchBuffer, dequantise
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
-
-
-class QuantisedWeight(NamedTuple):
-    """A quantised frozen weight.
-
-    Attributes:
-        dtype: the dtype that it computes in.
-        dequantise: writes it into a matrix [M, K].
-        identity: changes whenever the matrix may; None if it may at every pass, so that no copy of it may be kept.
-    """
-
-    dtype: torch.dtype
-    dequantise: Callable[[Tensor], None]
-    identity: tuple[int, ...] | None = None
-
-
-class ScratchBuffer:
-    """A buffer for one matrix at a time, shared by groups, so that no matrix needs an allocation of its own.
-
-    It is allocated on first use, as large as the largest matrix that was reserved.
-    """
-
-    def __init__(self):
-        self._size, self._buffer = 0, None
-
-    def reserve(self, size: int) -> None:
-        """Makes sure that a matrix of this many elements will fit."""
-        self._size = max(self._size, size)
-
-    def matrix_like(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
-        """A matrix [num_rows, num_columns], like `like` in dtype and device; valid until the next call."""
-        self.reserve(num_rows * num_columns)
-        is_alike = self._buffer is not None and (self._buffer.dtype, self._buffer.device) == (like.dtype, like.device)
-        if not is_alike or len(self._buffer) < self._size:
-            # A tensor made in inference mode cannot be used outside of it.
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(self._size, dtype=like.dtype, device=like.device)
-        return self._buffer[: num_rows * num_columns].view(num_rows, num_columns)
 
 
 class Recompute(NamedTuple):
@@ -129,8 +91,7 @@ class LoraGroup:
         elif dequantised and None not in (w.identity for w in weights):
             sizes = [lora_B.shape[0] for lora_B in loras_B]
             weight = torch.empty(sum(sizes), loras_A[0].shape[1], dtype=dtype, device=loras_A[0].device)
-            for w, part in zip(weights, weight.split(sizes), strict=True):
-                w.dequantise(part)
+            dequantise(weights, weight.split(sizes))
         stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
         bias = None
@@ -139,7 +100,7 @@ class LoraGroup:
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
         group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], scratch)
         if scratch is not None and not isinstance(weight, Tensor):
-            scratch.reserve(max(group.columns) * stacked_A.shape[1])
+            scratch.reserve(sum(group.columns) * stacked_A.shape[1])
         return group
 
     @functools.cached_property
@@ -147,16 +108,15 @@ class LoraGroup:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
-    def matrices(self) -> Iterator[tuple[slice, Tensor]]:
-        """Outputs and their W, [M, K]; quantised weights one projection at a time, each valid until the next."""
+    def matrix(self) -> Tensor:
+        """W, [M, K]; if it is dequantised, valid until a matrix of another group is."""
         if isinstance(self.weight, Tensor):
-            yield slice(None), self.weight
-            return
-        scratch = self.scratch or ScratchBuffer()
-        for number, end, weight in zip(self.columns, accumulate(self.columns), self.weight, strict=True):
-            matrix = scratch.matrix_like(number, self.stacked_A.shape[1], self.stacked_A)
-            weight.dequantise(matrix)
-            yield slice(end - number, end), matrix
+            return self.weight
+        matrix = (self.scratch or ScratchBuffer()).matrix_like(
+            sum(self.columns), *self.stacked_A.shape[1:], self.stacked_A
+        )
+        dequantise(self.weight, matrix.split(self.columns))
+        return matrix
 
     def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
@@ -172,10 +132,7 @@ class LoraGroup:
         So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
         product with its last layer's weight.
         """
-        for outputs, matrix in self.matrices():
-            backend.implementation(out_NM, "gemm").add_product_(
-                out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T
-            )
+        backend.implementation(out_NM, "gemm").add_product_(out_NM, x.reshape(-1, x.shape[-1]), self.matrix().T)
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Destinations and sources of the copies, so that many groups can be copied at once."""
@@ -233,11 +190,7 @@ class _LoraLinear(torch.autograd.Function):
             if tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
-                dx_parts = (
-                    backend.kernels("products").dx(dout_NM[:, outputs], w, rows, tiles)
-                    for outputs, w in group.matrices()
-                )
-                dx = functools.reduce(Tensor.add_, dx_parts)
+                dx = backend.kernels("products").dx(dout_NM, group.matrix(), rows, tiles)
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
@@ -260,8 +213,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def _dx_of_compact_rows(dout_AM: Tensor, up_AR: Tensor, group: LoraGroup, rows: KnownRows, num_rows: int) -> Tensor:
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
-    for outputs, matrix in group.matrices():
-        backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM[:, outputs], matrix)
+    backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM, group.matrix())
     return target.whole()
 
 
