@@ -188,7 +188,8 @@ class Adapting:
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), self._place.out)
-        task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
+        held = options if self._peak is not None else preparation.fill_free_memory(recipe, options, prepared, schedules)
+        task = Task(dataset, schedules, recipe, call.seed, held, self.beginning.folders)
         if self._place.out is None:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
             self.texts = work.known_by(texts)

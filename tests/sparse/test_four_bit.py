@@ -208,3 +208,17 @@ def test_dequantised_weights_follow_a_change(change):
     expected_loss, expected = loss_and_gradients(model, batch)
     torch.testing.assert_close(loss, expected_loss)
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 1}], ids=str)
+def test_dequantised_weights_can_be_freed_without_a_change(options):
+    model, batch = four_bit_llama(), padded_batch()
+    with Hoisted(model, dequantised_blocks=2, **options) as hoisted:
+        loss, expected, number = hoisted_gradients(model, hoisted, batch)
+        assert number == 0
+        hoisted.free_dequantised()
+        assert hoisted.num_dequantised == 0
+        found_loss, found, number = hoisted_gradients(model, hoisted, batch)
+    assert number > 0
+    assert torch.equal(found_loss, loss)
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
