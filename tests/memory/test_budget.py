@@ -5,6 +5,7 @@ import json
 import random
 import re
 from itertools import groupby, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.four_bits import NF4_BYTES
+from sebp_edge.run.preparation import Preparation, Prepared
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.progress import Progress
@@ -366,6 +368,30 @@ def test_without_a_budget_dequantised_blocks_take_half_of_what_the_training_leav
         assert found.peak - least.peak <= room
         assert numbers[-1] == blocks or found.peak - least.peak > room - 2 * 1.05 * shape_3b.blocks[0].parameters
     assert numbers == sorted(numbers) and 0 in numbers and blocks in numbers and len({*numbers}) > 3
+
+
+@pytest.mark.usefixtures("has_bitsandbytes")
+@pytest.mark.parametrize("changes", [{}, {"load_in_4bit": False}, {"budget": MemoryBudget(10**9)}, {"on_gpu": False}])
+def test_only_4_bits_on_a_gpu_without_a_budget_fill_the_free_memory(shape_3b, changes):
+    recipe, said = RECIPE.replace(load_in_4bit=changes.get("load_in_4bit", True)), []
+    call = SimpleNamespace(
+        recipe=recipe,
+        seed=0,
+        on_gpu=changes.get("on_gpu", True),
+        budget=changes.get("budget"),
+        shape=lambda: shape_3b,
+        target_and_budget=lambda: (target_of(CUDA, 650_000_000), MemoryBudget(80 * 10**9)),
+        notify=said.append,
+    )
+    prepared = Prepared(make_dataset(8), beginning=None)
+    schedules = make_schedules(prepared.dataset, recipe, seed=0)
+    found = Preparation(call, reading=None).fill_free_memory(recipe, FASTEST, prepared, schedules)
+    if changes:
+        assert found == FASTEST and said == []
+    else:
+        assert found == dataclasses.replace(FASTEST, dequantised_blocks=28)
+        (notice,) = said
+        assert notice.message.endswith("the free GPU memory decides: 28 of 28 blocks kept in bf16.")
 
 
 def test_a_model_that_runs_on_padded_batches_keeps_no_block(shape_3b, machine):
