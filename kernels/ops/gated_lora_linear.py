@@ -41,7 +41,7 @@ class _GatedLoraLinear(torch.autograd.Function):
             dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
         )
         # Not kept in a variable, so that a dequantised weight is freed at once.
-        dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, group.matrix())
+        dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
         dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )

@@ -8,15 +8,16 @@
 
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
-equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, or once for all
-passes, with the same products. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
+equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, a few at a time,
+or once for all passes, with the same products. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,7 @@ class LoraGroup:
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
+        is_quantised: whether the weights are quantised, be they dequantised already or not.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
     """
 
@@ -67,6 +69,7 @@ class LoraGroup:
     stacked_A: Tensor
     stacked_B: Tensor
     scaling: float
+    is_quantised: bool = False
     scratch: ScratchBuffer | None = None
 
     @classmethod
@@ -98,9 +101,10 @@ class LoraGroup:
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], scratch)
-        if scratch is not None and not isinstance(weight, Tensor):
-            scratch.reserve(sum(group.columns) * stacked_A.shape[1])
+        is_quantised = not isinstance(weights[0], Tensor)
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], is_quantised, scratch)
+        if scratch is not None and is_quantised:
+            scratch.reserve(max(group.columns) * stacked_A.shape[1])
         return group
 
     @functools.cached_property
@@ -108,15 +112,38 @@ class LoraGroup:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
-    def matrix(self) -> Tensor:
-        """W, [M, K]; if it is dequantised, valid until a matrix of another group is."""
-        if isinstance(self.weight, Tensor):
-            return self.weight
-        matrix = (self.scratch or ScratchBuffer()).matrix_like(
-            sum(self.columns), *self.stacked_A.shape[1:], self.stacked_A
-        )
-        dequantise(self.weight, matrix.split(self.columns))
-        return matrix
+    def matrices(self) -> Iterator[tuple[slice, Tensor]]:
+        """Outputs and their W, [M, K].
+
+        Quantised weights come as many projections at a time as the scratch buffer holds, each valid until the next;
+        those that are dequantised already come in the same parts, so that products have the same bits.
+        """
+        if not self.is_quantised:
+            yield slice(None), self.weight
+            return
+        scratch, num_inputs, begin = self.scratch or ScratchBuffer(), self.stacked_A.shape[1], 0
+        for together in self._parts:
+            columns = self.columns[together]
+            outputs = slice(begin, begin + sum(columns))
+            if isinstance(self.weight, Tensor):
+                matrix = self.weight[outputs]
+            else:
+                matrix = scratch.matrix_like(sum(columns), num_inputs, self.stacked_A)
+                dequantise(self.weight[together], matrix.split(columns))
+            yield outputs, matrix
+            begin = outputs.stop
+
+    @functools.cached_property
+    def _parts(self) -> list[slice]:
+        """Which projections fit into the scratch buffer together."""
+        parts, ends = [], [0, *accumulate(self.columns)]
+        most = 0 if self.scratch is None else self.scratch.size // self.stacked_A.shape[1]
+        for number in range(len(self.columns)):
+            if parts and ends[number + 1] - ends[parts[-1].start] <= most:
+                parts[-1] = slice(parts[-1].start, number + 1)
+            else:
+                parts.append(slice(number, number + 1))
+        return parts
 
     def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
@@ -132,7 +159,10 @@ class LoraGroup:
         So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
         product with its last layer's weight.
         """
-        backend.implementation(out_NM, "gemm").add_product_(out_NM, x.reshape(-1, x.shape[-1]), self.matrix().T)
+        for outputs, matrix in self.matrices():
+            backend.implementation(out_NM, "gemm").add_product_(
+                out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T
+            )
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Destinations and sources of the copies, so that many groups can be copied at once."""
@@ -190,7 +220,11 @@ class _LoraLinear(torch.autograd.Function):
             if tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
-                dx = backend.kernels("products").dx(dout_NM, group.matrix(), rows, tiles)
+                dx_parts = (
+                    backend.kernels("products").dx(dout_NM[:, outputs], w, rows, tiles)
+                    for outputs, w in group.matrices()
+                )
+                dx = functools.reduce(Tensor.add_, dx_parts)
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
@@ -213,7 +247,8 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def _dx_of_compact_rows(dout_AM: Tensor, up_AR: Tensor, group: LoraGroup, rows: KnownRows, num_rows: int) -> Tensor:
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
-    backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM, group.matrix())
+    for outputs, matrix in group.matrices():
+        backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM[:, outputs], matrix)
     return target.whole()
 
 

@@ -82,21 +82,24 @@ class ScratchBuffer:
     """A buffer for one matrix at a time, shared by groups, so that no matrix needs an allocation of its own.
 
     It is allocated on first use, as large as the largest matrix that was reserved.
+
+    Attributes:
+        size: the number of elements of that matrix.
     """
 
     def __init__(self):
-        self._size, self._buffer = 0, None
+        self.size, self._buffer = 0, None
 
     def reserve(self, size: int) -> None:
         """Makes sure that a matrix of this many elements will fit."""
-        self._size = max(self._size, size)
+        self.size = max(self.size, size)
 
     def matrix_like(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
         """A matrix [num_rows, num_columns], like `like` in dtype and device; valid until the next call."""
         self.reserve(num_rows * num_columns)
         is_alike = self._buffer is not None and (self._buffer.dtype, self._buffer.device) == (like.dtype, like.device)
-        if not is_alike or len(self._buffer) < self._size:
+        if not is_alike or len(self._buffer) < self.size:
             # A tensor made in inference mode cannot be used outside of it.
             with torch.inference_mode(False):
-                self._buffer = torch.empty(self._size, dtype=like.dtype, device=like.device)
+                self._buffer = torch.empty(self.size, dtype=like.dtype, device=like.device)
         return self._buffer[: num_rows * num_columns].view(num_rows, num_columns)

@@ -11,7 +11,7 @@ from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import MAX_GRADIENTS_AT_ONCE
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.four_bits import NF4_BYTES
-from sebp_edge.sparse.patches.counts import FP32, has_one_gradient, largest_dequantised
+from sebp_edge.sparse.patches.counts import FP32, has_one_gradient
 from sebp_edge.sparse.rows.buckets import Bucket
 
 # cuBLAS workspaces in torch's allocator, for a training's two streams; sizes on an H100, smaller on other GPUs.
@@ -124,17 +124,17 @@ def _gradients(setup: TrainingSetup) -> int:
 
 
 def _one_matrix(setup: TrainingSetup) -> int:
-    """Counts the largest matrix that is dequantised or rounded, and the copies of a part of it that this takes."""
+    """Counts the largest matrix that is dequantised, or rounded in fp32; on the CPU 4 bits have another copy of it."""
     if setup.recipe.merge_for:
-        copied = FP32
+        itemsize = setup.itemsize + FP32
     elif setup.recipe.load_in_4bit:
-        copied = 0 if setup.on_gpu else setup.itemsize
+        itemsize = setup.itemsize * (1 if setup.on_gpu else 2)
     else:
         return 0
-    blocks = setup.shape.blocks[setup.options.dequantised_blocks :]
-    matrix = max(map(largest_dequantised, blocks), default=0)
-    part = max((linear.size for block in blocks for linear in block.linears.values()), default=0)
-    return setup.itemsize * matrix + copied * part
+    blocks = setup.shape.blocks
+    if setup.options.dequantised_blocks == len(blocks):
+        return 0
+    return itemsize * max((linear.size for block in blocks for linear in block.linears.values()), default=0)
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket) -> int:

@@ -4,7 +4,6 @@ Sizes only, no tensors: a plan imports no torch. The patches beside this file do
 the counts with what autograd really keeps.
 """
 
-from collections import Counter
 from typing import NamedTuple
 
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH, dq_buffer_bytes
@@ -17,8 +16,6 @@ MAX_DQ_BYTES = 2**25
 # Rows of an MLP that are computed at once: then an MLP of a 3B model needs no more memory than attention's backward
 # pass over 3,000 tokens. Half as many rows would dequantise a 4-bit base twice as often.
 CHUNK_ROWS = 1024
-# Projections that read the same input in transformers' decoders; with an adapter, they are computed as one layer.
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Execution(NamedTuple):
@@ -45,16 +42,6 @@ class Execution(NamedTuple):
     def has_flash_attention(self) -> bool:
         """Whether one operation computes attention for all sequences; otherwise it runs sequence by sequence."""
         return self.on_gpu and self.itemsize == 2
-
-
-def largest_dequantised(block: Block) -> int:
-    """Numbers of the largest matrix that is dequantised at once: that of all projections of one input."""
-    sizes = Counter()
-    for path, linear in block.linears.items():
-        parent, _, name = path.rpartition(".")
-        together = next((group for group in GROUPS if name in group), (name,))
-        sizes[parent, together] += linear.size
-    return max(sizes.values(), default=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention

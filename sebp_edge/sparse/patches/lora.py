@@ -28,9 +28,11 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
-from sebp_edge.sparse.patches.counts import GROUPS
 from sebp_edge.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
+
+# Projections that read the same input in transformers' decoders.
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
 SourceOf = Callable[[Tensor], Recompute | GatedInputs | None]
