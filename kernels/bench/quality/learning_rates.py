@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -65,9 +65,9 @@ def main(arguments: list[str] | None = None) -> None:
     how = (options.recipe, options.notes, tuple(options.characters), options.device)
     cases = list(product(options.model, options.seeds, options.folders))
     jobs = {case: [Job(*case, rate, *how) for rate in (AUTO, *SWEEP)] for case in cases}
-    found = side_by_side.run_missing(measure, sum(jobs.values(), []), options)
+    found = side_by_side.run_missing(measure, [*chain.from_iterable(jobs.values())], options)
     complete = [[found[job] for job in jobs[case]] for case in cases if found.keys() >= {*jobs[case]}]
-    records = sum(complete, [])
+    records = [*chain.from_iterable(complete)]
     for model in dict.fromkeys(row["model"] for row in records):
         print(model, summary([case for case in complete if case[0]["model"] == model]), flush=True)
     on_cpu = pick_device(options.device).type == "cpu"
@@ -131,9 +131,9 @@ def summary(cases: list[list[dict]]) -> str:
     """The mean gains, and what choosing gains as a share of what the sweep gains, with a 95 % interval over cases."""
     swept = [min(case[1:], key=lambda row: row["validation"])["gain"] for case in cases]
     chosen, usual = ([row["gain"] for case in cases for row in case if row["stated"] == rate] for rate in (AUTO, USUAL))
-    lines = [f"{mean(gains):.2%} with {name}" for name, gains in (("the rate chosen", chosen), ("the sweep's", swept))]
-    for rate in SWEEP:
-        lines.append(f"{mean(row['gain'] for case in cases for row in case if row['stated'] == rate):.2%} with {rate:g}")
+    stated = {f"{rate:g}": [row["gain"] for case in cases for row in case if row["stated"] == rate] for rate in SWEEP}
+    gains = {"the rate chosen": chosen, "the sweep's": swept} | stated
+    lines = [f"{mean(each):.2%} with {name}" for name, each in gains.items()]
     for name, others in (("the sweep", swept), (f"{USUAL:g}", usual)):
         lines.append(f"chosen / {name} {share(chosen, others)}")
     return f"{len(cases)} cases: " + "; ".join(lines)
