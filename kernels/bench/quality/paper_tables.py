@@ -1,16 +1,14 @@
-"""Trains real models with dense gradients and with SEBP, and asks them questions (Table 9, Figures 5 and 7).
+"""Trains real models with dense gradients and with SEBP, and asks them questions: the paper's Table 9, Figures 5, 7.
 
-    python kernels/bench/quality/paper_tables.py DATA --decoder MODEL --encoder FOLDER --rows FILE [--tasks arc-c ...]
-        [--seeds 0 1 2] [--steps 60] [--asked 1000] [--processes 8] [--minutes 5] [--device cuda] [--record [FILE]]
+    python kernels/bench/quality/paper_tables.py DATA --decoder MODEL --encoder FOLDER [--tasks arc-c ...] [--seeds 0]
+        [--steps 60] [--asked 1000] [--processes 7] [--outcomes FILE] [--minutes 5] [--device cuda] [--record [FILE]]
 
 DATA has the publishers' files. All weights are trained, in fp32, with AdamW and a constant rate, on batches of 8 padded
 texts: a decoder on questions with their right endings and a loss on every token, an encoder with a new head on classes.
 All are asked the same other questions, in TF32; a decoder's answer is the ending with the largest log-probability per
 byte. The seed sets the texts, their order, the head and the dropout: each variant is compared with "dense" in a seed.
 "published" is the code published with the paper: each linear layer but the head computes dX for the first n rows,
-whatever they hold, and never dW. n is a fifth of the padded rows, for "top n" too.
-
-Gradients are compared first. Rows that FILE has are not measured again; no training starts after --minutes.
+whatever they hold, and never dW. n is a fifth of the padded rows, for "top n" too. Gradients are compared first.
 """
 
 import bz2
@@ -20,7 +18,6 @@ import json
 import lzma
 import random
 import sys
-import time
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
@@ -43,7 +40,7 @@ import evidence
 import side_by_side
 from sebp_edge import Recipe
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.models.loading import load_base_model, without_progress_bars
 from sebp_edge.research import Threshold, TopN, sparsify
 
 SOURCES = (*evidence.OPS, *(f"sebp_edge/{each}" for each in ("models", "research/rules", "sparse")), __file__)
@@ -61,7 +58,7 @@ FILES = {
 }
 # The columns of the texts, that of the class, and the number of lines above.
 COLUMNS = {"sst2": (slice(0, 1), 1, 1), "mrpc": (slice(3, 5), 0, 1), "cola": (slice(3, 4), 1, 0)}
-BATCH, PARTS, IGNORE, RESAMPLES = 8, 10, -100, 2000
+BATCH, ASKED_AT_ONCE, PARTS, IGNORE, RESAMPLES = 8, 16, 10, -100, 2000
 
 
 class Question(NamedTuple):
@@ -75,67 +72,182 @@ class Job(NamedTuple):
     task: str
     seed: int
     variant: str
-    options: Namespace
 
     @property
     def is_choice(self) -> bool:
         return FILES[self.task][0].startswith("lm")
 
-    @property
-    def setting(self) -> tuple[Path, int, int, float]:
-        """Model, padded length, steps and learning rate; the encoder's rate is the paper's."""
-        usual = (self.options.decoder, 256, 60, 5e-5) if self.is_choice else (self.options.encoder, 128, 250, 1.23e-4)
-        return *usual[:2], self.options.steps or usual[2], usual[3]
+
+class Learner:
+    """The model of a job, and what it learns. The seed fixes a new head, and torch's random state after it."""
+
+    def __init__(self, options: Namespace, job: Job):
+        torch.manual_seed(job.seed)
+        self.job, self.device = job, options.device or "cuda"
+        self.train, self.test = questions(options.data, job.task, options.asked)
+        if job.is_choice:
+            self.name, self.context, self.steps, self.rate = options.decoder, 256, options.steps or 60, 5e-5
+            base = pretrained(self.name)
+            self.model, self.tokenizer = copy.deepcopy(base.model), base.tokenizer
+            self.tokenizer.pad_token, self.tokenizer.padding_side = self.tokenizer.eos_token, "right"
+        else:  # the paper's rate
+            self.name, self.context, self.steps, self.rate = options.encoder, 128, options.steps or 250, 1.23e-4
+            logging.set_verbosity_error()  # of the head, which is new
+            with without_progress_bars():
+                self.model = AutoModelForSequenceClassification.from_pretrained(self.name, dtype=torch.float32)
+            self.tokenizer = AutoTokenizer.from_pretrained(self.name)
+        self.model.to(self.device)
+
+    def batches(self) -> list[dict[str, Tensor]]:
+        drawn = random.Random(self.job.seed).sample(self.train, self.steps * BATCH)
+        return [self.encoded(drawn[at : at + BATCH], "max_length") for at in range(0, len(drawn), BATCH)]
+
+    def encoded(self, some: list[Question], padding: str | bool) -> dict[str, Tensor]:
+        rows = [["".join(each.texts[each.right])] if self.job.is_choice else each.texts for each in some]
+        batch = self.tokens(*map(list, zip(*rows, strict=True)), padding=padding)
+        labels = torch.tensor([each.right for each in some], device=self.device)
+        if self.job.is_choice:
+            labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORE)
+        return {**batch, "labels": labels}
+
+    def tokens(self, *texts: list[str], padding: str | bool = True):
+        cut = {"truncation": True, "max_length": self.context}
+        return self.tokenizer(*texts, padding=padding, return_tensors="pt", **cut).to(self.device)
+
+    def backward_pass(self, variant: str, n: int) -> AbstractContextManager:
+        if variant == "published":
+            for name, layer in self.model.named_modules():
+                if isinstance(layer, nn.Linear) and name.rsplit(".", 1)[-1] not in ("lm_head", "classifier"):
+                    layer.forward = partial(with_first_rows, layer, n)
+        rules = {"exact": "exact", "top n": TopN(max(1, n)), "threshold": Threshold()}
+        return sparsify(self.model, rows=rules[variant]) if variant in rules else nullcontext()
+
+    @torch.no_grad()
+    def ask(self) -> dict:
+        """The mean loss of what is right per token or text, the share of right answers, and which: see `bits`."""
+        self.model.eval()
+        torch.set_float32_matmul_precision("high")
+        is_right, losses = zip(*(self.endings() if self.job.is_choice else self.classes()), strict=True)
+        torch.set_float32_matmul_precision("highest")
+        digits = f"{int('1' + ''.join(str(int(each)) for each in is_right), 2):x}"
+        return {"loss": mean(losses), "accuracy": sum(is_right) / len(is_right), "right": digits}
+
+    def classes(self) -> Iterator[tuple[bool, float]]:
+        for at in range(0, len(self.test), ASKED_AT_ONCE):
+            batch = self.encoded(self.test[at : at + ASKED_AT_ONCE], True)
+            labels = batch.pop("labels")
+            logits = self.model(**batch).logits
+            is_right = (logits.argmax(dim=-1) == labels).tolist()
+            yield from zip(is_right, F.cross_entropy(logits, labels, reduction="none").tolist(), strict=True)
+
+    def endings(self) -> Iterator[tuple[bool, float]]:
+        options = [(number, option) for number, each in enumerate(self.test) for option in range(len(each.texts))]
+        options.sort(key=lambda each: len("".join(self.test[each[0]].texts[each[1]])))
+        found = {}
+        for at in range(0, len(options), ASKED_AT_ONCE):
+            some = options[at : at + ASKED_AT_ONCE]
+            texts = [self.test[number].texts[option] for number, option in some]
+            batch = self.tokens(["".join(each) for each in texts])
+            ids_BT, mask_BT = batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:]
+            logits = self.model(**batch).logits[:, :-1].flatten(0, 1)
+            loss_BT = F.cross_entropy(logits, ids_BT.flatten(), reduction="none").view(ids_BT.shape) * mask_BT
+            loss_BT, mask_BT = loss_BT.cpu(), mask_BT.cpu()
+            lengths = [len(self.tokenizer(begin)["input_ids"]) for begin, _ in texts]
+            for each, (_, end), begin, loss_T, mask_T in zip(some, texts, lengths, loss_BT, mask_BT, strict=True):
+                of_end = float(loss_T[begin - 1 :].sum())
+                found[each] = -of_end / len(end.encode()), float(loss_T.sum() / mask_T.sum())
+        for number, each in enumerate(self.test):
+            best = max(range(len(each.texts)), key=lambda option: found[number, option][0])
+            yield best == each.right, found[number, each.right][1]
 
 
 def main() -> None:
     parser = evidence.parser(__doc__)
     parser.add_argument("data", type=Path)
-    for name in ("--decoder", "--encoder", "--rows"):
-        parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=list(FILES))
+    parser.add_argument("--decoder", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", choices=FILES, default=list(FILES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    for name, usual in {"--steps": 0, "--asked": 1000, "--processes": 1, "--minutes": 60}.items():
-        parser.add_argument(name, type=int, default=usual)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--asked", type=int, default=1000)
+    side_by_side.add_options(parser)
     options = parser.parse_args()
-    options.end = time.time() + 60 * options.minutes
-    rows = [json.loads(line) for line in options.rows.read_text().splitlines()] if options.rows.exists() else []
-    done = {(row["texts"], row["seed"], row["variant"]) for row in rows}
-    jobs = [Job(task, seed, name, options) for seed, task, name in product(options.seeds, options.tasks, VARIANTS)]
+    jobs = [Job(task, seed, name) for seed, task, name in product(options.seeds, options.tasks, VARIANTS)]
     one_of_each = list({job.is_choice: job for job in jobs}.values())
-    print(*side_by_side.run(compare_gradients, one_of_each, options.processes), sep="\n", flush=True)
-    for row in side_by_side.run(measure, [job for job in jobs if job[:3] not in done], options.processes):
-        if row is not None:
-            rows.append(row)
-            with options.rows.open("a") as file:
-                print(json.dumps(row), file=file)
-            print(*(row[name] for name in ("texts", "seed", "variant", "loss", "accuracy", "seconds")), flush=True)
-    rows.sort(key=lambda row: (options.tasks.index(row["texts"]), row["seed"], VARIANTS.index(row["variant"])))
+    for compared in side_by_side.run(partial(compare_gradients, options), one_of_each, options.processes):
+        print(compared, flush=True)
+    found = side_by_side.run_missing(partial(measure, options), jobs, options)
     for task, variant in product(options.tasks, VARIANTS):
-        dense = {row["seed"]: row for row in rows if (row["texts"], row["variant"]) == (task, "dense")}
-        found = [row for row in rows if (row["texts"], row["variant"]) == (task, variant) and row["seed"] in dense]
-        if found:
-            print(f"{task}, {variant}: {compared(found, dense, '_before' * (variant == 'dense'))}", flush=True)
+        seeds = [seed for seed in options.seeds if {Job(task, seed, "dense"), Job(task, seed, variant)} <= found.keys()]
+        pairs = [(found[task, seed, variant], found[task, seed, "dense"]) for seed in seeds]
+        if pairs:
+            print(f"{task}, {variant}: {difference(pairs, '_before' * (variant == 'dense'))}", flush=True)
+    rows = [found[job] for job in jobs if job in found]
     evidence.record("paper-tables", SOURCES, rows, options.record, options.device == "cpu")
 
 
-def compared(rows: list[dict], others: dict[int, dict], suffix: str) -> str:
+def difference(pairs: list[tuple[dict, dict]], suffix: str) -> str:
     """Mean accuracy and loss, and how much more they are; the 95 % interval resamples seeds and questions."""
-    pairs = [(row, others[row["seed"]]) for row in rows]
     more_SQ = torch.stack([bits(row["right"]) - bits(other[f"right{suffix}"]) for row, other in pairs])
     draw = torch.Generator().manual_seed(0)
     seeds_RS, asked_RQ = (torch.randint(size, (RESAMPLES, size), generator=draw) for size in more_SQ.shape)
     means_R = torch.stack([more_SQ[seeds][:, asked].mean() for seeds, asked in zip(seeds_RS, asked_RQ, strict=True)])
     low, high = means_R.quantile(torch.tensor([0.025, 0.975])).tolist()
-    accuracy, loss = (mean(row[name] for row in rows) for name in ("accuracy", "loss"))
+    accuracy, loss = (mean(row[name] for row, _ in pairs) for name in ("accuracy", "loss"))
     more = mean(row["loss"] - other[f"loss{suffix}"] for row, other in pairs)
     return f"accuracy {accuracy:.4f}, {more_SQ.mean():+.4f} ({low:+.4f} to {high:+.4f}); loss {loss:.4f}, {more:+.2g}"
 
 
 def bits(digits: str) -> Tensor:
-    """Which questions are right, of their bits behind a first one as a hexadecimal number."""
+    """Which answers are right: behind a first one, the bits of a hexadecimal number."""
     return torch.tensor([float(bit) for bit in f"{int(digits, 16):b}"[1:]])
+
+
+def measure(options: Namespace, job: Job) -> dict:
+    """Trains once; returns a row of the result."""
+    learner, losses = Learner(options, job), []
+    before = learner.ask() if job.variant == "dense" else {}
+    batches, kinds = learner.batches(), [each.right for each in learner.test]
+    rows, steps = batches[0]["input_ids"].numel(), learner.steps
+    optimizer = torch.optim.AdamW(learner.model.train().parameters(), lr=learner.rate, weight_decay=0.0)
+    with learner.backward_pass(job.variant, rows // 5) as handle:
+        for batch in batches:
+            loss = learner.model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        dropped = handle.dropped() if handle else []
+    row = {"model": learner.name.stem, "texts": job.task, "variant": job.variant, "seed": job.seed, "steps": steps}
+    row |= {"rows": rows, "active": mean(int(each["attention_mask"].sum()) for each in batches)}
+    row["kept"] = sum(each.kept for each in dropped) / sum(each.active for each in dropped) if dropped else None
+    row |= {"asked": len(kinds), "most_frequent": kinds.count(mode(kinds)) / len(kinds), **learner.ask()}
+    row |= {f"{name}_before": value for name, value in before.items()}
+    for part in range(PARTS):
+        row[f"train_{part}"] = mean(losses[part * steps // PARTS : (part + 1) * steps // PARTS] or losses)
+    print(*job, row["loss"], row["accuracy"], flush=True)
+    return row
+
+
+def compare_gradients(options: Namespace, job: Job) -> str:
+    """Compares the gradients of a batch with dense ones, in the drop-in's second pass, which reads the labels."""
+    learner, found = Learner(options, job), []
+    model, batch = learner.model.eval(), learner.batches()[0]
+    for variant in ("dense", "exact"):
+        with learner.backward_pass(variant, 0):
+            for _ in range(2):
+                model.zero_grad()
+                model(**batch).loss.backward()
+        found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+    error = float((found[1] - found[0]).norm() / found[0].norm())
+    if not error < 1e-4:
+        raise RuntimeError(f"{job.task}: gradients differ by {error:.1e} of their norm.")
+    return f"{job.task}: gradients differ by {error:.1e} of their norm"
+
+
+@cache
+def pretrained(name: Path):
+    return load_base_model(resolve(name), Recipe.load("notes"), torch.device("cpu"))
 
 
 @cache
@@ -169,150 +281,10 @@ def read(path: Path, task: str) -> Iterator[Question]:
             yield Question([(begin, f" {end}") for begin, end in zip(begins, endings, strict=True)], each["gold"])
 
 
-def measure(job: Job) -> dict | None:
-    """Trains once; returns the row of the result, or None if it is too late."""
-    begin = time.time()
-    if begin > job.options.end:
-        return None
-    (model, tokenizer), (path, _, steps, rate) = new_model(job), job.setting
-    batches, test, losses = batches_of(job, tokenizer), questions(job.options.data, job.task, job.options.asked)[1], []
-    before = ask(model, tokenizer, test, job) if job.variant == "dense" else {}
-    rows, kinds = batches[0]["input_ids"].numel(), [each.right for each in test]
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, weight_decay=0.0)
-    with backward_pass(job.variant, model, rows // 5) as handle:
-        for batch in batches:
-            loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        dropped = handle.dropped() if handle else []
-    row = {
-        "model": path.stem,
-        "texts": job.task,
-        "variant": job.variant,
-        "seed": job.seed,
-        "steps": steps,
-        "rows": rows,
-    }
-    row["active"] = mean(int(each["attention_mask"].sum()) for each in batches)
-    row["kept"] = sum(each.kept for each in dropped) / sum(each.active for each in dropped) if dropped else None
-    row |= {"asked": len(test), "most_frequent": kinds.count(mode(kinds)) / len(kinds)} | ask(
-        model, tokenizer, test, job
-    )
-    row |= {f"{name}_before": value for name, value in before.items()}
-    for part in range(PARTS):
-        row[f"train_{part}"] = mean(losses[part * steps // PARTS : (part + 1) * steps // PARTS] or losses)
-    return row | {"seconds": round(time.time() - begin, 1)}
-
-
-def compare_gradients(job: Job) -> str:
-    """Compares the gradients of a batch with dense ones, in the drop-in's second pass, which reads the labels."""
-    (model, tokenizer), found = new_model(job), []
-    batch = batches_of(job, tokenizer)[0]
-    for variant in ("dense", "exact"):
-        with backward_pass(variant, model.eval(), 0):
-            for _ in range(2):
-                model.zero_grad()
-                model(**batch).loss.backward()
-        found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
-    error = float((found[1] - found[0]).norm() / found[0].norm())
-    if not error < 1e-4:
-        raise RuntimeError(f"{job.task}: gradients differ by {error:.1e} of their norm.")
-    return f"{job.task}: gradients differ by {error:.1e} of their norm"
-
-
-@cache
-def pretrained(name: Path):
-    return load_base_model(resolve(name), Recipe.load("notes"), torch.device("cpu"))
-
-
-def new_model(job: Job) -> tuple:
-    """A model and its tokenizer; the seed fixes a new head, and torch's random state after it."""
-    torch.manual_seed(job.seed)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if job.is_choice:
-        base = pretrained(job.setting[0])
-        base.tokenizer.pad_token, base.tokenizer.padding_side = base.tokenizer.eos_token, "right"
-        return copy.deepcopy(base.model).to(job.options.device), base.tokenizer
-    model = AutoModelForSequenceClassification.from_pretrained(job.setting[0], dtype=torch.float32)
-    return model.to(job.options.device), AutoTokenizer.from_pretrained(job.setting[0])
-
-
-def batches_of(job: Job, tokenizer) -> list[dict[str, Tensor]]:
-    _, context, steps, _ = job.setting
-    train, _ = questions(job.options.data, job.task, job.options.asked)
-    drawn = random.Random(job.seed).sample(train, steps * BATCH)
-    return [
-        encoded(drawn[at : at + BATCH], job, tokenizer, {"padding": "max_length", "max_length": context})
-        for at in range(0, len(drawn), BATCH)
-    ]
-
-
-def encoded(some: list[Question], job: Job, tokenizer, padding: dict) -> dict[str, Tensor]:
-    rows = [["".join(each.texts[each.right])] if job.is_choice else each.texts for each in some]
-    batch = tokenizer(*map(list, zip(*rows, strict=True)), truncation=True, return_tensors="pt", **padding)
-    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORE)
-    batch["labels"] = labels if job.is_choice else torch.tensor([each.right for each in some])
-    return {name: values.to(job.options.device) for name, values in batch.items()}
-
-
-def backward_pass(variant: str, model: nn.Module, n: int) -> AbstractContextManager:
-    if variant == "published":
-        for name, layer in model.named_modules():
-            if isinstance(layer, nn.Linear) and name.rsplit(".", 1)[-1] not in ("lm_head", "classifier"):
-                layer.forward = partial(with_first_rows, layer, n)
-    rules = {"exact": "exact", "top n": TopN(max(1, n)), "threshold": Threshold()}
-    return sparsify(model, rows=rules[variant]) if variant in rules else nullcontext()
-
-
 def with_first_rows(layer: nn.Linear, n: int, x: Tensor) -> Tensor:
+    """The layer's output with dX for the first n rows of the flattened batch only, and no dW."""
     is_first = torch.arange(x[..., 0].numel(), device=x.device).view(*x.shape[:-1], 1) < n
     return F.linear(torch.where(is_first, x, x.detach()), layer.weight.detach(), layer.bias)
-
-
-@torch.no_grad()
-def ask(model: nn.Module, tokenizer, test: list[Question], job: Job) -> dict:
-    """The mean loss of what is right per token or text, the share of right answers, and which are right: see `bits`."""
-    torch.set_float32_matmul_precision("high")
-    is_right, losses = (endings if job.is_choice else classes)(model.eval(), tokenizer, test, job)
-    torch.set_float32_matmul_precision("highest")
-    digits = f"{int('1' + ''.join(str(int(each)) for each in is_right), 2):x}"
-    return {"loss": mean(losses), "accuracy": mean(map(int, is_right)), "right": digits}
-
-
-def classes(model: nn.Module, tokenizer, test: list[Question], job: Job) -> tuple[list[bool], list[float]]:
-    is_right, losses = [], []
-    for at in range(0, len(test), BATCH * 8):
-        batch = encoded(test[at : at + BATCH * 8], job, tokenizer, {"padding": True, "max_length": job.setting[1]})
-        labels = batch.pop("labels")
-        logits = model(**batch).logits
-        is_right += (logits.argmax(dim=-1) == labels).tolist()
-        losses += F.cross_entropy(logits, labels, reduction="none").tolist()
-    return is_right, losses
-
-
-def endings(model: nn.Module, tokenizer, test: list[Question], job: Job) -> tuple[list[bool], list[float]]:
-    """A loss is that of a question's tokens with the right ending."""
-    options = [(number, option) for number, each in enumerate(test) for option in range(len(each.texts))]
-    options.sort(key=lambda each: len("".join(test[each[0]].texts[each[1]])))
-    scores, losses = {}, {}
-    for at in range(0, len(options), BATCH * 4):
-        some = [test[number].texts[option] for number, option in options[at : at + BATCH * 4]]
-        texts, padding = ["".join(each) for each in some], {"padding": True, "max_length": job.setting[1]}
-        ids_BT, mask_BT = tokenizer(texts, truncation=True, return_tensors="pt", **padding).to(model.device).values()
-        begin_B = torch.tensor([len(tokenizer(begin)["input_ids"]) for begin, _ in some], device=model.device)
-        logits = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, :-1]
-        loss_BT = F.cross_entropy(logits.transpose(1, 2), ids_BT[:, 1:], reduction="none") * mask_BT[:, 1:]
-        is_ending_BT = torch.arange(1, ids_BT.shape[1], device=model.device) >= begin_B[:, None]
-        found = (loss_BT * is_ending_BT).sum(1).tolist(), (loss_BT.sum(1) / mask_BT[:, 1:].sum(1)).tolist()
-        for each, (_, end), lost, loss in zip(options[at : at + BATCH * 4], some, *found, strict=True):
-            scores[each], losses[each] = -lost / len(end.encode()), loss
-    best = [max(range(len(each.texts)), key=lambda option: scores[number, option]) for number, each in enumerate(test)]
-    return [chosen == each.right for chosen, each in zip(best, test, strict=True)], [
-        losses[number, each.right] for number, each in enumerate(test)
-    ]
 
 
 if __name__ == "__main__":
