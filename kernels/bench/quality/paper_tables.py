@@ -14,6 +14,7 @@ whatever they hold, and never dW. n is a fifth of the padded rows, for "top n" t
 import bz2
 import copy
 import csv
+import gc
 import json
 import lzma
 import random
@@ -82,6 +83,7 @@ class Learner:
     """The model of a job, and what it learns. The seed fixes a new head, and torch's random state after it."""
 
     def __init__(self, options: Namespace, job: Job):
+        gc.collect()  # the model of an earlier job, whose layers know each other
         torch.manual_seed(job.seed)
         self.job, self.device = job, options.device or "cuda"
         self.train, self.test = questions(options.data, job.task, options.asked)
