@@ -15,7 +15,7 @@ Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their s
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from . import backend, choices
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
-from .quantised import QuantisedWeight, ScratchBuffer, dequantise
+from .quantised import QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
 
@@ -46,6 +46,17 @@ class LoraProjection(NamedTuple):
     lora_A: Tensor
     lora_B: Tensor
     scaling: float
+
+
+def dequantise(weights: Sequence[QuantisedWeight], parts: Sequence[Tensor]) -> None:
+    """Writes each weight into its matrix [M_i, K], contiguous; all in one launch if our kernels can read them."""
+    packed = [weight.four_bits for weight in weights]
+    blocks = {each and (each.block, each.of_scales and each.of_scales.block) for each in packed}
+    if len(blocks) == 1 and None not in blocks and backend.runs_kernels(parts[0]):
+        backend.kernels("four_bits").dequantise(packed, parts)
+        return
+    for weight, part in zip(weights, parts, strict=True):
+        weight.dequantise(part)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ scales may be quantised themselves, in blocks with a second scale each:
 Shapes: M_i outputs of each weight, M their sum, K inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from . import backend
 
 
 class QuantisedScales(NamedTuple):
@@ -65,17 +63,6 @@ class QuantisedWeight(NamedTuple):
     dequantise: Callable[[Tensor], None]
     identity: tuple[int, ...] | None = None
     four_bits: FourBits | None = None
-
-
-def dequantise(weights: Sequence[QuantisedWeight], parts: Sequence[Tensor]) -> None:
-    """Writes each weight into its matrix [M_i, K], contiguous; all in one launch if our kernels can read them."""
-    packed = [weight.four_bits for weight in weights]
-    blocks = {each and (each.block, each.of_scales and each.of_scales.block) for each in packed}
-    if len(blocks) == 1 and None not in blocks and backend.runs_kernels(parts[0]):
-        backend.kernels("four_bits").dequantise(packed, parts)
-        return
-    for weight, part in zip(weights, parts, strict=True):
-        weight.dequantise(part)
 
 
 class ScratchBuffer:
