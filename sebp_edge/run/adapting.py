@@ -1,6 +1,7 @@
 """One adaptation, from texts to a saved version."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from sebp_edge.adapters.forget import Remaining
@@ -19,6 +20,7 @@ from sebp_edge.events import AdapterSaved, Event, Notice
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
+from sebp_edge.models.loading import decoder_config
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
@@ -45,6 +47,7 @@ from sebp_edge.run.work_ahead import (
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints
 from sebp_edge.training.gate import Gate, GateResult, Life
+from sebp_edge.training.kernels_ahead import compile_ahead
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
 
@@ -90,6 +93,7 @@ class Adapting:
         )
         self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
+        self._wait_for_kernels: Callable[[], None] = lambda: None
         self._was_active: int | None = None
         self.preparation = preparation
         self.planned: PlannedTraining | None = None
@@ -167,6 +171,8 @@ class Adapting:
         call, preparation, planned = self._call, self.preparation, self.planned
         resumed, work = self._work.resumed, self._work
         recipe, options = (resumed.recipe, resumed.options) if resumed else preparation.chosen(planned)
+        if call.on_gpu:
+            self._wait_for_kernels = compile_ahead(decoder_config(call.reference), recipe, call.device)
         base = call.load(recipe)
         prepared = preparation.encode(base, planned)
         self.beginning = prepared.beginning
@@ -202,6 +208,7 @@ class Adapting:
     def train(self) -> None:
         """Trains, and tests beside the active version."""
         training, call = self.training, self._call
+        self._wait_for_kernels()
         checks = (self._check, self._call.interruptions.deliver)
         self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
+from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
 from sebp_edge.ops import backend
 from sebp_edge.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-# Rows of the scratch tensors; longest sequences for which attention's kernels differ.
-ROWS, LENGTHS = 64, (16, 64, MAX_SHORT_LENGTH)
+# Rows of the scratch tensors, few enough that each takes less than a megabyte, so that none shares its memory with
+# weights; longest sequences for which attention's kernels differ.
+ROWS, LENGTHS = 16, (16, 64, MAX_SHORT_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,13 @@ class Sizes:
             return None
 
 
-def compile_ahead(config, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
+def compile_ahead(config, recipe: Recipe, device: torch.device) -> Callable[[], None]:
     """Begins to compile in other threads, if this device runs our kernels; returns a function that waits for the end.
 
     Errors are logged: the launch that needs the kernel raises them again.
     """
-    sizes = Sizes.of(config, recipe.r, dtype) if recipe.method == "lora" and device.type == "cuda" else None
-    if sizes is None or not backend.has_triton():
+    sizes = Sizes.of(config, recipe.r, pick_dtype(device))
+    if sizes is None or recipe.method != "lora" or not backend.has_triton():
         return lambda: None
     thread = Thread(target=_launch_each, args=(sizes, device), daemon=True)
     thread.start()
@@ -77,7 +79,7 @@ def _launch_each(sizes: Sizes, device: torch.device) -> None:
 
 def _launch(device: torch.device, launch: Callable[[], object]) -> None:
     try:
-        with torch.cuda.device(device) if device.type == "cuda" else torch.inference_mode(False):
+        with torch.cuda.device(device):
             launch()
     except Exception as error:
         logger.info("A kernel was not compiled ahead (%s: %s).", type(error).__name__, error)
@@ -110,7 +112,7 @@ def launches(sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object
         down, lora_B, dout = new(ROWS, len(columns) * rank), new(sum(columns), rank), new(ROWS, sum(columns))
         yield partial(op("lora").lora_up_backward, dout, down, lora_B, columns, 1.0)
     for needs_gradient in (False, True):
-        rows = new(ROWS, sizes.vocabulary), slots, 1.0, None
+        rows = new(1, sizes.vocabulary), slots[:1], 1.0, None
         yield partial(op("cross_entropy").cross_entropy_and_dlogits_, *rows, needs_gradient=needs_gradient)
     cu_seqlens, out = torch.tensor([0, ROWS], dtype=torch.int32, device=device), new(ROWS, sizes.heads, sizes.head_size)
     logsumexp = new(ROWS, sizes.heads, dtype=torch.float32)
