@@ -10,6 +10,7 @@ Shapes: A rows, D hidden, F columns of gate and up, H heads, G key/value heads, 
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -71,16 +72,21 @@ def compile_ahead(config, recipe: Recipe, device: torch.device) -> Callable[[], 
 
 
 def _launch_each(sizes: Sizes, device: torch.device) -> None:
-    first, *others = launches(sizes, device)
-    _launch(device, first)  # starts Triton's driver, which is not made to be started twice
-    with ThreadPoolExecutor(len(others)) as pool:
-        pool.map(partial(_launch, device), others)
-
-
-def _launch(device: torch.device, launch: Callable[[], object]) -> None:
-    try:
-        with torch.cuda.device(device):
+    def run(launch: Callable[[], object]) -> None:
+        with _logging_errors(), torch.cuda.device(device):
             launch()
+
+    with _logging_errors():
+        first, *others = launches(sizes, device)
+        run(first)  # alone, since it starts Triton's driver
+        with ThreadPoolExecutor(len(others)) as pool:
+            pool.map(run, others)
+
+
+@contextmanager
+def _logging_errors() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         logger.info("A kernel was not compiled ahead (%s: %s).", type(error).__name__, error)
 
