@@ -1,8 +1,9 @@
 """One adaptation, from texts to a saved version."""
 
 import sys
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from statistics import median
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
@@ -47,7 +48,7 @@ from sebp_edge.run.work_ahead import (
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints
 from sebp_edge.training.gate import Gate, GateResult, Life
-from sebp_edge.training.kernels_ahead import compile_ahead
+from sebp_edge.training.kernels_ahead import compiling_ahead
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
 
@@ -93,7 +94,6 @@ class Adapting:
         )
         self._activate_anyway, self._keep_samples = activate_anyway, keep_samples
         self._compares = compares and place.out is None
-        self._wait_for_kernels: Callable[[], None] = lambda: None
         self._was_active: int | None = None
         self.preparation = preparation
         self.planned: PlannedTraining | None = None
@@ -171,10 +171,9 @@ class Adapting:
         call, preparation, planned = self._call, self.preparation, self.planned
         resumed, work = self._work.resumed, self._work
         recipe, options = (resumed.recipe, resumed.options) if resumed else preparation.chosen(planned)
-        if call.on_gpu:
-            self._wait_for_kernels = compile_ahead(decoder_config(call.reference), recipe, call.device)
-        base = call.load(recipe)
-        prepared = preparation.encode(base, planned)
+        with self._compiling_ahead(recipe) if call.on_gpu else nullcontext():
+            base = call.load(recipe)
+            prepared = preparation.encode(base, planned)
         self.beginning = prepared.beginning
         if self.beginning.has_nothing_new:
             return False
@@ -205,10 +204,14 @@ class Adapting:
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True
 
+    def _compiling_ahead(self, recipe: Recipe) -> AbstractContextManager[None]:
+        lengths = [document.num_characters for document in self.preparation.reading.documents]
+        config = decoder_config(self._call.reference)
+        return compiling_ahead(config, recipe, self._call.device, median(lengths) if lengths else 0)
+
     def train(self) -> None:
         """Trains, and tests beside the active version."""
         training, call = self.training, self._call
-        self._wait_for_kernels()
         checks = (self._check, self._call.interruptions.deliver)
         self._assessor = Assessor(training, self.preparation.reading.documents, call.job, checks)
         self._was_active = self._place.active_version
