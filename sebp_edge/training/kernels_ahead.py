@@ -23,8 +23,8 @@ from sebp_edge.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-# More threads would only wait for each other, since a third of a compilation is Python. Scratch tensors have so few rows
-# that each takes less than a megabyte.
+# More threads would only wait for each other, since a third of a compilation is Python. Scratch tensors have few rows,
+# so that each takes less than a megabyte.
 THREADS, ROWS = 12, 16
 # Longest sequences for which attention has different kernels: in a block's trial, in probes, and in short texts.
 TRIAL, PROBES, SHORT = 7, (16, 32, 64), (MAX_SHORT_LENGTH, 64)
@@ -34,14 +34,14 @@ TRIAL, PROBES, SHORT = 7, (16, 32, 64), (MAX_SHORT_LENGTH, 64)
 def compiling_ahead(config, recipe: Recipe, device: torch.device, typical_characters: float) -> Iterator[None]:
     """Context whose end waits for other threads that compile, unless it ends with an error.
 
-    Attention has other kernels for short texts, so this depends on the characters of a typical one. Errors of the threads
-    are logged: the launch that needs the kernel raises them again.
+    Attention has other kernels for short texts, so this depends on the characters of a typical one. The threads log
+    their errors: the launch that needs the kernel raises them again.
     """
     if recipe.method != "lora" or not backend.has_triton():
         yield
         return
     are_short = typical_characters <= 4 * MAX_SHORT_LENGTH  # about 4 characters are a token
-    each, stopped = launches(config.get_text_config(), recipe.r, pick_dtype(device), device, are_short), Event()
+    each, stopped = launches(config.get_text_config(), recipe.r, device, are_short), Event()
     # Not a daemon: Python would end with an abort if that is in Triton's compiler.
     thread = Thread(target=launch_each, args=(each, device, stopped))
     thread.start()
@@ -73,11 +73,9 @@ def _logging_errors() -> Iterator[None]:
         logger.info("A kernel was not compiled ahead (%s: %s).", type(error).__name__, error)
 
 
-def launches(
-    config, rank: int, dtype: torch.dtype, device: torch.device, texts_are_short: bool
-) -> Iterator[Callable[[], object]]:
+def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> Iterator[Callable[[], object]]:
     """Yields functions that launch each kernel with the strides of a training, those that compile longest first."""
-    op, head_size = backend.kernels, head_size_of(config)
+    op, dtype, head_size = backend.kernels, pick_dtype(device), head_size_of(config)
     heads, columns = config.num_attention_heads, config.intermediate_size
     queries, keys = heads * head_size, (getattr(config, "num_key_value_heads", None) or heads) * head_size
     activation = "silu" if getattr(config, "hidden_act", None) == "silu" else "gelu_tanh"
@@ -118,5 +116,4 @@ def launches(
     yield lambda: op("rms_norm").rms_norm_backward(hidden, hidden, norm, sums, 0.0, needs_dweight=False)
     yield lambda: op("rotate").rotate_(*states()[:2], *angles)
     yield lambda: op("rotate").rotate_gradients(*states(), *angles, states())
-    yield lambda: op("move_rows").gather_rows(hidden, slots)
-    yield lambda: op("move_rows").scatter_rows(hidden, slots.int())
+    yield lambda: (op("move_rows").gather_rows(hidden, slots), op("move_rows").scatter_rows(hidden, slots.int()))
