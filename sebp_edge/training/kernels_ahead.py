@@ -43,7 +43,7 @@ def compiling_ahead(config, recipe: Recipe, device: torch.device, typical_charac
     are_short = typical_characters <= 4 * MAX_SHORT_LENGTH  # about 4 characters are a token
     each, stopped = launches(config.get_text_config(), recipe.r, device, are_short), Event()
     # Not a daemon: Python would end with an abort if that is in Triton's compiler.
-    thread = Thread(target=launch_each, args=(each, device, stopped))
+    thread = Thread(target=launch_each, args=(each, device, stopped), name="sebp-edge kernels ahead")
     thread.start()
     try:
         yield
