@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_827
+MAX_LINES = 50_961
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
@@ -58,17 +58,17 @@ MAX_LINES_OF_ROOM = {
     "export": 1_985,
     "machine": 857,
     "memory": 1_545,
-    "models": 4_790,
+    "models": 4_795,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_395,
+    "run": 5_405,
     "serve": 2_711,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,
     "texts": 10_446,
-    "training": 3_712,
+    "training": 3_831,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
