@@ -80,7 +80,13 @@ def lower_priority() -> None:
 
 def is_on_battery() -> bool:
     """Whether this machine runs on battery power; False if it has no battery, or does not tell."""
-    sensors = getattr(psutil, "sensors_battery", lambda: None)()  # psutil lacks it on some systems
+    try:
+        sensors = psutil.sensors_battery()
+    except (
+        AttributeError,
+        OSError,
+    ):  # psutil lacks it on some systems; some have no power_supply in /sys
+        return False
     return sensors is not None and sensors.power_plugged is False
 
 
