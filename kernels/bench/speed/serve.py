@@ -35,7 +35,7 @@ ADAPT = TEXTS | {"name": "notes"}
 # Phases whose first event a job is cancelled at: of many texts, of few with an adapter of them, and of an export.
 OF_MANY, OF_FEW, OF_EXPORT = (
     ("reading", "comparing", "tokenising"),
-    ("active version", "train", "all documents", "samples", "general text", "copies", "saving"),
+    ("active version", "train", "all documents", "samples", "general text", "copies"),
     ("loading", "reading back"),
 )
 # How many texts are many, and how many an export is measured on, which takes seconds.
