@@ -39,7 +39,7 @@ OF_MANY, OF_FEW, OF_EXPORT = (
     ("loading", "reading back"),
 )
 # How many texts are many, and how many an export is measured on, which takes seconds.
-MANY, EXPORTED = 10_000, 200
+MANY, EXPORTED = 10_000, 60
 # The protocol's share is measured up to this step.
 LAST_STEP = 20
 
