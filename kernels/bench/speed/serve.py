@@ -7,7 +7,8 @@ An app starts the server and speaks with it as apps do. The texts are the exampl
 
 The protocol's share is processor time: the supervisor's, and the worker's for writing the same events again, over the
 worker's from the first event to a step. A job is cancelled at the first event of each phase, and at a random moment;
-of many texts in the phases before the training, since a warm worker is through with few before it tells them.
+of many texts in the phases before the training, since a warm worker is through with few before it tells them. Saving
+takes no time that could be told.
 """
 
 import asyncio
