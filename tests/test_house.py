@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_092
+MAX_LINES = 51_089
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
@@ -56,7 +56,7 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 326,
     "cli": 3_030,
     "export": 1_987,
-    "machine": 863,
+    "machine": 860,
     "memory": 1_596,
     "models": 4_815,
     "models.gguf": 1_168,
