@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_083
+MAX_LINES = 51_089
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
@@ -55,19 +55,19 @@ MAX_LINES_OF_ROOM = {
     "basics": 757,
     "basics.pages": 326,
     "cli": 3_030,
-    "export": 1_985,
-    "machine": 857,
-    "memory": 1_589,
+    "export": 1_987,
+    "machine": 860,
+    "memory": 1_596,
     "models": 4_815,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
     "run": 5_418,
-    "serve": 2_711,
+    "serve": 2_713,
     "sparse": 1_541,
     "sparse.patches": 2_240,
     "sparse.rows": 765,
-    "texts": 10_446,
+    "texts": 10_438,
     "training": 3_859,
 }
 MAX_ENTRIES_AT_ROOT = 22

@@ -8,6 +8,7 @@ import pytest
 from command import process, records, run
 from jsonschema import Draft202012Validator
 from message_schema import RELEASED, error_table, make_schema, schema_text, surface
+from message_types import FILE, typescript
 
 from sebp_edge import errors
 from sebp_edge.adapters.store import AdapterStore
@@ -53,8 +54,9 @@ def check(found: list[dict]) -> list[dict]:
 # ------------------------------------------------------------------------------------------------------------- schema
 
 
-def test_the_schema_that_ships_is_made_from_the_classes():
+def test_the_schema_and_the_types_that_ship_are_made_from_the_classes():
     assert read_schema().decode() == schema_text(), "run python tests/message_schema.py"
+    assert FILE.read_text(encoding="ascii") == typescript(), "run python tests/message_types.py"
     Draft202012Validator.check_schema(json.loads(read_schema()))
 
 

@@ -137,18 +137,25 @@ class _Candidates:
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(islice(_limits(setup, dataset), num_limits))
         trainings = [*schedules, *trials]
+
+        def count_work() -> Iterator[int]:
+            """Yields the number of epochs that were laid out."""
+            for max_rows in limits:
+                limit = RowLimit.on(target.device, max_rows, padded_to)
+                for training in trainings:
+                    training.lay_out(limit)
+                    yield training.last_epoch
+                self._work_by_max_rows[max_rows] = Work.of(
+                    trainings,
+                    dataset.all_examples,
+                    on_gpu=setup.on_gpu,
+                    has_graphs=setup.on_gpu and setup.is_hoisted,
+                    shares_prefixes=target.device == "cpu" and setup.is_hoisted,
+                )
+
         progress.begin("planning", len(limits) * sum(training.last_epoch for training in trainings))
-        for max_rows in limits:
-            limit = RowLimit.on(target.device, max_rows, padded_to)
-            for training in trainings:
-                training.lay_out(limit, advance=progress.advance)
-            self._work_by_max_rows[max_rows] = Work.of(
-                trainings,
-                dataset.all_examples,
-                on_gpu=setup.on_gpu,
-                has_graphs=setup.on_gpu and setup.is_hoisted,
-                shares_prefixes=target.device == "cpu" and setup.is_hoisted,
-            )
+        for epochs in progress.watch(count_work()):
+            progress.advance(epochs)
         progress.end()
 
     def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:

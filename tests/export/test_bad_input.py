@@ -1,6 +1,9 @@
 """What bad input gets: one sentence, a non-zero exit code, nothing overwritten and nothing left behind."""
 
 import errno
+import json
+import math
+import random
 import shutil
 import signal
 import threading
@@ -13,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BusyError, Interrupted, StorageError
-from sebp_edge.events import TensorWritten
+from sebp_edge.events import ExamplesEvaluated, TensorWritten
 from sebp_edge.export.source import Source
 
 
@@ -240,6 +243,37 @@ def test_a_stop_leaves_nothing_and_the_next_call_works(stored, model, place, whe
         personalizer.export("mine", place / "out", stop_when=event)
     assert not list(place.iterdir())
     assert personalizer.generate("the ferry", max_new_tokens=2) is not None
+
+
+class Looks(threading.Event):
+    """A stop that is set from a look at it on."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.number = at, 0
+
+    def is_set(self):
+        self.number += 1
+        return self.number >= self.at
+
+
+def test_an_export_is_stopped_within_each_pass_of_its_comparison(stored, model, place):
+    """Within a large model's pass, and not only after it: before each linear layer of each block."""
+    looks, passes = Looks(math.inf), []
+
+    def sink(event):
+        if isinstance(event, ExamplesEvaluated):
+            passes.append(looks.number)
+
+    personalizer = Personalizer(model, device="cpu", store=stored, on_event=sink)
+    personalizer.export("mine", place / "out", format="merged", stop_when=looks)
+    layers = 7 * json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    between = [second - first for first, second in zip([0, *passes], passes, strict=False)]
+    assert len(passes) >= 3 and min(between) >= layers
+    at = random.randrange(1, layers * len(passes))  # there are more, some of them by the clock
+    with pytest.raises(Interrupted):
+        personalizer.export("mine", place / "again", format="merged", stop_when=Looks(at))
+    assert [path.name for path in place.iterdir()] == ["out"], at
 
 
 @pytest.mark.slow

@@ -94,6 +94,12 @@ def test_battery_power_is_what_the_system_tells(battery):
 
 
 @needs_linux
+def test_a_container_without_power_supplies_is_on_mains(battery, tmp_path):
+    tmp_path.rmdir()
+    assert not is_on_battery()
+
+
+@needs_linux
 def test_a_battery_without_a_sensor_of_the_mains_tells_by_its_state(battery):
     battery(status="Discharging")
     assert is_on_battery()

@@ -83,8 +83,8 @@ def send(**message):
     print(json.dumps(message), flush=True)
 
 def event(number):
-    state = {"state": "done"} if number == 3 else {}
-    send(method="job.event", params={"job": "first", "number": number, "event": {"event": "any"} | state})
+    event = {"event": "state", "state": "done"} if number == 3 else {"event": "any"}
+    send(method="job.event", params={"job": "first", "number": number, "event": event})
 
 subscriptions = 0
 for line in sys.stdin:

@@ -155,6 +155,7 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(server):
         ("jobs.start", {"id": "a", "kind": "train", "params": {}}, "choose from adapt, forget, export"),
         ("jobs.start", {"id": "a", "params": {"activate": True}}, "did you mean 'activate_anyway'"),
         ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
+        ("jobs.start", {"id": "a", "kind": "export", "params": {"to": "/out"}}, "'export' lacks the parameter 'name'"),
         ("ping", {"x": 1}, "it has none"),
     ],
 )
