@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +40,15 @@ while os.getppid() != int(sys.argv[1]) and time.monotonic() < until:
 from sebp_edge.serve.worker import main
 main()
 """
+# An app starts it as its server. It gives its streams to a warm one that the tests start, and ends with its exit code.
+LAUNCHER = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as tests:
+    tests.connect(chr(0) + sys.argv[1])
+    socket.send_fds(tests, [b"x"], [0, 1])
+    os.close(0), os.close(1)
+    sys.exit(int(tests.recv(10) or 1))
+"""
 # What a machine that runs other tests too may take; nothing waits for so long that is not broken.
 SECONDS = 120
 
@@ -58,10 +68,55 @@ def start_server(*, command=COMMAND, warm=False, first="", **options):
         warm: whether its workers have everything imported when they start, and what is assessed is shortened.
         first: code that a warm server runs first.
     """
-    options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | options
     if warm and not IS_COLD:
         return start([first + WARM.format(worker=WORKER)], stderr=None, text=False, **options)
     return subprocess.Popen(command, **options)
+
+
+class WarmServers:
+    """Warm servers for apps that start their server themselves; a context manager.
+
+    Attributes:
+        command: starts a server.
+        started: the servers, in order.
+    """
+
+    def __init__(self):
+        name = f"sebp-edge-tests-{os.getpid()}-{id(self)}"
+        self.command = COMMAND if IS_COLD else [sys.executable, "-I", "-S", "-c", LAUNCHER, name]
+        self.started = []
+        if not IS_COLD:
+            self._listening = socket.socket(socket.AF_UNIX)
+            self._listening.bind("\0" + name)
+            self._listening.listen()
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                threading.Thread(target=self._serve, args=self._listening.accept()[:1], daemon=True).start()
+
+    def _serve(self, launcher):
+        with launcher:
+            _, streams, _, _ = socket.recv_fds(launcher, 1, 2)
+            process = start_server(warm=True, stdin=streams[0], stdout=streams[1])
+            for stream in streams:
+                os.close(stream)
+            self.started.append(process)
+            with contextlib.suppress(BrokenPipeError):
+                launcher.sendall(str(process.wait()).encode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if not IS_COLD:
+            self._listening.shutdown(socket.SHUT_RDWR)
+            self._listening.close()
+        for process in self.started:
+            process.kill()
+            process.wait(SECONDS)
 
 
 class Server:

@@ -95,7 +95,7 @@ def test_llama_quantize_ends_with_an_export_that_is_killed(killed, program, stor
             command.kill()
             assert all_gone([running], SECONDS)
         return
-    with Server(env=own) as server:
+    with Server(warm=True, env=own) as server:
         server.initialize(store=str(tmp_path / "sebp-edge"), folders=[str(tmp_path), str(model_folder)])
         params = {"name": "default", "to": str(target), "quant": "q4_k_m", "model": str(model_folder)}
         server.call("jobs.start", id="exported", kind="export", params=params | {"device": "cpu"})

@@ -443,7 +443,9 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 
 
 @pytest.mark.slow
-def test_every_module_can_be_imported_alone():
+def test_every_module_can_be_imported():
+    """PyInstaller's hook, which is no module, collects all when it is imported: tests/test_frozen.py runs it."""
     for path in sorted((ROOT / "sebp_edge").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        assert importlib.import_module(name)
+        if path.stem.isidentifier():
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            assert importlib.import_module(name)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import process, records, run
+from command import CODE, process, records, run, start
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
@@ -43,34 +42,27 @@ def after_training(do):
     return sink
 
 
-def run_interrupted_while_saving(store, number, *arguments, times=1):
-    """Halts a process while it writes a temporary folder, sends it signals, and resumes it.
-
-    Returns:
-        Its exit code, standard output and standard error.
-    """
-    folder = store.folder
-    for _ in range(10):
-        shutil.rmtree(folder, ignore_errors=True)
-        with process(*arguments) as one:
-            while one.poll() is None and not any(folder.glob(".saving-*")):
-                time.sleep(0.0005)
-            one.send_signal(signal.SIGSTOP)
-            caught = one.poll() is None and any(folder.glob(".saving-*"))
-            for _ in range(times):
-                one.send_signal(number)
-                time.sleep(0.001)
-            one.send_signal(signal.SIGCONT)
-            output, errors = one.communicate(timeout=60)
-        if caught:
-            return one.returncode, output, errors
-    pytest.fail("the process was never caught saving")
+# Halts the process when it makes the temporary folder of a version.
+HALT = """
+import os, signal, sys
+def halt(event, arguments):
+    if event == "os.mkdir" and ".saving-" in str(arguments[0]) and not halted:
+        halted.append(True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+halted = []
+sys.addaudithook(halt)
+"""
 
 
 @pytest.mark.slow
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
-    code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
-    assert code == 130
+    with start([HALT + CODE, *adapt, "--json"]) as one:
+        _, status = os.waitpid(one.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        one.send_signal(signal.SIGTERM)
+        one.send_signal(signal.SIGCONT)
+        output, errors = one.communicate(timeout=60)
+    assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
     )

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, contents, process, records, run, without_controls
+from command import RECIPE, assert_one_sentence, contents, process, records, run, start, without_controls
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
@@ -424,9 +424,11 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store):
     assert store.adapter("narrow").versions() == [1]
 
 
-# One process for all commands, since imports take seconds.
+# What the command line imported earlier has found no terminal.
 RUN_ALL = """
 import json, sys
+for name in [name for name in sys.modules if name.startswith("sebp_edge.cli")]:
+    del sys.modules[name]
 from sebp_edge.cli import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv[1:] = arguments
@@ -447,14 +449,8 @@ def on_terminal(commands, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    # What has the command line imported has found no terminal.
-    one = subprocess.Popen(
-        [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment | {"TERM": "xterm-256color"},
-    )
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    one = start([RUN_ALL, json.dumps(commands)], env=environment | {"TERM": "xterm-256color"}, **streams)
     os.close(theirs)
     drawn = b""
     while True:
