@@ -29,7 +29,7 @@ def process(*arguments, cold=IS_COLD, **options):
     """Starts the command in a process of its own.
 
     Args:
-        cold: whether the process imports what it needs itself, which is slow with torch, and quick without.
+        cold: whether the process imports what it needs itself, which takes seconds with torch.
     """
     return start([CODE, *arguments], cold=cold, **options)
 

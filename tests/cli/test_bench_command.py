@@ -18,6 +18,7 @@ from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_c
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.research.bench.variants import VARIANTS, Variant
 
+SMALLEST = ("--batch", 1, "--context", 8)
 NAMES = [variant.name for variant in VARIANTS]
 
 
@@ -77,7 +78,7 @@ def test_json_csv_and_plot_have_the_same_times_and_only_an_earlier_benchmark_is_
     assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["variants"]]
     assert targets["--plot"].read_text().startswith("<svg")
     before = [target.read_bytes() for target in targets.values()]
-    assert bench(*options, "--batch", 1).exit_code == 0
+    assert bench(*options, *SMALLEST).exit_code == 0
     assert all(target.read_bytes() != content for target, content in zip(targets.values(), before, strict=True))
     for option, target in targets.items():
         target.write_text("my own")
@@ -88,7 +89,7 @@ def test_json_csv_and_plot_have_the_same_times_and_only_an_earlier_benchmark_is_
 @pytest.mark.slow
 def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
     drawn = draw_on_terminal(monkeypatch, console, command, width=40)
-    bench()
+    bench(*SMALLEST)
     lines = drawn.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert all(any(name in line for line in lines) for name in NAMES)
@@ -109,7 +110,7 @@ def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     dense = VARIANTS[0]
     broken = Variant("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
     monkeypatch.setattr("sebp_edge.research.bench.compare.compare.__defaults__", ((dense, broken),))
-    result = bench()
+    result = bench(*SMALLEST)
     rows = result.stdout.splitlines()
     assert re.fullmatch(r"broken\t-\t-\trefused\t-\t-\t\d\.\de-\d\d", rows[2])
     assert rows[3] == "broken, refused: its loss is off by 5.0e-01, above 1.0e-04."

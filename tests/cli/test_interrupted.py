@@ -105,7 +105,7 @@ PRINTING = [
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", PRINTING[1::2], ids=str)
 def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(arguments):
-    with closed_pipe() as gone, process(*arguments, stdout=gone, cold="inspect" not in arguments) as one:
+    with closed_pipe() as gone, process(*arguments, stdout=gone) as one:
         assert one.wait(timeout=60) == 141
         assert one.stderr.read() == ""
 
@@ -114,7 +114,7 @@ def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(a
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", PRINTING[::2], ids=str)
 def test_a_full_disk_at_the_output_is_one_sentence(arguments):
-    with full_disk() as full, process(*arguments, stdout=full, cold="inspect" not in arguments) as one:
+    with full_disk() as full, process(*arguments, stdout=full) as one:
         assert one.wait(timeout=60) == 1
         assert one.stderr.read() == "sebp-edge: The output could not be written: No space left on device.\n"
 
@@ -124,7 +124,7 @@ def test_a_full_disk_at_the_output_is_one_sentence(arguments):
 def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
     with closed_pipe() as gone:
         arguments = ("adapters", "show", "none", *["--json"] * as_json)
-        with process(*arguments, **dict.fromkeys(streams, gone), cold=True) as one:
+        with process(*arguments, **dict.fromkeys(streams, gone)) as one:
             output, _ = one.communicate(timeout=60)
     assert one.returncode == 1
     if as_json and streams == ["stderr"]:
