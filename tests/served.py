@@ -49,6 +49,8 @@ with socket.socket(socket.AF_UNIX) as tests:
     os.close(0), os.close(1)
     sys.exit(int(tests.recv(10) or 1))
 """
+# A machine that runs other tests too would leave nothing to a worker of low priority.
+AS_USUAL = "import sebp_edge.serve.work; sebp_edge.serve.work.lower_priority = lambda: None\n"
 # What a machine that runs other tests too may take; nothing waits for so long that is not broken.
 SECONDS = 120
 
@@ -75,7 +77,7 @@ def start_server(*, command=COMMAND, warm=False, first="", **options):
 
 
 class WarmServers:
-    """Warm servers for apps that start their server themselves; a context manager.
+    """Warm servers for apps that start their server themselves, with workers of usual priority; a context manager.
 
     Attributes:
         command: starts a server.
@@ -100,7 +102,7 @@ class WarmServers:
     def _serve(self, launcher):
         with launcher:
             _, streams, _, _ = socket.recv_fds(launcher, 1, 2)
-            process = start_server(warm=True, stdin=streams[0], stdout=streams[1])
+            process = start_server(warm=True, first=AS_USUAL, stdin=streams[0], stdout=streams[1])
             for stream in streams:
                 os.close(stream)
             self.started.append(process)
@@ -177,7 +179,6 @@ class Server:
         return self.answer(self.send(method, **params))
 
     def initialize(self, **settings):
-        # A machine that runs other tests too would leave nothing to a worker of low priority.
         return self.call("initialize", **{"protocol": 1, "low_priority": False} | settings)
 
     def event(self, job, wanted=lambda event: True):
@@ -208,9 +209,9 @@ def processes_below(pid):
         return []
 
 
-def all_gone(processes, seconds=3.0):
-    """Whether all processes end within so many seconds; zombies have ended."""
-    until = time.monotonic() + seconds
+def all_gone(processes):
+    """Whether all processes end; zombies have ended."""
+    until = time.monotonic() + SECONDS
     while True:
         left = []
         for process in processes:

@@ -183,7 +183,7 @@ def test_the_guides_conversation_in_plain_lines_works(settings, training, warm_s
     (code,) = re.findall(r"```python\n(# A conversation.*?)```", guide, re.DOTALL)
     assert len(code.splitlines()) <= 20
     code = code.replace('["sebp-edge", "serve"]', repr(warm_servers.command))
-    code = code.replace('"folders": ["/home/me/notes"]', f'"store": {settings["store"]!r}, "low_priority": False, "folders": ["/"]')
+    code = code.replace('"folders": ["/home/me/notes"]', f'"store": {settings["store"]!r}, "folders": ["/"]')
     code = code.replace('"/home/me/notes"', repr(training["paths"][0]))
     code = code.replace(
         '"name": "notes", "model": "tiny"', f'"model": {training["model"]!r}, "recipe": {training["recipe"]!r}'

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from builders import make_llama
 from command import run
-from served import all_gone, environment
+from served import all_gone, environment, processes_below
 
 pytest.importorskip("mcp", reason="needs the package mcp")
 
@@ -24,11 +24,15 @@ pytestmark = pytest.mark.slow
 NOTE = "# Keys\n\nThe key of the shed hangs behind the green door.\n\nThe boat is paid until March.\n"
 
 
-def with_session(notes, use, *options):
-    """Starts the server as an assistant does, and returns what `use` returns of the session."""
+def with_session(notes, use, *options, first=""):
+    """Starts the server as an assistant does, and returns what `use` returns of the session.
+
+    Args:
+        first: code that the server runs first.
+    """
 
     async def serve():
-        command = ["-c", "from sebp_edge.cli import main; main()", "serve", "--mcp", str(notes), *options]
+        command = ["-c", f"{first}from sebp_edge.cli import main; main()", "serve", "--mcp", str(notes), *options]
         parameters = StdioServerParameters(command=sys.executable, args=command, env=environment())
         async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
             await session.initialize()
@@ -67,13 +71,13 @@ def test_an_assistant_can_change_nothing_by_default(notes):
 
 
 def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_no_process(
-    notes, notes_folder, tokenizer, tmp_path, own_data_folder
+    notes, notes_folder, tokenizer, tmp_path, own_data_folder, warm_servers
 ):
     """The tools return at once; a path outside of the notes is refused."""
     model = tmp_path / "micro"
     make_llama(max_position_embeddings=1024).save_pretrained(model)
     tokenizer.save_pretrained(model)
-    started, before = set(), {*psutil.Process().children(recursive=True)}  # other tests have some, too
+    first = f"import sebp_edge.serve.client as client; client.command_of = lambda *_: {warm_servers.command}\n"
 
     async def run_tool(session, tool, **arguments):
         started = json.loads((await session.call_tool(tool, arguments)).content[0].text)
@@ -91,10 +95,12 @@ def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_n
         learnt = await run_tool(session, "learn")
         outside = await session.call_tool("forget", {"document": str(notes.parent / "other.md")})
         forgot = await run_tool(session, "forget", document=str(notes / "note-00.md"))
-        started.update(set(psutil.Process().children(recursive=True)) - before)
-        return answer, too_little, learnt, outside, forgot
+        (own,) = (one for one in psutil.process_iter(["cmdline"]) if str(notes) in (one.info["cmdline"] or []))
+        started = [one for each in (own, *warm_servers.started) for one in processes_below(each.pid)]
+        return answer, too_little, learnt, outside, forgot, started
 
-    answer, too_little, learnt, outside, forgot = with_session(notes, use, "--may-learn", "--model", str(model))
+    options = ("--may-learn", "--model", str(model))
+    answer, too_little, learnt, outside, forgot, started = with_session(notes, use, *options, first=first)
     assert len(started) >= 3  # the assistant's server, the supervisor and its worker
     assert all_gone(started)
     assert not getattr(answer, "is_error", getattr(answer, "isError", False)), answer

@@ -31,6 +31,14 @@ def server(tmp_path):
         yield server
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A server for what is refused."""
+    with Server() as server:
+        server.initialize(store=str(tmp_path_factory.mktemp("shared")))
+        yield server
+
+
 def refused(server, method, **params):
     with pytest.raises(Refused) as caught:
         server.call(method, **params)
@@ -126,21 +134,21 @@ def test_a_parent_that_has_ended_or_whose_number_is_used_again_is_refused():
         (b'{"jsonrpc": "2.0", "id": 1, "method": 5}', "invalid_request"),
     ],
 )
-def test_a_broken_line_gets_an_error_and_the_next_one_an_answer(server, line, code):
-    server.write(line + b"\n")
-    assert server.wait(lambda message: "error" in message)["error"]["data"]["code"] == code
-    assert server.call("ping") == {}
+def test_a_broken_line_gets_an_error_and_the_next_one_an_answer(shared, line, code):
+    shared.write(line + b"\n")
+    assert shared.wait(lambda message: "error" in message)["error"]["data"]["code"] == code
+    assert shared.call("ping") == {}
 
 
-def test_a_line_of_100_mb_is_refused_without_being_kept(server):
-    before = rss(server.process.pid)
+def test_a_line_of_100_mb_is_refused_without_being_kept(shared):
+    before = rss(shared.process.pid)
     for _ in range(100):
-        server.write(b"x" * 2**20)
-    server.write(b"\n")
-    error = server.wait(lambda message: "error" in message)["error"]
+        shared.write(b"x" * 2**20)
+    shared.write(b"\n")
+    error = shared.wait(lambda message: "error" in message)["error"]
     assert error["data"]["code"] == "too_long"
-    assert rss(server.process.pid) < before + 4 * MAX_LINE
-    assert server.call("ping") == {}
+    assert rss(shared.process.pid) < before + 4 * MAX_LINE
+    assert shared.call("ping") == {}
 
 
 @pytest.mark.parametrize(
@@ -158,26 +166,27 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(server):
         ("ping", {"x": 1}, "it has none"),
     ],
 )
-def test_wrong_parameters_are_refused_with_what_is_right(server, method, params, words):
-    server.write(json.dumps({"jsonrpc": "2.0", "id": 99, "method": method, "params": params}).encode() + b"\n")
+def test_wrong_parameters_are_refused_with_what_is_right(shared, method, params, words):
+    number = random.randrange(10**6, 10**9)
+    shared.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n")
     with pytest.raises(Refused, match=words) as caught:
-        server.answer(99)
+        shared.answer(number)
     assert caught.value.code == "invalid_params"
 
 
-def test_unknown_methods_and_jobs_are_refused(server):
-    assert refused(server, "jobs.stop").code == "unknown_method"
+def test_unknown_methods_and_jobs_are_refused(shared):
+    assert refused(shared, "jobs.stop").code == "unknown_method"
     for method, params in (("get", {"id": "a"}), ("cancel", {"expected_job_id": "a"}), ("subscribe", {"id": "a"})):
-        assert refused(server, f"jobs.{method}", **params).code == "unknown_job"
-    error = refused(server, "adapters.rollback", name="nobody").error
+        assert refused(shared, f"jobs.{method}", **params).code == "unknown_job"
+    error = refused(shared, "adapters.rollback", name="nobody").error
     assert error["data"]["code"] == "adapter"
     assert "There is no adapter 'nobody'" in error["message"]
 
 
-def test_a_thousand_requests_at_once_are_all_answered(server):
-    numbers = [server.send(random.choice(["ping", "status", "jobs.list", "adapters.list"])) for _ in range(1000)]
+def test_a_thousand_requests_at_once_are_all_answered(shared):
+    numbers = [shared.send(random.choice(["ping", "status", "jobs.list", "adapters.list"])) for _ in range(1000)]
     for number in random.sample(numbers, len(numbers)):
-        assert isinstance(server.answer(number), dict)
+        assert isinstance(shared.answer(number), dict)
 
 
 def test_an_app_that_asks_without_reading_is_not_read_either(tmp_path):
