@@ -179,6 +179,6 @@ def test_an_invalid_option_is_a_line_of_json_too(arguments):
 @pytest.mark.slow
 def test_an_invalid_option_of_a_process_is_a_line_of_json_too():
     with process("adapt", "--json", "--epoch", "3") as one:
-        output, errors = one.communicate(timeout=100)
+        output, errors = one.communicate(timeout=200)
     (error,) = check(records(output))
     assert one.returncode == 2 and error["code"] == "invalid_option" and "Usage" in errors

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import CODE, process, records, run, start
+from command import halted_before_it_saves, process, records, run
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
@@ -42,26 +42,12 @@ def after_training(do):
     return sink
 
 
-# Halts the process when it makes the temporary folder of a version.
-HALT = """
-import os, signal, sys
-def halt(event, arguments):
-    if event == "os.mkdir" and ".saving-" in str(arguments[0]) and not halted:
-        halted.append(True)
-        os.kill(os.getpid(), signal.SIGSTOP)
-halted = []
-sys.addaudithook(halt)
-"""
-
-
 @pytest.mark.slow
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
-    with start([HALT + CODE, *adapt, "--json"]) as one:
-        _, status = os.waitpid(one.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+    with halted_before_it_saves(*adapt, "--json") as one:
         one.send_signal(signal.SIGTERM)
         one.send_signal(signal.SIGCONT)
-        output, errors = one.communicate(timeout=60)
+        output, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
@@ -85,7 +71,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
         for _ in range(3):
             one.send_signal(signal.SIGINT)
             time.sleep(0.02)
-        _, errors = one.communicate(timeout=60)
+        _, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     (job,) = store.jobs.list()
     assert errors == (
@@ -215,7 +201,7 @@ print("removed", flush=True)
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as remover:
         assert remover.stdout.readline() == "ready\n"
         assert personalizer.adapt(notes_folder, fresh=True).passed
-        assert remover.communicate(timeout=60)[0] == "removed\n"
+        assert remover.communicate(timeout=200)[0] == "removed\n"
     assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
 
 

@@ -261,13 +261,13 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(arm_script
         "if sys.argv[1] == 'hangs': time.sleep(60)\n"
         """print('{"texts": 1}')\n"""
     )
-    monkeypatch.setattr(runs, "ARM_SECONDS", 2)
+    monkeypatch.setattr(runs, "ARM_SECONDS", 5)
     job = make_job(tmp_path)
     names = ("lacks", "fails", "hangs", "works")
     lacks, fails, hangs, works = runs.run_in_turn([(name, job) for name in names])
     assert lacks == (False, [], "ended with code 1: no such package")
     assert fails == (False, [], "ended with code 1: no such kernel")
-    assert hangs == (False, [], "stopped after 2 s")
+    assert hangs == (False, [], "stopped after 5 s")
     assert works[:2] == (True, [{"texts": 1}])
 
 

@@ -105,7 +105,7 @@ def test_gc_asks_on_a_terminal(store, answer, remaining):
     with process("adapters", "gc", "--keep", "1", stdin=theirs) as one:
         os.close(theirs)
         os.write(ours, f"{answer}\n".encode())
-        output, _ = one.communicate(timeout=60)
+        output, _ = one.communicate(timeout=200)
     os.close(ours)
     assert "Deleting these 2 frees 4 MB. Delete?" in output
     assert store.adapter(NAME).versions() == remaining

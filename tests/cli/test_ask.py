@@ -109,7 +109,7 @@ class Conversation:
         """Returns the lines until these characters, or until the process ends."""
         shown = b""
         while not shown.endswith(end.encode()) or not end:
-            assert select([self._ours], [], [], 60)[0], shown
+            assert select([self._ours], [], [], 200)[0], shown
             try:
                 shown += os.read(self._ours, 1)
             except OSError:  # the other side is closed
@@ -161,7 +161,7 @@ def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_o
     conversation.type(end)
     lines = conversation.until("")
     assert len(lines) > 1 and not "".join(lines)
-    assert conversation.process.wait(timeout=60) == 0
+    assert conversation.process.wait(timeout=200) == 0
 
 
 @pytest.mark.slow
@@ -171,11 +171,11 @@ def test_ctrl_c_at_a_question_ends_the_conversation_on_a_line_of_its_own(convers
     conversation.wait_for_reading()
     conversation.process.send_signal(signal.SIGINT)
     assert conversation.until("") == ["", "sebp-edge: Interrupted; nothing was changed.", ""]
-    assert conversation.process.wait(timeout=60) == 130
+    assert conversation.process.wait(timeout=200) == 130
 
 
 @pytest.mark.slow
 def test_a_conversation_prints_no_json(converse, folder):
     conversation = converse(folder, "--json")
     assert any("A conversation prints no JSON" in line for line in conversation.until(""))
-    assert conversation.process.wait(timeout=60) == 2
+    assert conversation.process.wait(timeout=200) == 2

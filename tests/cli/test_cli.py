@@ -89,7 +89,7 @@ def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_
     (notes_folder / "empty.md").touch()
     (notes_folder / os.fsdecode(b"caf\xe9.md")).write_text("A name that is not UTF-8, with a text that is.")
     with process(*adapt, "--json") as one:
-        output, errors = one.communicate(timeout=100)
+        output, errors = one.communicate(timeout=200)
     assert one.returncode == 0, errors
     found = records(output)
     # Graphs are captured only on a GPU.
@@ -462,7 +462,7 @@ def on_terminal(commands, columns):
             break
         drawn += part
     os.close(ours)
-    assert one.wait(timeout=60) == 0, drawn.decode()
+    assert one.wait(timeout=200) == 0, drawn.decode()
     *pages, rest = drawn.decode().split("ended with 0")
     assert not rest.strip()
     return [without_controls(page) for page in pages]

@@ -324,7 +324,7 @@ def test_prints_and_children_do_not_reach_the_stream(tmp_path):
         "child = subprocess.run(['cat'], stdout=1); print(child.returncode, flush=True)\n"
         "os.write(taken[1], os.read(taken[0], 100))"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=b"request\n", capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], input=b"request\n", capture_output=True, timeout=200)
     assert done.stdout == b"request\n"
     assert done.stderr.count(b"stray") == 2
 
@@ -334,7 +334,7 @@ def test_it_starts_with_closed_streams(closed):
     """A service may have none; without input, it ends."""
     closing = f"import os\nfor one in {list(map(int, closed))}: os.close(one)\n"
     code = closing + "from sebp_edge.serve.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=200)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
 
