@@ -1,6 +1,5 @@
 """A name that has an adapter already: of other texts, of another model; and two adaptations of one name at once."""
 
-import json
 import os
 import pty
 import shutil

@@ -3,9 +3,11 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import pytest
 from builders import make_llama
+from conftest import write_notes
 from terminals import draw_on_terminal
 from typer.testing import CliRunner
 
@@ -58,31 +60,47 @@ def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
     assert len(rows) == len(NAMES) + 2
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The result of a benchmark of notes with a config alone, and the options for its files."""
+    folder = tmp_path_factory.mktemp("bench")
+    make_llama().config.save_pretrained(folder / "only")
+    options = ["--device", "cpu", "--csv", str(folder / "b.csv"), "--plot", str(folder / "b.svg")]
+    given = ["bench", str(write_notes(folder / "notes")), "--context", "64", "--model", str(folder / "only"), "--json"]
+    return CliRunner().invoke(app, [*given, *options]), options
+
+
 @pytest.mark.slow
-def test_json_csv_and_plot_have_the_same_times_and_only_an_earlier_benchmark_is_overwritten(
-    bench, notes_folder, tmp_path
-):
+def test_json_csv_and_plot_have_the_same_times_and_nothing_else_is_overwritten(files, tmp_path):
     """A config alone is enough, and its random weights are announced."""
-    make_llama().config.save_pretrained(tmp_path / "only")
-    targets = {"--csv": tmp_path / "b.csv", "--plot": tmp_path / "b.svg"}
-    options = [part for pair in targets.items() for part in pair]
-    result = bench(notes_folder, "--json", *options, model=tmp_path / "only")
+    result, (*_, table, _, plot) = files
     assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
     record = json.loads(result.stdout.splitlines()[-1])
     assert (record["event"], record["model"], record["weights"]) == ("bench", "only", "random")
     assert len(record["lengths"]) == 4
     assert record["tokens"] == sum(record["lengths"]) < 4 * record["context_length"]
-    with targets["--csv"].open(newline="") as file:
+    with Path(table).open(newline="") as file:
         steps = [row["step_ms"] for row in csv.DictReader(file)]
     assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["variants"]]
-    assert targets["--plot"].read_text().startswith("<svg")
-    before = [target.read_bytes() for target in targets.values()]
-    assert bench(*options, *SMALLEST).exit_code == 0
-    assert all(target.read_bytes() != content for target, content in zip(targets.values(), before, strict=True))
-    for option, target in targets.items():
+    assert Path(plot).read_text().startswith("<svg")
+    for option, name in (("--csv", "own.csv"), ("--plot", "own.svg")):
+        target = tmp_path / name
         target.write_text("my own")
-        assert f"{target.name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
+        assert f"{name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
         assert target.read_text() == "my own"
+
+
+@pytest.mark.slow
+def test_padding_is_as_requested_all_weights_are_trained_and_an_earlier_benchmark_is_overwritten(files, model_folder):
+    _, (*_, table, _, plot) = files
+    before = [Path(file).read_bytes() for file in (table, plot)]
+    given = ["bench", "--model", str(model_folder), "--padding", "60%", "--recipe", "full", "--json"]
+    record = json.loads(CliRunner().invoke(app, [*given, *files[1]]).stdout.splitlines()[-1])
+    assert 0.6 <= record["padding_share"] < 0.61
+    assert record["context_length"] == 96
+    assert record["method"] == "full"
+    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
+    assert all(Path(file).read_bytes() != content for file, content in zip((table, plot), before, strict=True))
 
 
 @pytest.mark.slow
@@ -92,16 +110,6 @@ def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
     lines = drawn.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert all(any(name in line for line in lines) for name in NAMES)
-
-
-@pytest.mark.slow
-def test_padding_is_as_requested_and_all_weights_are_trained_by_a_full_recipe(model_folder):
-    given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--recipe", "full", "--json"]
-    record = json.loads(CliRunner().invoke(app, given).stdout.splitlines()[-1])
-    assert 0.6 <= record["padding_share"] < 0.61
-    assert record["context_length"] == 96
-    assert record["method"] == "full"
-    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
 
 
 @pytest.mark.slow
