@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from select import select
 
 import psutil
 from command import IS_COLD, start
@@ -102,12 +103,18 @@ class WarmServers:
     def _serve(self, launcher):
         with launcher:
             _, streams, _, _ = socket.recv_fds(launcher, 1, 2)
+            if not streams:  # the app has killed it already
+                return
             process = start_server(warm=True, first=AS_USUAL, stdin=streams[0], stdout=streams[1])
             for stream in streams:
                 os.close(stream)
             self.started.append(process)
+            while process.poll() is None:
+                if select([launcher], [], [], 0.01)[0]:  # the app has killed it
+                    process.kill()
+                    process.wait()
             with contextlib.suppress(BrokenPipeError):
-                launcher.sendall(str(process.wait()).encode())
+                launcher.sendall(str(process.returncode).encode())
 
     def __enter__(self):
         return self
