@@ -117,7 +117,9 @@ def test_a_list_keeps_to_the_schema(after_learning, own_data_folder, arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["inspect"], ["plan"], ["lr-range", "--steps", "60"], ["analyze", "--examples", "2"]], ids=" ".join
+    "arguments",
+    [["inspect"], ["plan"], ["lr-range", "--steps", "20", "--lowest", "0.01"], ["analyze", "--examples", "2"]],
+    ids=" ".join,
 )
 def test_what_is_said_of_texts_keeps_to_the_schema(notes_folder, model_folder, recipe, own_data_folder, arguments):
     command, *options = arguments
