@@ -54,7 +54,7 @@ def request_of(folder, model_folder):
 
 @pytest.fixture
 def settings(tmp_path):
-    return {"store": str(tmp_path / "store"), "folders": ["/"]}
+    return {"store": str(tmp_path / "store"), "folders": ["/"], "low_priority": False}
 
 
 @pytest.fixture
