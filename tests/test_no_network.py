@@ -47,7 +47,7 @@ def run_offline(commands, tmp_path):
 def test_no_command_opens_an_internet_socket_except_to_download_a_model(notes_folder, model_folder, recipe, tmp_path):
     model = ["--model", model_folder, "--recipe", recipe, "--device", "cpu"]
     invocations = {
-        ("adapt",): [notes_folder, *model],
+        ("adapt",): [notes_folder, *model, "--epochs", 1, "--activate-anyway"],
         ("inspect",): [notes_folder, *model],
         ("plan",): [notes_folder, *model],
         ("analyze",): [notes_folder, *model, "--examples", 1],

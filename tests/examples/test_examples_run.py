@@ -46,7 +46,12 @@ def test_the_readmes_code_is_the_quickstart_and_runs(checkout):
 @pytest.mark.slow
 def test_the_flat_loop_learns(checkout):
     folder = checkout(800)
-    output = run(folder, "flat_loop.py", folder / "examples" / "notes")
+    (folder / "sebp_edge").symlink_to(ROOT / "sebp_edge")
+    code = (ROOT / "examples" / "flat_loop.py").read_text(encoding="utf-8")
+    assert "CONTEXT_LENGTH = 512\n" in code
+    example = folder / "examples" / "flat_loop.py"
+    example.write_text(code.replace("CONTEXT_LENGTH = 512\n", "CONTEXT_LENGTH = 128\n"), encoding="utf-8")
+    output = run(folder, example, folder / "examples" / "notes")
     before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", output).groups())
     assert after < 0.95 * before
 
