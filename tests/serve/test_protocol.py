@@ -67,6 +67,7 @@ def test_neither_its_start_nor_its_answers_about_adapters_load_torch_or_numpy(se
     assert rss(server.process.pid) < 40 * 2**20
 
 
+@pytest.mark.slow
 def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_path, notes_folder):
     with Server() as server:
         server.initialize(store=str(tmp_path / "store"), folders=[str(notes_folder), str(tmp_path)])
@@ -81,6 +82,7 @@ def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_
         assert rss(server.process.pid) < 40 * 2**20
 
 
+@pytest.mark.slow
 def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_path):
     (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300_000)))
     texts = {"paths": [str(tmp_path / "long.md")], "device": "cpu"}
@@ -195,6 +197,7 @@ def test_a_thousand_requests_at_once_are_all_answered(shared):
         assert isinstance(shared.answer(number), dict)
 
 
+@pytest.mark.slow
 def test_an_app_that_asks_without_reading_is_not_read_either(tmp_path):
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "x" * 5000}).encode() + b"\n"
