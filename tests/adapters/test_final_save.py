@@ -83,6 +83,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
     """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
 
@@ -155,6 +156,7 @@ def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
     out = tmp_path / "out"
     personalizer = make(on_event=after_training(out.mkdir))
@@ -181,6 +183,7 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder):
     """Another process removes the adapter's folder while the new version is written."""
     personalizer = make()
@@ -228,6 +231,7 @@ def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, temporary_folder):
     personalizer = make(store=AdapterStore(small_disk), on_event=after_training(lambda: fill(small_disk)))
     with pytest.raises(
@@ -240,6 +244,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, sma
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
     """A folder is where the file with the active version's number should be."""
     personalizer = make()
