@@ -110,7 +110,7 @@ def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
     with process(*endless, *["--json"] * as_json) as one:
         first = "".join(one.stdout.readline() for _ in range(2)) if as_json else one.stdout.read(1)
         one.send_signal(signal.SIGINT)
-        rest, errors = one.communicate(timeout=60)
+        rest, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     assert errors == "sebp-edge: Interrupted; the text is incomplete.\n"
     assert first
@@ -126,7 +126,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
     with process(*endless, "--json") as one:
         assert [json.loads(one.stdout.readline())["event"] for _ in range(2)] == ["started", "text"]
         one.stdout.close()
-        assert one.wait(timeout=60) == 141
+        assert one.wait(timeout=200) == 141
         assert one.stderr.read() == ""
 
 

@@ -65,7 +65,7 @@ group = session.read_text().split() if session.exists() else []  # empty in a se
 print(json.dumps([before, threads, child, group, os.getsid(0) == os.getpid()]))
 """
     with start([code], cold=True) as one:
-        told, errors = one.communicate(timeout=100)
+        told, errors = one.communicate(timeout=200)
     assert one.returncode == 0, errors
     before, threads, child, group, leads = json.loads(told)
     lowered = max(NICENESS, before)
