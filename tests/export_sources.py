@@ -33,7 +33,7 @@ SIZES = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -76,7 +76,7 @@ FAMILIES = {
     "mistral": lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=None, rope_parameters=ROPE),
     "qwen2": lambda: Qwen2Config(**SIZES, rope_parameters=ROPE),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, rope_parameters=ROPE),
-    "smollm3": lambda: SmolLM3Config(**SIZES, rope_parameters=ROPE),
+    "smollm3": lambda: SmolLM3Config(**SIZES | {"num_hidden_layers": 4}, rope_parameters=ROPE),
     "gemma2": lambda: Gemma2Config(
         **SIZES | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, **GEMMA_2, rope_parameters=ROPE
     ),

@@ -42,14 +42,14 @@ def make_prompts(seed=0):
     """Questions about notes after a common beginning, prompts of their own, a prefix of others, and duplicates."""
     draw = random.Random(seed)
     system, notes = tokens(draw, 9), [tokens(draw, length) for length in (27, 14, 1)]
-    prompts = [system + note + tokens(draw, draw.randint(1, 7)) for note in notes for _ in range(5)]
+    prompts = [system + note + tokens(draw, draw.randint(1, 7)) for note in notes for _ in range(3)]
     prompts += [tokens(draw, 1), tokens(draw, 2), tokens(draw, 44), system, prompts[3], prompts[3]]
     draw.shuffle(prompts)
     return prompts
 
 
 @torch.no_grad()
-def alone(model, prompts, max_new_tokens=14, ends=ENDS):
+def alone(model, prompts, max_new_tokens=10, ends=ENDS):
     """The tokens of transformers' own generation, one prompt at a time."""
     ends = sorted({*ends, *end_ids_of(model)})
     config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=2)
@@ -64,7 +64,7 @@ def alone(model, prompts, max_new_tokens=14, ends=ENDS):
     return found
 
 
-def decode(model, prompts, max_new_tokens=14, ends=ENDS, *, check=lambda: None, **options):
+def decode(model, prompts, max_new_tokens=10, ends=ENDS, *, check=lambda: None, **options):
     """The tokens of the project's decoder, all prompts together."""
     return Decoder(model, **options).decode(prompts, ends, greedy(max_new_tokens), check=check)
 

@@ -27,9 +27,9 @@ MEMORISED = RECIPE.replace(method="full", learning_rate=1e-2, epochs=150, batch_
 
 
 @pytest.fixture(scope="module")
-def memorised(model_folder):
+def memorised(two_layer_folder):
     """A model that has learnt two of four short documents almost by heart, and the examples of all four."""
-    base = load_base_model(resolve(model_folder), MEMORISED, CPU)
+    base = load_base_model(resolve(two_layer_folder), MEMORISED, CPU)
     documents = [Document("", text) for text in make_sentences(4, words=12)]
     examples, _ = encode(documents, base.tokenizer, 64)
     adaptation, collator = attach(base, MEMORISED, 0), Collator(64, base.pad_token_id)
