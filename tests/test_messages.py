@@ -86,6 +86,7 @@ def test_a_recorded_conversation_keeps_to_the_schema(name):
     assert (fractions[-1:] == [1.0]) == (name == "adapt")
 
 
+@pytest.mark.slow
 def test_an_adaptation_and_its_repetition_keep_to_the_schema(adapt, own_data_folder):
     first = check(records(run(*adapt, "--json").stdout))
     assert [record["event"] for record in first][0 :: len(first) - 1] == ["started", "result"]

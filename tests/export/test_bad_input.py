@@ -251,6 +251,7 @@ def test_the_adapter_in_use_stays_in_use(stored, model, place):
     assert personalizer.generate("the ferry left", **options) == text
 
 
+@pytest.mark.slow
 def test_a_call_at_the_same_time_is_refused(stored, model, place):
     errors = []
 
@@ -265,6 +266,7 @@ def test_a_call_at_the_same_time_is_refused(stored, model, place):
     assert errors
 
 
+@pytest.mark.slow
 def test_a_target_that_appears_meanwhile_is_not_overwritten(stored, model, place):
     def sink(event):
         if isinstance(event, TensorWritten) and event.tensor == 1:
@@ -278,6 +280,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten(stored, model, place
     assert (place / "out" / "theirs").read_text() == "theirs"
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_strange_name_is_exported(stored, model, place):
     target = place / "ø – “a b” $HOME"
     result = export(model, "--to", target, "--format", "gguf")

@@ -89,6 +89,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("places", "frees"), [(PLACES, True), (["within an evaluation"], False)])
 def test_waiting_changes_no_bit(polite, mains, hold, notes_folder, store_of_notes, places, frees):
     """A training waits at each of the places, once."""
@@ -120,6 +121,7 @@ def test_waiting_changes_no_bit(polite, mains, hold, notes_folder, store_of_note
     assert fractions == sorted(fractions) and fractions[-1] == 1
 
 
+@pytest.mark.slow
 def test_on_battery_nothing_is_loaded_before_it_begins(polite, mains, notes_folder):
     mains.power_plugged = False
 
@@ -135,6 +137,7 @@ def test_on_battery_nothing_is_loaded_before_it_begins(polite, mains, notes_fold
     assert made.events[kinds.index(Waiting) + 1].phase == "waiting"
 
 
+@pytest.mark.slow
 def test_without_politeness_nothing_is_looked_at(polite, mains, notes_folder):
     mains.power_plugged = False
     made = polite(politeness=None)
@@ -143,6 +146,7 @@ def test_without_politeness_nothing_is_looked_at(polite, mains, notes_folder):
     assert polite().generate("a boat", max_new_tokens=1) is not None  # only trainings wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frees", [False, True], ids=["holds", "frees"])
 def test_a_training_that_waits_can_be_paused_and_stopped(polite, mains, hold, notes_folder, store_of_notes, frees):
     hold(frees=frees)
@@ -173,6 +177,7 @@ def test_a_training_that_waits_can_be_paused_and_stopped(polite, mains, hold, no
         assert_same_weights(made.store, store_of_notes)
 
 
+@pytest.mark.slow
 def test_others_that_need_memory_get_the_model_s_at_once(polite, mains, machine, notes_folder, store_of_notes):
     machine.has_memory(50 * GB, 64 * GB)
     models = []
@@ -195,6 +200,7 @@ def test_others_that_need_memory_get_the_model_s_at_once(polite, mains, machine,
     assert_same_weights(made.store, store_of_notes)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_model_in_memory(polite, mains, hold, notes_folder, full_disk, store_of_notes):
     """What is not saved would be lost with the memory."""
     hold(frees=True)
@@ -212,6 +218,7 @@ def test_a_full_disk_keeps_the_model_in_memory(polite, mains, hold, notes_folder
     assert_same_weights(made.store, store_of_notes)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_saved_elsewhere_waits_in_memory(polite, mains, hold, notes_folder, tmp_path, machine):
     hold(frees=True)
     machine.has_memory(MIN_RESERVE // 2, 64 * GB)  # which it could not free
@@ -227,6 +234,7 @@ def test_an_adapter_that_is_saved_elsewhere_waits_in_memory(polite, mains, hold,
     assert {(event.waits_for, event.holds_memory) for event in of_kind(made.events, Waiting)} == {("power", True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_threads_are_limited_during_a_training_and_restored(polite, notes_folder, fails):
     before, seen = torch.get_num_threads(), set()
@@ -416,6 +424,7 @@ def until(one, wanted):
     raise EOFError(one.stderr.read())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /sys")
 def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, tmp_path, own_data_folder):
     write_supplies(tmp_path / "power", plugged=True)
