@@ -558,7 +558,7 @@ def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, 
 
 def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
     other = tmp_path / "other-llama"
-    model = make_llama()
+    model = make_llama(num_hidden_layers=1)
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(other)
     tokenizer.save_pretrained(other)

@@ -2,22 +2,21 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
-from command import process, records, run
+from command import RESTORE_SIGNALS, process, records, run, start
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
+from sebp_edge.models.lora import LoraAdapter
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 
@@ -43,34 +42,32 @@ def after_training(do):
     return sink
 
 
-def run_interrupted_while_saving(store, number, *arguments, times=1):
-    """Halts a process while it writes a temporary folder, sends it signals, and resumes it.
-
-    Returns:
-        Its exit code, standard output and standard error.
-    """
-    folder = store.folder
-    for _ in range(10):
-        shutil.rmtree(folder, ignore_errors=True)
-        with process(*arguments) as one:
-            while one.poll() is None and not any(folder.glob(".saving-*")):
-                time.sleep(0.0005)
-            one.send_signal(signal.SIGSTOP)
-            caught = one.poll() is None and any(folder.glob(".saving-*"))
-            for _ in range(times):
-                one.send_signal(number)
-                time.sleep(0.001)
-            one.send_signal(signal.SIGCONT)
-            output, errors = one.communicate(timeout=60)
-        if caught:
-            return one.returncode, output, errors
-    pytest.fail("the process was never caught saving")
+# Halts itself while it writes a temporary folder.
+HALTED = f"""
+import os, signal, sys
+{RESTORE_SIGNALS}
+halts = [True]
+def halt(event, arguments):
+    if event == "open" and ".saving-" in str(arguments[0]) and halts:
+        halts.clear()
+        os.kill(os.getpid(), signal.SIGSTOP)
+sys.addaudithook(halt)
+from sebp_edge.cli import main
+main()
+"""
 
 
 @pytest.mark.slow
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
-    code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
-    assert code == 130
+    with start([HALTED, *adapt, "--json"]) as one:
+        while psutil.Process(one.pid).status() != psutil.STATUS_STOPPED:
+            assert one.poll() is None
+            time.sleep(0.01)
+        assert any(store.folder.glob(".saving-*"))
+        one.send_signal(signal.SIGTERM)
+        one.send_signal(signal.SIGCONT)
+        output, errors = one.communicate(timeout=100)
+    assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
     )
@@ -203,27 +200,18 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
 
 
 @pytest.mark.slow
-def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder):
-    """Another process removes the adapter's folder while the new version is written."""
-    personalizer = make()
+def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder, monkeypatch):
+    """Its folder is removed while the new version is written."""
+    personalizer, save = make(), LoraAdapter.save
     after_learning(personalizer.store)
-    folder = personalizer.store.folder / "default"
-    code = """
-import sys, time
-from pathlib import Path
-from sebp_edge import AdapterStore
-folder = Path(sys.argv[1])
-store = AdapterStore(folder.parent.parent)
-print("ready", flush=True)
-while not any(folder.parent.glob(".saving-*")):
-    time.sleep(0.0001)
-store.adapter("default").remove()
-print("removed", flush=True)
-"""
-    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as remover:
-        assert remover.stdout.readline() == "ready\n"
-        assert personalizer.adapt(notes_folder, fresh=True).passed
-        assert remover.communicate(timeout=60)[0] == "removed\n"
+
+    def save_and_remove(adapter, folder):
+        save(adapter, folder)
+        if (old := AdapterStore(personalizer.store.folder.parent).adapter("default")).versions():
+            old.remove()
+
+    monkeypatch.setattr(LoraAdapter, "save", save_and_remove)
+    assert personalizer.adapt(notes_folder, fresh=True).passed
     assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
 
 

@@ -39,7 +39,7 @@ def kept(weight):
 
 def saved_model(folder):
     file = CompressedFile(folder / "compressed.safetensors")
-    model = make_llama()
+    model = make_llama(num_hidden_layers=1)
     model.load_state_dict({name: file.read(name) for name in file.shapes}, strict=False)
     return model
 

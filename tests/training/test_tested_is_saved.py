@@ -35,7 +35,7 @@ WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "fu
 def wide_folder(tmp_path_factory):
     """A model with layers wide enough for 4 bits."""
     folder = tmp_path_factory.mktemp("models") / "wide-llama"
-    make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
+    make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 
