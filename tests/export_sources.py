@@ -33,7 +33,7 @@ SIZES = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -66,7 +66,7 @@ LONG_ROPE = {
 }
 # The window is shorter than the texts that are compared.
 WINDOW = {"sliding_window": 16}
-GEMMA_2 = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 32}
+GEMMA_2 = {"num_hidden_layers": 2, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 32}
 GEMMA_3 = SIZES | WINDOW | {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
 UNTIED = SIZES | {"tie_word_embeddings": False}
 FAMILIES = {
@@ -78,7 +78,7 @@ FAMILIES = {
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, rope_parameters=ROPE),
     "smollm3": lambda: SmolLM3Config(**SIZES | {"num_hidden_layers": 4}, rope_parameters=ROPE),
     "gemma2": lambda: Gemma2Config(
-        **SIZES | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, **GEMMA_2, rope_parameters=ROPE
+        **SIZES | GEMMA_2 | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, rope_parameters=ROPE
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **GEMMA_3, rope_parameters={"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
