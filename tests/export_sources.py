@@ -66,7 +66,12 @@ LONG_ROPE = {
 }
 # The window is shorter than the texts that are compared.
 WINDOW = {"sliding_window": 16}
-GEMMA_2 = {"num_hidden_layers": 2, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 32}
+GEMMA_2 = {
+    "num_hidden_layers": 2,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 8.0,
+    "query_pre_attn_scalar": 32,
+}
 GEMMA_3 = SIZES | WINDOW | {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
 UNTIED = SIZES | {"tie_word_embeddings": False}
 FAMILIES = {
