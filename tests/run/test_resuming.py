@@ -46,9 +46,9 @@ def of_kind(kind, number=1):
 PLACES = {
     30: {
         "reading": of_kind(JobStarted),
-        "validation before": of_kind(ExamplesEvaluated, 2),
         "third step": THIRD_STEP,
-        "within a validation": of_kind(ExamplesEvaluated),
+        "validation before": of_kind(ExamplesEvaluated),
+        "within a validation": of_kind(ExamplesEvaluated, 2),
         "within the second epoch": at_step("train", 5),
         "test": at_loss("test"),
         "after the refit": at_loss("train"),
