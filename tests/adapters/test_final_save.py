@@ -2,14 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
-from command import RESTORE_SIGNALS, process, records, run, start
+from command import process, records, run
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
@@ -42,32 +42,34 @@ def after_training(do):
     return sink
 
 
-# Halts itself while it writes a temporary folder.
-HALTED = f"""
-import os, signal, sys
-{RESTORE_SIGNALS}
-halts = [True]
-def halt(event, arguments):
-    if event == "open" and ".saving-" in str(arguments[0]) and halts:
-        halts.clear()
-        os.kill(os.getpid(), signal.SIGSTOP)
-sys.addaudithook(halt)
-from sebp_edge.cli import main
-main()
-"""
+def run_interrupted_while_saving(store, number, *arguments, times=1):
+    """Halts a process while it writes a temporary folder, sends it signals, and resumes it.
+
+    Returns:
+        Its exit code, standard output and standard error.
+    """
+    folder = store.folder
+    for _ in range(10):
+        shutil.rmtree(folder, ignore_errors=True)
+        with process(*arguments) as one:
+            while one.poll() is None and not any(folder.glob(".saving-*")):
+                time.sleep(0.0005)
+            one.send_signal(signal.SIGSTOP)
+            caught = one.poll() is None and any(folder.glob(".saving-*"))
+            for _ in range(times):
+                one.send_signal(number)
+                time.sleep(0.001)
+            one.send_signal(signal.SIGCONT)
+            output, errors = one.communicate(timeout=60)
+        if caught:
+            return one.returncode, output, errors
+    pytest.fail("the process was never caught saving")
 
 
 @pytest.mark.slow
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
-    with start([HALTED, *adapt, "--json"]) as one:
-        while psutil.Process(one.pid).status() != psutil.STATUS_STOPPED:
-            assert one.poll() is None
-            time.sleep(0.01)
-        assert any(store.folder.glob(".saving-*"))
-        one.send_signal(signal.SIGTERM)
-        one.send_signal(signal.SIGCONT)
-        output, errors = one.communicate(timeout=100)
-    assert one.returncode == 130
+    code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
+    assert code == 130
     assert errors == (
         "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
     )
