@@ -329,7 +329,7 @@ def model_folder(tmp_path_factory, tokenizer):
 @pytest.fixture(scope="session")
 def two_layer_folder(tmp_path_factory, tokenizer):
     """A folder like `model_folder`, for tests in which the last layer is not the only one."""
-    folder = tmp_path_factory.mktemp("models") / "two-layers"
+    folder = tmp_path_factory.mktemp("models") / "micro-llama"
     make_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
