@@ -104,6 +104,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
     """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
 
@@ -176,6 +177,7 @@ def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
     out = tmp_path / "out"
     personalizer = make(on_event=after_training(out.mkdir))
@@ -202,6 +204,7 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder, monkeypatch):
     """Its folder is removed while the new version is written."""
     personalizer, save = make(), LoraAdapter.save
@@ -252,6 +255,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, sma
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
     """A folder is where the file with the active version's number should be."""
     personalizer = make()
