@@ -42,7 +42,7 @@ def make_prompts(seed=0):
     """Questions about notes after a common beginning, prompts of their own, a prefix of others, and duplicates."""
     draw = random.Random(seed)
     system, notes = tokens(draw, 9), [tokens(draw, length) for length in (27, 14, 1)]
-    prompts = [system + note + tokens(draw, draw.randint(1, 7)) for note in notes for _ in range(3)]
+    prompts = [system + note + tokens(draw, draw.randint(1, 7)) for note in notes for _ in range(5)]
     prompts += [tokens(draw, 1), tokens(draw, 2), tokens(draw, 44), system, prompts[3], prompts[3]]
     draw.shuffle(prompts)
     return prompts
