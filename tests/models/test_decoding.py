@@ -49,7 +49,7 @@ def make_prompts(seed=0):
 
 
 @torch.no_grad()
-def alone(model, prompts, max_new_tokens=10, ends=ENDS):
+def alone(model, prompts, max_new_tokens=14, ends=ENDS):
     """The tokens of transformers' own generation, one prompt at a time."""
     ends = sorted({*ends, *end_ids_of(model)})
     config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=2)
@@ -64,7 +64,7 @@ def alone(model, prompts, max_new_tokens=10, ends=ENDS):
     return found
 
 
-def decode(model, prompts, max_new_tokens=10, ends=ENDS, *, check=lambda: None, **options):
+def decode(model, prompts, max_new_tokens=14, ends=ENDS, *, check=lambda: None, **options):
     """The tokens of the project's decoder, all prompts together."""
     return Decoder(model, **options).decode(prompts, ends, greedy(max_new_tokens), check=check)
 
