@@ -102,9 +102,11 @@ MERGED_ONLY = {
 }
 
 
-def make_source(folder: Path, family: str, tokenizer=None) -> Path:
+def make_source(folder: Path, family: str, tokenizer=None, **changes) -> Path:
     """Writes a random model of a family into a folder."""
-    model = make_model((FAMILIES | MERGED_ONLY)[family](), "eager")
+    config = (FAMILIES | MERGED_ONLY)[family]()
+    config.update(changes)
+    model = make_model(config, "eager")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)
         for parameter in model.parameters():
