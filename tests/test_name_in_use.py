@@ -79,6 +79,7 @@ def copied_and_changed(folder, tmp_path):
 SAME = [move, rewrite, inner, around, through_a_link, with_another, as_strings, copied_and_changed]
 
 
+@pytest.mark.slow
 def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
     make, notes_folder, other_folder, tmp_path
 ):

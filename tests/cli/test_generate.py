@@ -47,10 +47,10 @@ def test_a_chat_is_a_system_prompt_with_a_prompt_or_a_file_or_the_standard_input
     assert generate_call("--messages", "-", input=json.dumps(CHAT))[0] == CHAT
 
 
-def test_a_chat_is_answered(model_folder):
-    result = run("generate", "--messages", "-", "--model", model_folder, *SEEDED, "--json", input=json.dumps(CHAT))
+def test_a_chat_is_answered(two_layer_folder):
+    result = run("generate", "--messages", "-", "--model", two_layer_folder, *SEEDED, "--json", input=json.dumps(CHAT))
     assert records(result.stdout)[-1]["prompt"] == CHAT
-    other = run("generate", "where is the map", "--model", model_folder, *SEEDED, "--json")
+    other = run("generate", "where is the map", "--model", two_layer_folder, *SEEDED, "--json")
     assert records(result.stdout)[-1]["text"] != records(other.stdout)[-1]["text"]
 
 
