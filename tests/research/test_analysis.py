@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from builders import dataset_of, make_encoder, make_examples, make_llama, make_sentences
+from model_families import MODELS
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
@@ -80,7 +81,9 @@ def plain_gradients(model, examples, context=CONTEXT):
 
 
 @pytest.mark.parametrize("prompt", [0, 4])
-@pytest.mark.parametrize("make", [lambda: make_llama(num_hidden_layers=3), make_gpt2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "make", [lambda: make_llama(num_hidden_layers=3), make_gpt2, MODELS["gemma3"]], ids=["llama", "gpt2", "gemma3"]
+)
 def test_row_norms_and_zeros_equal_those_of_one_dense_batch(make, prompt):
     model, examples = make().eval(), random_examples(prompt=prompt)
     expected = plain_gradients(model, examples)
