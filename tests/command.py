@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import torch
 from typer.testing import CliRunner
 from warm import WarmProcess
 
@@ -18,7 +19,8 @@ RESTORE_SIGNALS = (
 )
 CODE = f"{RESTORE_SIGNALS}; from sebp_edge.cli import main; main()"
 COMMAND = [sys.executable, "-c", CODE]
-IS_COLD = sys.platform != "linux"
+# With a GPU, imports start threads, which a forked process would lack.
+IS_COLD = sys.platform != "linux" or torch.cuda.is_available()
 
 
 def run(*arguments, **options):

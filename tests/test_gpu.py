@@ -483,6 +483,8 @@ def test_what_another_process_computes_is_told_and_what_this_one_does_is_not():
 
     use.by_others()
     before = highest(0)
+    if before > 100 - TAKEN:
+        pytest.skip("other programs compute on this GPU, so that one more would not be seen")
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as other:
         try:
             other.stdout.readline()

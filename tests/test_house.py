@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_804
+MAX_LINES = 50_827
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
@@ -62,8 +62,8 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_389,
-    "serve": 2_694,
+    "run": 5_395,
+    "serve": 2_711,
     "sparse": 1_535,
     "sparse.patches": 2_229,
     "sparse.rows": 765,

@@ -469,9 +469,11 @@ def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(serv
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_answers_the_same_while_it_trains(server, request_of):
+def test_a_gpu_answers_the_same_while_it_trains(server, request_of, tmp_path):
     """The training's steps are captured graphs; the answers are computed between two of them."""
-    request = request_of(model="tiny", device="cuda", activate_anyway=True)
+    recipe = tmp_path / "short-steps.toml"
+    recipe.write_text(RECIPE.replace("batch_tokens = 200", "batch_tokens = 70"))
+    request = request_of(model="tiny", device="cuda", activate_anyway=True, recipe=str(recipe))
     server.call("jobs.start", id="first", params=request)
     server.call("jobs.subscribe", id="first")
     assert server.state("first")["state"] == "done"
