@@ -23,7 +23,7 @@ def uneven_examples(prompt=6):
 
 
 @contextmanager
-def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None, words=None):
+def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None, words=None, **options):
     """A learner on a new adaptation with non-zero weights; its events are in `learner.events`."""
     adaptation, events = attach(base, recipe, 0), []
     draw = torch.Generator().manual_seed(2)
@@ -36,7 +36,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
         layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
     try:
         collator = Collator(64, base.pad_token_id)
-        options = {"guard": limit, "words": words}
+        options |= {"guard": limit, "words": words}
         with RecoveringLearner(adaptation, recipe, examples, collator, events.append, **options) as learner:
             assert (learner.row_losses.hoisted is None) == padded
             limit_rows(learner, max_rows)

@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_827
+MAX_LINES = 51_083
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
     "adapters": 3_625,
@@ -57,18 +57,18 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_030,
     "export": 1_985,
     "machine": 857,
-    "memory": 1_545,
-    "models": 4_790,
+    "memory": 1_589,
+    "models": 4_815,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_395,
+    "run": 5_418,
     "serve": 2_711,
-    "sparse": 1_535,
-    "sparse.patches": 2_229,
+    "sparse": 1_541,
+    "sparse.patches": 2_240,
     "sparse.rows": 765,
     "texts": 10_446,
-    "training": 3_712,
+    "training": 3_859,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -126,11 +126,11 @@ PUBLIC = {
         message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW GatedInputs LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
-        ScratchBuffer Selector adamw_ detect fake_quantise_ gated gated_lora_linear gather_rows keep_rows
-        linear_cross_entropy lora_linear nonzero_rows precise_sums prune_ rms_norm row_norms runs_flash_attention
-        runs_kernels scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise
-        tuning
+        ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments QuantisedScales
+        QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect fake_quantise_ gated
+        gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows precise_sums
+        prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows sequence_attention_
+        shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.serve.client": """
         Client ServerError

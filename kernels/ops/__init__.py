@@ -13,10 +13,11 @@ from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
-from .lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Recompute, ScratchBuffer, lora_linear
+from .lora_linear import LoraGroup, LoraProjection, Recompute, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
 from .precise_sums import precise_sums
 from .prune import prune_, shrink_pruned_
+from .quantised import FourBits, QuantisedScales, QuantisedWeight, ScratchBuffer
 from .rms_norm import rms_norm
 from .rows import ActiveRows, Rows, Selector
 from .select_rows import detect, nonzero_rows, row_norms, select_rows
@@ -27,10 +28,12 @@ __all__ = [
     "ACTIVATIONS",
     "ActiveRows",
     "AdamW",
+    "FourBits",
     "GatedInputs",
     "LoraGroup",
     "LoraProjection",
     "Moments",
+    "QuantisedScales",
     "QuantisedWeight",
     "Recompute",
     "Rows",

@@ -8,14 +8,14 @@
 
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
-equations 1 and 2, for the rows). W and b are frozen; quantised weights (Dettmers et al. 2023) are dequantised once per
-pass, one after the other, or once for all passes. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
+equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, a few at a time,
+or once for all passes, with the same products. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,46 +26,9 @@ from torch.autograd.function import once_differentiable
 
 from . import backend, choices
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
+from .quantised import QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
-
-
-class QuantisedWeight(NamedTuple):
-    """A quantised frozen weight.
-
-    Attributes:
-        dtype: the dtype that it computes in.
-        dequantise: writes it into a matrix [M, K].
-        identity: changes whenever the matrix may; None if it may at every pass, so that no copy of it may be kept.
-    """
-
-    dtype: torch.dtype
-    dequantise: Callable[[Tensor], None]
-    identity: tuple[int, ...] | None = None
-
-
-class ScratchBuffer:
-    """A buffer for one matrix at a time, shared by groups, so that no matrix needs an allocation of its own.
-
-    It is allocated on first use, as large as the largest matrix that was reserved.
-    """
-
-    def __init__(self):
-        self._size, self._buffer = 0, None
-
-    def reserve(self, size: int) -> None:
-        """Makes sure that a matrix of this many elements will fit."""
-        self._size = max(self._size, size)
-
-    def matrix_like(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
-        """A matrix [num_rows, num_columns], like `like` in dtype and device; valid until the next call."""
-        self.reserve(num_rows * num_columns)
-        is_alike = self._buffer is not None and (self._buffer.dtype, self._buffer.device) == (like.dtype, like.device)
-        if not is_alike or len(self._buffer) < self._size:
-            # A tensor made in inference mode cannot be used outside of it.
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(self._size, dtype=like.dtype, device=like.device)
-        return self._buffer[: num_rows * num_columns].view(num_rows, num_columns)
 
 
 class Recompute(NamedTuple):
@@ -85,6 +48,17 @@ class LoraProjection(NamedTuple):
     scaling: float
 
 
+def dequantise(weights: Sequence[QuantisedWeight], parts: Sequence[Tensor]) -> None:
+    """Writes each weight into its matrix [M_i, K], contiguous; all in one launch if our kernels can read them."""
+    packed = [weight.four_bits for weight in weights]
+    blocks = {each and (each.block, each.of_scales and each.of_scales.block) for each in packed}
+    if len(blocks) == 1 and None not in blocks and backend.runs_kernels(parts[0]):
+        backend.kernels("four_bits").dequantise(packed, parts)
+        return
+    for weight, part in zip(weights, parts, strict=True):
+        weight.dequantise(part)
+
+
 @dataclass(frozen=True)
 class LoraGroup:
     """Projections of one input, stacked. Trained tensors stay where they are; products use copies of them.
@@ -95,6 +69,7 @@ class LoraGroup:
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
+        is_quantised: whether the weights are quantised, be they dequantised already or not.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
     """
 
@@ -105,6 +80,7 @@ class LoraGroup:
     stacked_A: Tensor
     stacked_B: Tensor
     scaling: float
+    is_quantised: bool = False
     scratch: ScratchBuffer | None = None
 
     @classmethod
@@ -129,16 +105,16 @@ class LoraGroup:
         elif dequantised and None not in (w.identity for w in weights):
             sizes = [lora_B.shape[0] for lora_B in loras_B]
             weight = torch.empty(sum(sizes), loras_A[0].shape[1], dtype=dtype, device=loras_A[0].device)
-            for w, part in zip(weights, weight.split(sizes), strict=True):
-                w.dequantise(part)
+            dequantise(weights, weight.split(sizes))
         stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
         bias = None
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], scratch)
-        if scratch is not None and not isinstance(weight, Tensor):
+        is_quantised = not isinstance(weights[0], Tensor)
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], is_quantised, scratch)
+        if scratch is not None and is_quantised:
             scratch.reserve(max(group.columns) * stacked_A.shape[1])
         return group
 
@@ -148,15 +124,37 @@ class LoraGroup:
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
     def matrices(self) -> Iterator[tuple[slice, Tensor]]:
-        """Outputs and their W, [M, K]; quantised weights one projection at a time, each valid until the next."""
-        if isinstance(self.weight, Tensor):
+        """Outputs and their W, [M, K].
+
+        Quantised weights come as many projections at a time as the scratch buffer holds, each valid until the next;
+        those that are dequantised already come in the same parts, so that products have the same bits.
+        """
+        if not self.is_quantised:
             yield slice(None), self.weight
             return
-        scratch = self.scratch or ScratchBuffer()
-        for number, end, weight in zip(self.columns, accumulate(self.columns), self.weight, strict=True):
-            matrix = scratch.matrix_like(number, self.stacked_A.shape[1], self.stacked_A)
-            weight.dequantise(matrix)
-            yield slice(end - number, end), matrix
+        scratch, num_inputs, begin = self.scratch or ScratchBuffer(), self.stacked_A.shape[1], 0
+        for together in self._parts:
+            columns = self.columns[together]
+            outputs = slice(begin, begin + sum(columns))
+            if isinstance(self.weight, Tensor):
+                matrix = self.weight[outputs]
+            else:
+                matrix = scratch.matrix_like(sum(columns), num_inputs, self.stacked_A)
+                dequantise(self.weight[together], matrix.split(columns))
+            yield outputs, matrix
+            begin = outputs.stop
+
+    @functools.cached_property
+    def _parts(self) -> list[slice]:
+        """Which projections fit into the scratch buffer together."""
+        parts, ends = [], [0, *accumulate(self.columns)]
+        most = 0 if self.scratch is None else self.scratch.size // self.stacked_A.shape[1]
+        for number in range(len(self.columns)):
+            if parts and ends[number + 1] - ends[parts[-1].start] <= most:
+                parts[-1] = slice(parts[-1].start, number + 1)
+            else:
+                parts.append(slice(number, number + 1))
+        return parts
 
     def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""

@@ -3,12 +3,14 @@
 Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
 often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
 precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
-What the choice leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit.
+What the choice leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit. Without a
+budget nothing is chosen, and a part of the free memory holds them.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
@@ -29,6 +31,9 @@ from sebp_edge.texts.schedule import RowLimit, Schedule
 
 # Ranks that a plan may lower an adapter to.
 LOWER_RANKS = (8, 4)
+# Without a budget: the part of what a training leaves of the free memory that holds dequantised weights. The rest is
+# for other programs, and for errors of the count.
+PART_OF_FREE = 0.5
 
 
 def make_plan(
@@ -87,8 +92,28 @@ def make_plan(
     )
 
 
+def fill_free_memory(
+    shape: DecoderShape, dataset: Dataset, schedules: list[Schedule], recipe: Recipe, target: Target, free: int
+) -> Choice:
+    """Returns the fastest choice, which may not fit, with dequantised blocks in a part of what it leaves free.
+
+    Args:
+        recipe: one with a base model in 4 bits.
+        free: the bytes of memory that this process uses or may use.
+    """
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, num_limits=1)
+    fastest = candidates.fastest(recipe)
+    if not shape.is_hoisted:
+        return fastest
+    return candidates.filled(fastest, fastest.peak + int(PART_OF_FREE * max(0, free - fastest.peak)))
+
+
 class _Candidates:
-    """Enumerates all choices for training on one dataset."""
+    """Enumerates all choices for training on one dataset.
+
+    Args:
+        num_limits: how many row limits are tried, the largest first; None for all.
+    """
 
     def __init__(
         self,
@@ -97,8 +122,9 @@ class _Candidates:
         schedules: list[Schedule],
         recipe: Recipe,
         target: Target,
-        progress: Progress,
+        progress: Progress = SILENT,
         trials: Sequence[Schedule] = (),
+        num_limits: int | None = None,
     ):
         self.shape, self.target = shape, target
         self.takes_4_bits = takes_4_bits(
@@ -109,7 +135,7 @@ class _Candidates:
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
-        limits = list(_limits(setup, dataset))
+        limits = list(islice(_limits(setup, dataset), num_limits))
         trainings = [*schedules, *trials]
         progress.begin("planning", len(limits) * sum(training.last_epoch for training in trainings))
         for max_rows in limits:
@@ -143,13 +169,18 @@ class _Candidates:
 
     def with_dequantised_blocks(self, chosen: Choice, budget: int) -> Choice:
         """Returns the fastest choice of the same precision if each fills the budget with dequantised 4-bit weights."""
-        if not (chosen.recipe.load_in_4bit and self._setup(chosen.recipe).is_hoisted):
+        if not (chosen.recipe.load_in_4bit and self.shape.is_hoisted):
             return chosen
         alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits)
         fitting = [each for each in alike if each.peak <= budget and each.host_memory <= self.target.host]
-        return min((self._filled(each, budget) for each in fitting), key=lambda choice: choice.seconds)
+        return min((self.filled(each, budget) for each in fitting), key=lambda choice: choice.seconds)
 
-    def _filled(self, choice: Choice, budget: int) -> Choice:
+    def fastest(self, recipe: Recipe) -> Choice:
+        """Returns the fastest choice of the recipe's own precision."""
+        options = MemoryOptions(max_rows=next(iter(self._work_by_max_rows)))
+        return self._choice(replace(self._setup(recipe), options=options))
+
+    def filled(self, choice: Choice, budget: int) -> Choice:
         """Returns a choice that fits with as many blocks' 4-bit weights dequantised as fit, too."""
         setup = self._setup(choice.recipe)
 
@@ -189,7 +220,17 @@ class _Candidates:
         dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
-        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds)
+        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, self._kept(setup))
+
+    def _kept(self, setup: TrainingSetup) -> str:
+        """Returns how many blocks also hold their 4-bit weights dequantised, in words; "" without 4 bits."""
+        number, blocks = setup.options.dequantised_blocks, len(self.shape.blocks)
+        if not setup.recipe.load_in_4bit:
+            return ""
+        dtype = "bf16" if self.target.itemsize == 2 else "fp32"
+        if not number:
+            return f"no block kept in {dtype}: every pass dequantises all {blocks}"
+        return f"{number} of {blocks} blocks kept in {dtype}"
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target

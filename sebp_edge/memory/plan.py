@@ -18,6 +18,7 @@ class Choice:
         footprint: the peak memory, by purpose.
         host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
         seconds: the estimated time of the training; None if unknown.
+        kept: how many blocks also hold their 4-bit weights dequantised, in words; empty without 4 bits.
     """
 
     recipe: Recipe
@@ -26,6 +27,7 @@ class Choice:
     footprint: Footprint
     host_memory: int
     seconds: float | None
+    kept: str = ""
 
     @property
     def peak(self) -> int:
@@ -47,8 +49,8 @@ class Choice:
             words.append("their inputs offloaded to host memory")
         if options.chunked_blocks:
             words.append("MLPs in chunks of rows")
-        if options.dequantised_blocks:
-            words.append(f"4-bit weights of {options.dequantised_blocks} blocks also dequantised")
+        if self.kept:
+            words.append(self.kept)
         if options.moments_in_8_bits:
             words.append("8-bit moments")
         return ", ".join(words)

@@ -131,9 +131,10 @@ def _one_matrix(setup: TrainingSetup) -> int:
         itemsize = setup.itemsize * (1 if setup.on_gpu else 2)
     else:
         return 0
-    blocks = setup.shape.blocks[setup.options.dequantised_blocks :]
-    sizes = (linear.size for block in blocks for linear in block.linears.values())
-    return itemsize * max(sizes, default=0)
+    blocks = setup.shape.blocks
+    if setup.options.dequantised_blocks == len(blocks):
+        return 0
+    return itemsize * max((linear.size for block in blocks for linear in block.linears.values()), default=0)
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket) -> int:

@@ -259,6 +259,11 @@ def read_config(reference: ModelReference, path: Path):
         return AutoConfig.from_pretrained(path, **FILES_ONLY)
 
 
+def decoder_config(reference: ModelReference):
+    """Reads the config of the decoder that `reference` names, which need not be on this machine."""
+    return _read_decoder_config(reference, None if reference.is_gguf else hub.config_path(reference))
+
+
 def _read_decoder_config(reference: ModelReference, path: Path | None = None):
     """Reads a config, and refuses one that is not a decoder's."""
     if path is None:
@@ -277,7 +282,7 @@ def model_from_config(
     reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights."""
-    config = _read_decoder_config(reference, None if reference.is_gguf else hub.config_path(reference))
+    config = decoder_config(reference)
     with raising_model_error(reference, "cannot be made from its config.json"), device:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 

@@ -18,7 +18,15 @@ from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
-from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, fake_quantise_, lora_linear
+from sebp_edge.ops import (
+    FourBits,
+    LoraGroup,
+    LoraProjection,
+    QuantisedScales,
+    QuantisedWeight,
+    fake_quantise_,
+    lora_linear,
+)
 from sebp_edge.ops.fake_quantise import BLOCK
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
@@ -347,7 +355,8 @@ def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
         return None
     # A merge replaces the weight; while the result refers to this one, no other tensor has its id.
     identity = (id(weight), weight.data_ptr(), weight._version)
-    return QuantisedWeight(base.compute_dtype, partial(_dequantise, weight), identity)
+    four_bits = four_bits_of(weight) if weight.quant_state.dtype == base.compute_dtype else None
+    return QuantisedWeight(base.compute_dtype, partial(_dequantise, weight), identity, four_bits)
 
 
 def _dequantise(weight: Tensor, out: Tensor) -> None:
@@ -358,6 +367,17 @@ def _dequantise(weight: Tensor, out: Tensor) -> None:
         dequantize_4bit(weight.data, weight.quant_state, out=out)
     else:
         out.copy_(dequantize_bnb_weight(weight))
+
+
+def four_bits_of(weight: Tensor) -> FourBits | None:
+    """Returns bitsandbytes' weight as our kernels read it; None if it is transposed, or no NF4."""
+    state, of_scales = weight.quant_state, None
+    if state.quant_type != "nf4" or len(weight) == 1:
+        return None
+    if state.nested:
+        second = state.state2
+        of_scales = QuantisedScales(second.code, second.absmax, state.offset, second.blocksize)
+    return FourBits(weight.data.view(torch.uint8), state.code, state.absmax, state.blocksize, of_scales)
 
 
 def _is_packed(quant_state) -> bool:

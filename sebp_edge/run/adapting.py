@@ -1,7 +1,9 @@
 """One adaptation, from texts to a saved version."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from statistics import median
 
 from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
@@ -19,6 +21,7 @@ from sebp_edge.events import AdapterSaved, Event, Notice
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
+from sebp_edge.models.loading import decoder_config
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
@@ -45,6 +48,7 @@ from sebp_edge.run.work_ahead import (
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints
 from sebp_edge.training.gate import Gate, GateResult, Life
+from sebp_edge.training.kernels_ahead import compiling_ahead
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
 
@@ -167,8 +171,9 @@ class Adapting:
         call, preparation, planned = self._call, self.preparation, self.planned
         resumed, work = self._work.resumed, self._work
         recipe, options = (resumed.recipe, resumed.options) if resumed else preparation.chosen(planned)
-        base = call.load(recipe)
-        prepared = preparation.encode(base, planned)
+        with self._compiling_ahead(recipe) if call.on_gpu else nullcontext():
+            base = call.load(recipe)
+            prepared = preparation.encode(base, planned)
         self.beginning = prepared.beginning
         if self.beginning.has_nothing_new:
             return False
@@ -188,7 +193,8 @@ class Adapting:
         if recipe.merge_for:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), self._place.out)
-        task = Task(dataset, schedules, recipe, call.seed, options, self.beginning.folders)
+        held = options if self._peak is not None else preparation.fill_free_memory(recipe, options, prepared, schedules)
+        task = Task(dataset, schedules, recipe, call.seed, held, self.beginning.folders)
         if self._place.out is None:
             texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
             self.texts = work.known_by(texts)
@@ -198,6 +204,11 @@ class Adapting:
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True
+
+    def _compiling_ahead(self, recipe: Recipe) -> AbstractContextManager[None]:
+        lengths = [document.num_characters for document in self.preparation.reading.documents]
+        config = decoder_config(self._call.reference)
+        return compiling_ahead(config, recipe, self._call.device, median(lengths) if lengths else 0)
 
     def train(self) -> None:
         """Trains, and tests beside the active version."""

@@ -7,7 +7,7 @@ from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
 from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.choosing import make_plan
+from sebp_edge.memory.choosing import fill_free_memory, make_plan
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.target import Target
@@ -131,6 +131,18 @@ class Preparation:
         if planned is None:
             return self.recipe.with_defaults(), FASTEST
         return planned.plan.chosen.recipe, planned.plan.chosen.options
+
+    def fill_free_memory(
+        self, recipe: Recipe, options: MemoryOptions, prepared: Prepared, schedules: list[Schedule]
+    ) -> MemoryOptions:
+        """Returns the options without a plan, on a GPU with dequantised 4-bit weights in a part of its free memory."""
+        call = self._call
+        if not (recipe.load_in_4bit and call.on_gpu) or call.budget is not None:
+            return options
+        target, budget = call.target_and_budget()
+        choice = fill_free_memory(call.shape(), prepared.dataset, schedules, recipe, target, budget.size)
+        call.notify(Notice(f"Without a memory budget, the free GPU memory decides: {choice.kept}."))
+        return replace(options, dequantised_blocks=choice.options.dequantised_blocks)
 
     def _announce(self, plan: Plan) -> None:
         """Emits the MemoryPlanned event of the plan that is carried out, and the budget as a notice."""

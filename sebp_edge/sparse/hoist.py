@@ -59,6 +59,7 @@ class Hoisted(Patch):
 
     Attributes:
         state: the model's state when its parts were last tried.
+        num_dequantised: how many blocks keep a dequantised copy of their 4-bit weights.
 
     Raises:
         SparsityError: the model cannot run on active rows; or, at the first batch, a sequence would attend to another.
@@ -80,7 +81,7 @@ class Hoisted(Patch):
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
         self._num_checkpoints, self._offload = checkpoints, offload
-        self._chunked_blocks, self._dequantised_blocks = chunked_blocks, dequantised_blocks
+        self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
         _refuse_convolutions(self._decoder)
         self._attach()
@@ -91,7 +92,7 @@ class Hoisted(Patch):
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder)
-        self._fused_lora = FusedLora(self.model, blocks_of(decoder)[: self._dequantised_blocks])
+        self._fused_lora = FusedLora(self.model, blocks_of(decoder)[: self.num_dequantised])
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
         self._small_ops = SmallOps(decoder)
         with self._attaching():
@@ -121,6 +122,11 @@ class Hoisted(Patch):
                 raise SparsityError(
                     f"The model has changed ({change}) and cannot be hoisted any more: {error}"
                 ) from error
+
+    def free_dequantised(self) -> None:
+        """Frees the dequantised copies of weights, which graphs that were captured before must not read any more."""
+        self.num_dequantised = 0
+        self._fused_lora.free_dequantised()
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].

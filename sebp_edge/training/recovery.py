@@ -255,8 +255,13 @@ class RecoveringLearner(Learner):
         Args:
             can_be_undone: whether a part of the work may be repeated; updates in the backward pass may not.
         """
-        # A single example without graphs cannot be cut.
-        return _Attempt(lambda: can_be_undone and (len(micro_batch.examples) > 1 or self.graphs is not None))
+
+        def can_recover() -> bool:
+            # A single example cannot be cut.
+            has_more = len(micro_batch.examples) > 1 or self.graphs is not None or self._num_dequantised > 0
+            return can_be_undone and has_more
+
+        return _Attempt(can_recover)
 
     def _run_dry(self, micro_batch: MicroBatch) -> None:
         try:
@@ -266,7 +271,9 @@ class RecoveringLearner(Learner):
             raise MemoryError(str(error)) from None
 
     def _reduce_memory(self, micro_batch: MicroBatch) -> None:
-        """Halves micro-batches, or drops the graphs if this one has a single example."""
+        """Frees dequantised weights, else halves micro-batches, or drops the graphs if this has a single example."""
+        if self._frees_dequantised():
+            return
         if len(micro_batch.examples) > 1:
             before = self.limit.max_rows
             self._cut_smaller(micro_batch)
@@ -274,6 +281,24 @@ class RecoveringLearner(Learner):
         else:
             self._release_graphs()
             self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
+
+    @property
+    def _num_dequantised(self) -> int:
+        """How many blocks also hold their 4-bit weights dequantised."""
+        return 0 if self.row_losses.hoisted is None else self.row_losses.hoisted.num_dequantised
+
+    def _frees_dequantised(self) -> bool:
+        """Frees dequantised copies of 4-bit weights, and starts new graphs without them; returns if there were any."""
+        had_graphs = self.graphs is not None
+        if self._num_dequantised == 0:
+            return False
+        self._release_graphs()
+        self.row_losses.hoisted.free_dequantised()
+        release_memory(self.device)
+        if had_graphs:
+            self.begin_graphs()
+        self._on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
+        return True
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
         """Limits micro-batches to half of this one's rows, and starts new graphs for them."""
@@ -298,9 +323,12 @@ class RecoveringLearner(Learner):
         release_memory(self.device)
 
     def _check_memory(self) -> None:
-        """Halves micro-batches if memory has become short, for example because other programs took it."""
+        """Reduces memory if it has become short, for example because other programs took it."""
         shortfall = self._guard.shortfall()
         if not shortfall:
+            return
+        if self._frees_dequantised():
+            self._cut_schedule()
             return
         before, largest = self.limit.max_rows, self._largest_micro_batch(self.schedule)
         if largest is not None and len(largest.examples) > 1 and self.can_accumulate:

@@ -3,6 +3,7 @@
 Run this file by itself, since free memory is that of the whole GPU.
 """
 
+import re
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -79,6 +80,18 @@ def test_an_adaptation_stays_within_its_plan_and_restores_the_cap(make, memory_b
     personalizer.adapt(texts)
     # One of the two adaptations may have kept its adapter.
     assert torch.cuda.memory_allocated() <= allocated + 32 * 2**20
+
+
+def test_in_4_bits_without_a_budget_the_free_memory_holds_dequantised_blocks(make):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    events = []
+    make(recipe=RECIPE.replace(load_in_4bit=True), on_event=events.append).adapt(make_sentences(60, words=200))
+    said = [event.message for event in events if isinstance(event, Notice) and "free GPU memory" in event.message]
+    # Other tests may leave little memory.
+    (decided,) = said
+    assert re.search(
+        r": ([1-8] of 8 blocks kept in bf16|no block kept in bf16: every pass dequantises all 8)\.$", decided
+    )
 
 
 def test_after_an_error_the_cap_is_restored_and_all_memory_is_released(make):

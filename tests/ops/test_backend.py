@@ -11,8 +11,8 @@ import torch
 from sebp_edge.ops import backend, gated, reference
 
 KERNELS = sorted(path.stem for path in (Path(backend.__file__).parent / "gpu").glob("[!_]*.py"))
-# Files without a reference: PyTorch has these ops in another form.
-ONLY_KERNELS = ["cublaslt", "products", "short_attention"]
+# Files without a reference: PyTorch, or bitsandbytes, has these ops in another form.
+ONLY_KERNELS = ["cublaslt", "four_bits", "products", "short_attention"]
 
 
 def functions(module):

@@ -176,11 +176,28 @@ def test_groups_share_a_scratch_buffer_as_large_as_the_largest_matrix():
     groups = [LoraGroup.stack(group, scratch) for group in packed]
     addresses = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
     assert len(addresses) == 1
-    assert scratch._buffer.numel() == 8 * 11
+    assert scratch._buffer.numel() == scratch.size == 8 * 11
     separate = [LoraGroup.stack(group) for group in packed]
     for inputs, group, other in zip((x, wide), groups, separate, strict=True):
         for out, expected in zip(lora_linear(inputs, group), lora_linear(inputs, other), strict=True):
             assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dequantised", [False, True])
+def test_as_many_projections_are_multiplied_at_once_as_the_largest_matrix_is_high(dequantised):
+    x, projections, *_ = random_group(24, 8, (6, 2, 3, 5, 11, 1), 2, 9)
+    scratch = ScratchBuffer()
+    packed = [quantised(one, [])[0] for one in projections]
+    packed = [each._replace(weight=each.weight._replace(identity=(number,))) for number, each in enumerate(packed)]
+    group = LoraGroup.stack(packed, scratch, dequantised=dequantised)
+    truth = torch.empty(28, 8, dtype=x.dtype)
+    for each, part in zip(packed, truth.split(group.columns), strict=True):
+        each.weight.dequantise(part)
+    for _ in range(2):
+        found = [(outputs, matrix.clone()) for outputs, matrix in group.matrices()]
+        assert [outputs for outputs, _ in found] == [slice(0, 11), slice(11, 16), slice(16, 27), slice(27, 28)]
+        assert torch.equal(torch.cat([matrix for _, matrix in found]), truth)
+    assert (scratch._buffer is None) == dequantised
 
 
 def test_a_scratch_buffer_first_used_in_inference_mode_serves_training():

@@ -163,15 +163,32 @@ def hoisted_gradients(model, hoisted, batch):
 def test_blocks_that_hold_dequantised_weights_train_like_peft_and_dequantise_no_more(options):
     model, batch = four_bit_llama(), padded_batch()
     expected_loss, expected = loss_and_gradients(model, batch)
-    numbers = []
+    results, numbers = [], []
     for dequantised_blocks in range(3):
         with Hoisted(model, dequantised_blocks=dequantised_blocks, **options) as hoisted:
             for _ in range(2):
                 loss, found, number = hoisted_gradients(model, hoisted, batch)
                 torch.testing.assert_close(loss, expected_loss)
                 assert_close(found, expected)
+                results.append((loss, found))
         numbers.append(number)
     assert numbers[0] > numbers[1] > numbers[2] == 0
+    # The memory that is left changes no bit.
+    for loss, found in results[1:]:
+        assert torch.equal(loss, results[0][0])
+        assert all(torch.equal(gradient, results[0][1][name]) for name, gradient in found.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+def test_our_kernel_dequantises_nf4_in_training(quant_type, kernels):
+    model, batch = four_bit_llama(quant_type=quant_type), padded_batch()
+    expected_loss, expected = loss_and_gradients(model, batch)
+    with Hoisted(model) as hoisted:
+        loss, found, number = hoisted_gradients(model, hoisted, batch)
+    torch.testing.assert_close(loss, expected_loss)
+    assert_close(found, expected)
+    assert (number == 0) == (quant_type == "nf4")
 
 
 @pytest.mark.parametrize("change", ["merge", "in place"])
@@ -191,3 +208,17 @@ def test_dequantised_weights_follow_a_change(change):
     expected_loss, expected = loss_and_gradients(model, batch)
     torch.testing.assert_close(loss, expected_loss)
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 1}], ids=str)
+def test_dequantised_weights_can_be_freed_without_a_change(options):
+    model, batch = four_bit_llama(), padded_batch()
+    with Hoisted(model, dequantised_blocks=2, **options) as hoisted:
+        loss, expected, number = hoisted_gradients(model, hoisted, batch)
+        assert number == 0
+        hoisted.free_dequantised()
+        assert hoisted.num_dequantised == 0
+        found_loss, found, number = hoisted_gradients(model, hoisted, batch)
+    assert number > 0
+    assert torch.equal(found_loss, loss)
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())

@@ -5,18 +5,23 @@ import weakref
 
 import pytest
 import torch
-from builders import evaluated, limit_rows, make_sentences, make_step, outlined, schedule_of, train
-from failing_memory import LENGTHS, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
+from builders import evaluated, limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
+from failing_memory import CPU, LENGTHS, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.machine.devices import clear_frames, ran_out_of_memory
+from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import snapshot
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 from sebp_edge.training.evaluation import evaluate, sum_by_document
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
 
+WITH_DEQUANTISED = MemoryOptions(dequantised_blocks=1)
 CASES = {
     "lora": (RECIPE, False, 6),
     "lora, no prompt": (RECIPE, False, 0),
@@ -84,6 +89,33 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
             assert max(key.bucket.tokens for key in captured) <= half + 32
             for one, other in zip(found, whole, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("plain_graphs")
+@pytest.mark.parametrize("reason", ["the step failed", "other programs"])
+@pytest.mark.parametrize("num_examples", [1, 8])
+def test_dequantised_weights_are_freed_first(reason, num_examples, tokenizer, tmp_path, monkeypatch):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    make_llama(hidden_size=64, intermediate_size=192).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    base, examples = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), CPU), uneven_examples()
+    guard = MemoryGuard(CPU)
+    with recovering_learner(base, examples[:num_examples], limit=guard, options=WITH_DEQUANTISED) as learner:
+        expected = gradients(learner, examples[:num_examples], Failing(), monkeypatch)
+        learner.begin_graphs()
+        learner.prepare(schedule_of(learner, [[examples[:num_examples]]]))
+        learner.events.clear()
+        failing = Failing(100) if reason == "the step failed" else Failing()
+        if reason == "other programs":
+            monkeypatch.setattr(guard, "shortfall", lambda: 10**6)
+        found = gradients(learner, examples[:num_examples], failing, monkeypatch)
+        (notice,) = learner.events
+        assert notice.message == "Memory is short, so from now on every pass dequantises all 4-bit weights."
+        assert learner.row_losses.hoisted.num_dequantised == 0
+        assert learner.limit.max_rows == 4096 and learner.graphs is not None
+        # Filled up to a bucket, and so rounded otherwise.
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("plain_graphs")

@@ -5,8 +5,8 @@
     python kernels/bench/speed/end_to_end.py --cpu tiny FOLDER... [--record [FILE]]   on the CPU, with these models
 
 On the GPU, the model has the shape of Llama-3.2-3B: a folder with random bf16 weights and the bundled model's tokenizer
-is made once and stays in --work. The command runs in a process of its own, first with empty caches (of Triton; on the
-CPU, of all), then with those of the first run. The arrival times of its events split the run into parts:
+is made once and stays in --work. The command trains for two epochs, in a process of its own, first with empty caches
+(of Triton; on the CPU, of all), then with those of the first run. The arrival times of its events split the run:
 
     import      from the start of the process to the call of `adapt`: Python, libraries, recipe, device
     load        read the files, load the model     texts       tokenize the texts
@@ -59,6 +59,8 @@ PROFILED = (
 STEP = ("recovery.py", "step")
 ADDED = {"words_share": [("words.py", "read"), ("words.py", "count")], "probes_share": [("probing.py", "probe")]}
 NOT_BETTER = 3
+# Enough for the median step and each evaluation; more would only add steps.
+EPOCHS = "2"
 SOURCES = (*evidence.OPS, "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
 # By event: the part that the time before it counts as, without the captures in that time.
 PART_ENDED_BY = {
@@ -125,7 +127,7 @@ def measure(size: int, files: list[Path], model: Path | str, work: Path, device:
     for number, file in enumerate(files[:size]):
         shutil.copy(file, notes / f"{number:04}{file.suffix}")
     for cache in ("empty", "filled"):
-        options = [str(notes), "--model", str(model), "--json", "--device", device, "--out"]
+        options = [str(notes), "--model", str(model), "--json", "--device", device, "--epochs", EPOCHS, "--out"]
         caches = {"TRITON_CACHE_DIR": str(runs / "triton")}
         if device == "cpu":
             caches["XDG_CACHE_HOME"] = str(runs / "cache")

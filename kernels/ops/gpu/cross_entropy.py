@@ -23,7 +23,8 @@ def _capped(z, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     return values
 
 
-@triton.jit
+# Targets begin at any element of a larger tensor.
+@triton.jit(do_not_specialize_on_alignment=["targets_ptr"])
 def _cross_entropy_kernel(
     logits_ptr,
     targets_ptr,

@@ -84,7 +84,7 @@ def _gated_backward_kernel(
     tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gated_lora_backward_kernel(
     dout_ptr,
     lora_up_ptr,

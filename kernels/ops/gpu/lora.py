@@ -36,7 +36,7 @@ def _tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
     return projection, begin + (tile - first) * BLOCK_M, end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _lora_up_kernel(
     down_ptr,
     weight_ptr,
@@ -80,7 +80,7 @@ def _lora_up_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _lora_up_backward_kernel(
     dout_ptr,
     down_ptr,
@@ -138,7 +138,7 @@ def _lora_up_backward_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["num_shares"])
+@triton.jit(do_not_specialize=["num_rows", "num_shares"])
 def _sum_kernel(
     parts_ptr,
     up_ptr,

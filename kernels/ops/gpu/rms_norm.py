@@ -26,7 +26,7 @@ def _row_offsets(rows, inner, stride_outer, stride_inner):
     return (rows // inner).to(tl.int64)[:, None] * stride_outer + (rows % inner).to(tl.int64)[:, None] * stride_inner
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr,
     weight_ptr,
@@ -55,7 +55,7 @@ def _rms_norm_kernel(
     tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_backward_kernel(
     dout_ptr,
     x_ptr,

@@ -80,6 +80,11 @@ class FusedLora(Patch):
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
 
+    def free_dequantised(self) -> None:
+        """Frees dequantised copies of quantised weights; each pass dequantises them from now on."""
+        for group in self._groups:
+            group.free_dequantised()
+
     def drop_changed(self) -> None:
         """Leaves layers to PEFT that were changed since they were fused, so that they cannot be fused any more.
 
@@ -187,6 +192,12 @@ class _LayerGroup:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
         # Frees the stacked weights before the next group's are copied.
         self.stacked = self._projections = None
+
+    def free_dequantised(self) -> None:
+        """Has each pass dequantise its weights."""
+        if self._dequantised:
+            self.stacked, self._dequantised = None, False
+            self.stack()
 
     def is_current(self) -> bool:
         """Whether `stacked` was made from the layers' present weights and adapters; their values may have changed."""

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from sebp_edge.research.bench.variants import Variant
-from speed.trainers import variants
+from speed.trainers import four_bit, variants
 from speed.trainers.attention import VARLEN
-from speed.trainers.work import PROJECTIONS, RANK, Job, make_model, shape_config
+from speed.trainers.work import PROJECTIONS, RANK, Job, make_base, make_model, shape_config, with_adapters
 
 LORA, FULL, FOUR_BIT, LOSS_SHARE = "LoRA", "all weights", "4 bits", "a share of the loss"
 
@@ -48,6 +48,13 @@ class Arm:
 
 def with_varlen(job: Job) -> nn.Module:
     return make_model(job, attention=VARLEN)
+
+
+def with_rounded_weights(job: Job) -> nn.Module:
+    """The model in full precision, with the values of its weights in 4 bits."""
+    base = make_base(job)
+    four_bit.round_(base)
+    return with_adapters(base, job)
 
 
 def with_liger(job: Job) -> nn.Module:
@@ -90,7 +97,8 @@ ARMS = {
     "sebp-edge all rows": Arm(variants.OUR_EAGER_WITH_ALL_ROWS, {LOSS_SHARE}),
     "sebp-edge hoisted": Arm(variants.OUR_EAGER, {LORA, FULL}),
     "sebp-edge step": Arm(variants.OUR_STEP, {LORA, FULL, FOUR_BIT, LOSS_SHARE}),
-    "sebp-edge step, 14 blocks dequantised": Arm(variants.OUR_STEP_WITH_14_DEQUANTISED, {FOUR_BIT}),
-    "sebp-edge step, 28 blocks dequantised": Arm(variants.OUR_STEP_WITH_28_DEQUANTISED, {FOUR_BIT}),
+    "sebp-edge step keeping 14 blocks": Arm(variants.OUR_STEP_KEEPING_14, {FOUR_BIT}),
+    "sebp-edge step keeping 28 blocks": Arm(variants.OUR_STEP_KEEPING_28, {FOUR_BIT}),
+    "sebp-edge step in full precision": Arm(variants.OUR_STEP, {FOUR_BIT}, with_rounded_weights),
     "sebp-edge step torch adamw": Arm(variants.OUR_STEP_WITH_TORCHS_ADAMW, {FULL}),
 }

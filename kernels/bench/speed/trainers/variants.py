@@ -118,7 +118,7 @@ OUR_EAGER = Eager.of(HOISTED)
 OUR_EAGER_WITH_ALL_ROWS = Eager("all rows", Hoisted, _loss_of_all_rows, all_rows, is_ours=True)
 OUR_STEP = Ours(**vars(GRAPH))
 # A 3B model has 28 blocks.
-OUR_STEP_WITH_14_DEQUANTISED, OUR_STEP_WITH_28_DEQUANTISED = (
+OUR_STEP_KEEPING_14, OUR_STEP_KEEPING_28 = (
     Ours(**vars(GRAPH) | {"attach": partial(Hoisted, dequantised_blocks=blocks)}) for blocks in (14, 28)
 )
 OUR_STEP_WITH_TORCHS_ADAMW = OursWithTorchsAdamW(**vars(GRAPH))
