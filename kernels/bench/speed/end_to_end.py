@@ -15,8 +15,6 @@ is made once and stays in --work. The command trains for two epochs, in a proces
     steps       updates, without captures          evaluation  held-out losses and copies of the best state
     save        write the adapter                  exit        report the result, end the process
 
-A third run, with filled caches, is profiled: what counting words and the probes take, as shares of the steps' time.
-
 The page cache is warm: the libraries were imported and the weights read or written before. Each row is a single run;
 only the time between steps is a median.
 """
@@ -26,7 +24,6 @@ import json
 import math
 import multiprocessing
 import os
-import pstats
 import random
 import shutil
 import statistics
@@ -52,12 +49,6 @@ TINY_MODEL = Path(loading.__file__).with_name("tiny")
 SIZES = (60, 1000)
 # What the `sebp-edge` script does, whether or not it is on the path.
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
-PROFILED = (
-    "import cProfile, sys; from sebp_edge.cli import main; cProfile.runctx('main()', globals(), {}, sys.argv.pop(1))"
-)
-# What is measured beside the gate, by the functions that compute it.
-STEP = ("recovery.py", "step")
-ADDED = {"words_share": [("words.py", "read"), ("words.py", "count")], "probes_share": [("probing.py", "probe")]}
 NOT_BETTER = 3
 # Enough for the median step and each evaluation; more would only add steps.
 EPOCHS = "2"
@@ -132,19 +123,7 @@ def measure(size: int, files: list[Path], model: Path | str, work: Path, device:
         if device == "cpu":
             caches["XDG_CACHE_HOME"] = str(runs / "cache")
         begin, arrivals, end = run_timed([*COMMAND, *options, str(runs / cache)], caches)
-        added = dict.fromkeys(ADDED)
-        if cache == "filled":
-            added = shares([*options, str(runs / "profiled")], caches, runs / "profile")
-        yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals), **added}
-
-
-def shares(options: list[str], caches: dict[str, str], profile: Path) -> dict[str, float]:
-    """What each of `ADDED` takes, as a share of the time of all steps."""
-    # Kernels run within the functions that launch them.
-    run_timed([sys.executable, "-c", PROFILED, str(profile), "adapt", *options], caches | {"CUDA_LAUNCH_BLOCKING": "1"})
-    stats = pstats.Stats(str(profile))
-    seconds = {(Path(file).name, name): times[3] for (file, _, name), times in stats.stats.items()}
-    return {name: sum(seconds[each] for each in parts) / seconds[STEP] for name, parts in ADDED.items()}
+        yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals)}
 
 
 def run_timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
