@@ -1,6 +1,7 @@
 """Runs the command line for tests, in this process or in one of its own."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def process(*arguments, cold=IS_COLD, **options):
     """Starts the command in a process of its own.
 
     Args:
-        cold: whether the process imports what it needs itself, which is slow with torch, and quick without.
+        cold: whether the process imports what it needs itself, which takes seconds with torch.
     """
     return start([CODE, *arguments], cold=cold, **options)
 
@@ -50,6 +51,26 @@ def start(arguments, *, cold=IS_COLD, **options):
     if cold:
         return subprocess.Popen([sys.executable, "-c", *map(str, arguments)], **options)
     return WarmProcess(arguments, **options)
+
+
+# Halts the process when it makes the temporary folder of a version.
+HALT = """
+import os, signal, sys
+def halt(event, arguments):
+    if event == "os.mkdir" and ".saving-" in str(arguments[0]) and not halted:
+        halted.append(True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+halted = []
+sys.addaudithook(halt)
+"""
+
+
+def halted_before_it_saves(*arguments):
+    """Returns a process that does what is asked until it saves a version; SIGCONT makes it go on."""
+    one = start([HALT + CODE, *arguments])
+    _, status = os.waitpid(one.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return one
 
 
 def records(text):

@@ -319,7 +319,16 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory, tokenizer):
-    """A folder with a tiny random Llama and its tokenizer, as a user would have."""
+    """A folder with a tiny random Llama of one layer and its tokenizer, as a user would have."""
+    folder = tmp_path_factory.mktemp("models") / "micro-llama"
+    make_llama(num_hidden_layers=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_layer_folder(tmp_path_factory, tokenizer):
+    """A folder like `model_folder`, for tests in which the last layer is not the only one."""
     folder = tmp_path_factory.mktemp("models") / "micro-llama"
     make_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -330,19 +339,19 @@ def model_folder(tmp_path_factory, tokenizer):
 def model(tmp_path_factory, tokenizer):
     """A folder with a model whose random weights are so large that a few steps lower its loss by a tenth."""
     folder = tmp_path_factory.mktemp("models") / "large-weights"
-    make_llama(initializer_range=0.1).save_pretrained(folder)
+    make_llama(initializer_range=0.1, num_hidden_layers=1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def loaded_base(model_folder):
-    return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+def loaded_base(two_layer_folder):
+    return load_base_model(resolve(two_layer_folder), Recipe.load("notes"), torch.device("cpu"))
 
 
 @pytest.fixture
 def base(loaded_base):
-    """The model of `model_folder`, loaded on the CPU."""
+    """The model of `two_layer_folder`, loaded on the CPU."""
     return copy.deepcopy(loaded_base)
 
 

@@ -33,7 +33,7 @@ SIZES = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -66,7 +66,12 @@ LONG_ROPE = {
 }
 # The window is shorter than the texts that are compared.
 WINDOW = {"sliding_window": 16}
-GEMMA_2 = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 32}
+GEMMA_2 = {
+    "num_hidden_layers": 2,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 8.0,
+    "query_pre_attn_scalar": 32,
+}
 GEMMA_3 = SIZES | WINDOW | {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
 UNTIED = SIZES | {"tie_word_embeddings": False}
 FAMILIES = {
@@ -76,9 +81,9 @@ FAMILIES = {
     "mistral": lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=None, rope_parameters=ROPE),
     "qwen2": lambda: Qwen2Config(**SIZES, rope_parameters=ROPE),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, rope_parameters=ROPE),
-    "smollm3": lambda: SmolLM3Config(**SIZES, rope_parameters=ROPE),
+    "smollm3": lambda: SmolLM3Config(**SIZES | {"num_hidden_layers": 4}, rope_parameters=ROPE),
     "gemma2": lambda: Gemma2Config(
-        **SIZES | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, **GEMMA_2, rope_parameters=ROPE
+        **SIZES | GEMMA_2 | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, rope_parameters=ROPE
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **GEMMA_3, rope_parameters={"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
@@ -97,9 +102,11 @@ MERGED_ONLY = {
 }
 
 
-def make_source(folder: Path, family: str, tokenizer=None) -> Path:
+def make_source(folder: Path, family: str, tokenizer=None, **changes) -> Path:
     """Writes a random model of a family into a folder."""
-    model = make_model((FAMILIES | MERGED_ONLY)[family](), "eager")
+    config = (FAMILIES | MERGED_ONLY)[family]()
+    config.update(changes)
+    model = make_model(config, "eager")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)
         for parameter in model.parameters():

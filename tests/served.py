@@ -5,10 +5,12 @@ import itertools
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
 import time
+from select import select
 
 import psutil
 from command import IS_COLD, start
@@ -39,6 +41,17 @@ while os.getppid() != int(sys.argv[1]) and time.monotonic() < until:
 from sebp_edge.serve.worker import main
 main()
 """
+# An app starts it as its server. It gives its streams to a warm one that the tests start, and ends with its exit code.
+LAUNCHER = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as tests:
+    tests.connect(chr(0) + sys.argv[1])
+    socket.send_fds(tests, [b"x"], [0, 1])
+    os.close(0), os.close(1)
+    sys.exit(int(tests.recv(10) or 1))
+"""
+# A machine that runs other tests too would leave nothing to a worker of low priority.
+AS_USUAL = "import sebp_edge.serve.work; sebp_edge.serve.work.lower_priority = lambda: None\n"
 # What a machine that runs other tests too may take; nothing waits for so long that is not broken.
 SECONDS = 120
 
@@ -58,10 +71,61 @@ def start_server(*, command=COMMAND, warm=False, first="", **options):
         warm: whether its workers have everything imported when they start, and what is assessed is shortened.
         first: code that a warm server runs first.
     """
-    options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | options
     if warm and not IS_COLD:
         return start([first + WARM.format(worker=WORKER)], stderr=None, text=False, **options)
     return subprocess.Popen(command, **options)
+
+
+class WarmServers:
+    """Warm servers for apps that start their server themselves, with workers of usual priority; a context manager.
+
+    Attributes:
+        command: starts a server.
+        started: the servers, in order.
+    """
+
+    def __init__(self):
+        name = f"sebp-edge-tests-{os.getpid()}-{id(self)}"
+        self.command = COMMAND if IS_COLD else [sys.executable, "-I", "-S", "-c", LAUNCHER, name]
+        self.started = []
+        if not IS_COLD:
+            self._listening = socket.socket(socket.AF_UNIX)
+            self._listening.bind("\0" + name)
+            self._listening.listen()
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                threading.Thread(target=self._serve, args=self._listening.accept()[:1], daemon=True).start()
+
+    def _serve(self, launcher):
+        with launcher:
+            _, streams, _, _ = socket.recv_fds(launcher, 1, 2)
+            if not streams:  # the app has killed it already
+                return
+            process = start_server(warm=True, first=AS_USUAL, stdin=streams[0], stdout=streams[1])
+            for stream in streams:
+                os.close(stream)
+            self.started.append(process)
+            while process.poll() is None:
+                if select([launcher], [], [], 0.01)[0]:  # the app has killed it
+                    process.kill()
+                    process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                launcher.sendall(str(process.returncode).encode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if not IS_COLD:
+            self._listening.shutdown(socket.SHUT_RDWR)
+            self._listening.close()
+        for process in self.started:
+            process.kill()
+            process.wait(SECONDS)
 
 
 class Server:
@@ -122,7 +186,6 @@ class Server:
         return self.answer(self.send(method, **params))
 
     def initialize(self, **settings):
-        # A machine that runs other tests too would leave nothing to a worker of low priority.
         return self.call("initialize", **{"protocol": 1, "low_priority": False} | settings)
 
     def event(self, job, wanted=lambda event: True):
@@ -153,9 +216,9 @@ def processes_below(pid):
         return []
 
 
-def all_gone(processes, seconds=3.0):
-    """Whether all processes end within so many seconds; zombies have ended."""
-    until = time.monotonic() + seconds
+def all_gone(processes):
+    """Whether all processes end; zombies have ended."""
+    until = time.monotonic() + SECONDS
     while True:
         left = []
         for process in processes:

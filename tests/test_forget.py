@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import threading
+from functools import partial
 
 import pytest
 import torch
 from builders import make_llama, make_sentences
 from command import assert_one_sentence, records, run
+from failing_memory import RECIPE
 from stored_adapter import RECORD, FakeAdaptation, listing
 
 from sebp_edge import AdapterStore
@@ -38,6 +40,7 @@ def train_without(make, folder, earlier, forgotten, tmp_path):
 def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, notes_folder, tmp_path, count, split):
     for path in sorted(notes_folder.iterdir())[count:]:
         path.unlink()
+    make = partial(make, recipe=RECIPE.replace(learning_rate=2e-2, batch_tokens=200))  # what is kept is trained on all
     personalizer = make(seed=5)
     first = personalizer.adapt(notes_folder)
     store, history = personalizer.store, read_history(first.adapter_path)

@@ -90,7 +90,7 @@ def test_a_version_without_an_adapter_is_refused(make, options):
 def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
     personalizer = make()
     assert not personalizer.recipe.chat_template
-    path = personalizer.adapt(chats()).adapter_path
+    path = personalizer.adapt(chats(), activate_anyway=True).adapter_path
     assert AdapterRecord.read(path).chat is True
     again = make()
     again.load_adapter("default")

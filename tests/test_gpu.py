@@ -227,9 +227,9 @@ def test_gradients_of_chosen_rows_do_not_wait_for_the_gpu(op, rows):
     assert all(gradient.isfinite().all() and gradient.any() for gradient in found)
 
 
-def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path):
+def test_notes_become_an_adapter_on_the_gpu(two_layer_folder, notes_folder, tmp_path):
     recipe = Recipe(name="test", description="", r=4, learning_rate=2e-2, batch_tokens=200, context_length=64)
-    personalizer = Personalizer(model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path))
+    personalizer = Personalizer(two_layer_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path))
     result = personalizer.adapt(notes_folder)
     assert result.passed
     assert personalizer.in_use.base.dtype == torch.bfloat16
@@ -377,8 +377,8 @@ def test_more_than_2_to_the_31_weights_are_updated():
 
 
 @pytest.mark.parametrize("recipe", ["notes", "full"])
-def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, model_folder):
-    result = run_bench(model_folder, recipe=recipe, context_length=96, batch_size=3)
+def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, two_layer_folder):
+    result = run_bench(two_layer_folder, recipe=recipe, context_length=96, batch_size=3)
     assert [(row["variant"], row["status"]) for row in result.rows()] == [(variant.name, "ok") for variant in VARIANTS]
     for row in result.rows():
         assert row["peak_bytes"] > 0
@@ -404,7 +404,7 @@ def _allocated():
     return torch.cuda.memory_allocated()
 
 
-def test_a_paused_training_with_graphs_goes_on_and_frees_its_memory(tmp_path, model_folder):
+def test_a_paused_training_with_graphs_goes_on_and_frees_its_memory(tmp_path, two_layer_folder):
     recipe = Recipe.load("notes").replace(r=4, context_length=64, epochs=3, batch_tokens=200)
     texts = make_sentences(30)
 
@@ -414,7 +414,7 @@ def test_a_paused_training_with_graphs_goes_on_and_frees_its_memory(tmp_path, mo
             if isinstance(event, StepDone) and (event.phase, event.step) == paused_at:
                 assert made.pause()
 
-        made = Personalizer(model_folder, recipe=recipe, device="cuda", store=store, on_event=sink)
+        made = Personalizer(two_layer_folder, recipe=recipe, device="cuda", store=store, on_event=sink)
         made.events = []
         return made
 
@@ -477,7 +477,7 @@ def test_what_another_process_computes_is_told_and_what_this_one_does_is_not():
             other.kill()
 
 
-def test_a_share_of_the_gpu_and_a_wait_leave_the_losses_as_they_are(tmp_path, model_folder, mains, monkeypatch):
+def test_a_share_of_the_gpu_and_a_wait_leave_the_losses_as_they_are(tmp_path, two_layer_folder, mains, monkeypatch):
     recipe = Recipe.load("notes").replace(r=4, context_length=64, epochs=2, batch_tokens=200)
     waits, rests = [], []
     rest = giving_way.GivingWay.rest
@@ -496,7 +496,7 @@ def test_a_share_of_the_gpu_and_a_wait_leave_the_losses_as_they_are(tmp_path, mo
                 mains.power_plugged = True
 
         options = {"recipe": recipe, "device": "cuda", "store": tmp_path / name, "on_event": sink}
-        with Personalizer(model_folder, politeness=politeness, **options) as made:
+        with Personalizer(two_layer_folder, politeness=politeness, **options) as made:
             made.adapt(make_sentences(30), activate_anyway=True)
         return found
 

@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_841
+MAX_LINES = 50_851
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -55,19 +55,19 @@ MAX_LINES_OF_ROOM = {
     "basics": 757,
     "basics.pages": 326,
     "cli": 3_024,
-    "export": 1_985,
-    "machine": 857,
-    "memory": 1_575,
+    "export": 1_987,
+    "machine": 860,
+    "memory": 1_582,
     "models": 4_815,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_402,
-    "serve": 2_711,
+    "run": 5_406,
+    "serve": 2_713,
     "sparse": 1_541,
     "sparse.patches": 2_240,
     "sparse.rows": 765,
-    "texts": 10_436,
+    "texts": 10_428,
     "training": 3_696,
 }
 MAX_ENTRIES_AT_ROOT = 22
@@ -206,10 +206,15 @@ def module_of(path: Path) -> str:
 
 
 @functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Full names of all that a file imports, relative imports resolved."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    return names_in(ast.parse(path.read_text(encoding="utf-8")), package)
+    return names_in(tree_of(path), package)
 
 
 def names_in(tree: ast.AST, package: str) -> set[str]:
@@ -243,7 +248,7 @@ def test_imports_within_functions_are_few():
     """They keep torch out of the command line; elsewhere they mostly hide a circle."""
     count = 0
     for path in (ROOT / "sebp_edge").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         inner = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
         count += len(inner)
@@ -284,7 +289,7 @@ def test_contributing_lists_the_layers():
 def test_ops_import_each_other_relatively():
     """Tools that read the checkout cannot know that kernels/ops is installed as sebp_edge.ops."""
     for path in (ROOT / "kernels/ops").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{'.' * node.level}{node.module or ''}.{name}" for name in names]
@@ -374,9 +379,7 @@ def test_every_other_folder_says_that_it_is_internal():
     for path in sources():
         if path.name == "__init__.py" and module_of(path) not in PUBLIC:
             public = "`sebp_edge.ops`" if layer_of(path) == "ops" else "`sebp_edge` or `sebp_edge.research`"
-            assert f"Internal: import from {public}." in ast.get_docstring(ast.parse(path.read_text())).split("\n"), (
-                path
-            )
+            assert f"Internal: import from {public}." in ast.get_docstring(tree_of(path)).split("\n"), path
 
 
 def shown_code() -> dict[str, str]:
@@ -404,7 +407,7 @@ def raised() -> set[tuple[str, str]]:
     """Each file of the package with the error classes that it raises by name."""
     found = set()
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and node.exc is not None:
                 name = ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
                 if name.split(".")[-1].lstrip("_")[:1].isupper():
@@ -430,7 +433,7 @@ def test_the_version_is_the_packages():
 
 def test_every_module_says_what_it_is_for():
     for path in sources():
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+        assert ast.get_docstring(tree_of(path)), path
 
 
 def test_importing_the_package_imports_no_torch():

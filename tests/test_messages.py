@@ -8,6 +8,7 @@ import pytest
 from command import process, records, run
 from jsonschema import Draft202012Validator
 from message_schema import RELEASED, error_table, make_schema, schema_text, surface
+from message_types import FILE, typescript
 
 from sebp_edge import errors
 from sebp_edge.adapters.store import AdapterStore
@@ -53,8 +54,9 @@ def check(found: list[dict]) -> list[dict]:
 # ------------------------------------------------------------------------------------------------------------- schema
 
 
-def test_the_schema_that_ships_is_made_from_the_classes():
+def test_the_schema_and_the_types_that_ship_are_made_from_the_classes():
     assert read_schema().decode() == schema_text(), "run python tests/message_schema.py"
+    assert FILE.read_text(encoding="ascii") == typescript(), "run python tests/message_types.py"
     Draft202012Validator.check_schema(json.loads(read_schema()))
 
 
@@ -86,6 +88,7 @@ def test_a_recorded_conversation_keeps_to_the_schema(name):
     assert (fractions[-1:] == [1.0]) == (name == "adapt")
 
 
+@pytest.mark.slow
 def test_an_adaptation_and_its_repetition_keep_to_the_schema(adapt, own_data_folder):
     first = check(records(run(*adapt, "--json").stdout))
     assert [record["event"] for record in first][0 :: len(first) - 1] == ["started", "result"]
@@ -117,7 +120,9 @@ def test_a_list_keeps_to_the_schema(after_learning, own_data_folder, arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["inspect"], ["plan"], ["lr-range", "--steps", "60"], ["analyze", "--examples", "2"]], ids=" ".join
+    "arguments",
+    [["inspect"], ["plan"], ["lr-range", "--steps", "20", "--lowest", "0.01"], ["analyze", "--examples", "2"]],
+    ids=" ".join,
 )
 def test_what_is_said_of_texts_keeps_to_the_schema(notes_folder, model_folder, recipe, own_data_folder, arguments):
     command, *options = arguments
@@ -178,7 +183,7 @@ def test_an_invalid_option_is_a_line_of_json_too(arguments):
 
 @pytest.mark.slow
 def test_an_invalid_option_of_a_process_is_a_line_of_json_too():
-    with process("adapt", "--json", "--epoch", "3", cold=True) as one:
-        output, errors = one.communicate(timeout=100)
+    with process("adapt", "--json", "--epoch", "3") as one:
+        output, errors = one.communicate(timeout=200)
     (error,) = check(records(output))
     assert one.returncode == 2 and error["code"] == "invalid_option" and "Usage" in errors

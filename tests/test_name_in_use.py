@@ -1,15 +1,13 @@
 """A name that has an adapter already: of other texts, of another model; and two adaptations of one name at once."""
 
-import json
 import os
 import pty
 import shutil
 import signal
-import time
 
 import pytest
 from builders import make_sentences
-from command import process, records, run, without_controls
+from command import halted_before_it_saves, process, records, run, without_controls
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
@@ -81,6 +79,7 @@ def copied_and_changed(folder, tmp_path):
 SAME = [move, rewrite, inner, around, through_a_link, with_another, as_strings, copied_and_changed]
 
 
+@pytest.mark.slow
 def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
     make, notes_folder, other_folder, tmp_path
 ):
@@ -196,19 +195,10 @@ def test_in_a_pipe_it_says_so_first_and_goes_on(adapt, after_learning, other_fol
     assert (first["event"], first["differs"], first["version"]) == ("name_in_use", ["texts"], 1)
 
 
-def wait_for_a_step(going):
-    for line in going.stdout:
-        if json.loads(line)["event"] == "step":
-            return
-
-
 @pytest.mark.slow
 def test_a_version_is_not_activated_over_one_that_it_was_not_compared_with(adapt, notes_folder):
-    """Two processes adapt one name; the first one waits in its training until the second one has ended."""
-    going = process(*adapt, "--json", "--epochs", 2)
-    wait_for_a_step(going)
-    going.send_signal(signal.SIGSTOP)
-    time.sleep(0.05)
+    """Two processes adapt one name; the first one waits before it saves until the second one has ended."""
+    going = halted_before_it_saves(*adapt, "--json", "--epochs", 2)
     assert run(*adapt).exit_code == 0
     assert AdapterStore().adapter("default").active() == 1
     going.send_signal(signal.SIGCONT)

@@ -109,21 +109,16 @@ def test_the_size_of_the_model_is_said_without_that_of_the_adapter(make, notes_f
 
 
 @pytest.mark.slow
-def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_folder, model_folder):
-    personalizer = make()
-    path = personalizer.adapt(notes_folder).adapter_path
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), path)
-    assert torch.equal(logits(personalizer), logits(None, plain.eval()))
-
-
-@pytest.mark.slow
-def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder):
-    first, second = make(), make()
-    first.adapt(notes_folder, name="mine", activate_anyway=True)
+def test_another_personalizer_by_name_and_plain_peft_load_the_same_adapter(make, notes_folder, model_folder):
+    first, second = (make(store=AdapterStore()) for _ in range(2))
+    result = first.adapt(notes_folder, name="mine", activate_anyway=True)
+    assert shlex.split(result.command)[3:5] == ["--name", "mine"]
     base = logits(second, second.in_use.load(silent).model)
     second.load_adapter("mine")
     assert torch.equal(logits(first), logits(second))
     assert not torch.equal(base, logits(second))
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), result.adapter_path)
+    assert torch.equal(logits(first), logits(None, plain.eval()))
 
 
 @pytest.mark.slow
@@ -171,11 +166,17 @@ def test_a_weaker_version_does_not_replace_a_better_one(make):
 def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
     # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
     machine.multiplies(1e5)
-    events = []
-    make(on_event=events.append).adapt(notes_folder)
-    notice = next(event for event in events if isinstance(event, Notice))
-    assert re.search(r"Training will take about \d+(\.\d)? (min|h) on this CPU; a smaller model", notice.message)
-    assert events.index(notice) < next(n for n, event in enumerate(events) if isinstance(event, TrainingStarted))
+    notices = []
+
+    def sink(event):
+        if isinstance(event, Notice):
+            notices.append(event.message)
+        if isinstance(event, TrainingStarted):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        make(on_event=sink).adapt(notes_folder)
+    assert re.search(r"Training will take about \d+(\.\d)? (min|h) on this CPU; a smaller model", notices[0])
 
 
 @pytest.mark.slow
@@ -212,14 +213,14 @@ def test_missing_or_too_little_text_is_refused(make, texts, message):
 
 @pytest.mark.slow
 def test_records_are_trained_on(make):
-    questions, answers = make_sentences(20), make_sentences(20, seed=1)
+    questions, answers, recipe = make_sentences(20), make_sentences(20, seed=1), RECIPE.replace(epochs=1)
     pairs = [{"prompt": q, "completion": a} for q, a in zip(questions, answers, strict=True)]
-    assert make().adapt(pairs).examples == 20
+    assert make(recipe=recipe).adapt(pairs).examples == 20
     chats = [
         {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
         for q, a in zip(questions, answers, strict=True)
     ]
-    assert make(recipe=RECIPE.replace(chat_template=True)).adapt(chats).examples == 20
+    assert make(recipe=recipe.replace(chat_template=True)).adapt(chats).examples == 20
 
 
 def interrupt_at(step, error=KeyboardInterrupt):
@@ -541,20 +542,12 @@ def test_an_invalid_seed_is_refused(make, seed):
 
 
 @pytest.mark.slow
-def test_the_command_in_the_result_finds_the_adapter(make, notes_folder, model_folder, tmp_path):
-    short = RECIPE.replace(epochs=1)
-    result = make(recipe=short).adapt(notes_folder, out=tmp_path / "an adapter")
-    assert shlex.split(result.command)[3:] == ["--adapter", str(tmp_path / "an adapter"), "--model", str(model_folder)]
-    in_default_store = make(recipe=short, store=AdapterStore()).adapt(notes_folder, name="mine")
-    assert shlex.split(in_default_store.command)[3:5] == ["--name", "mine"]
-
-
-@pytest.mark.slow
-def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, tmp_path):
-    out = tmp_path / "there" / "adapter"
-    personalizer = make()
+def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, model_folder, tmp_path):
+    out = tmp_path / "there" / "an adapter"
+    personalizer = make(recipe=RECIPE.replace(epochs=1))
     result = personalizer.adapt(notes_folder, out=out)
     assert (result.adapter_path, result.name, result.version) == (out, None, None)
+    assert shlex.split(result.command)[3:] == ["--adapter", str(out), "--model", str(model_folder)]
     assert personalizer.store.names() == []
     other = make()
     other.load_adapter(out)
@@ -565,7 +558,7 @@ def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, 
 
 def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
     other = tmp_path / "other-llama"
-    model = make_llama()
+    model = make_llama(num_hidden_layers=1)
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(other)
     tokenizer.save_pretrained(other)
@@ -574,16 +567,13 @@ def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_folder, tmp_path, tokenizer):
-    folder, model = tmp_path / "my-llama", make_llama()
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    short = make(model=folder, recipe=RECIPE.replace(epochs=1))
-    short.adapt(notes_folder, activate_anyway=True)
+def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / model_folder.name)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(folder)
-    with pytest.raises(BaseModelMismatch, match="made for other weights of my-llama; adapt again"):
-        make(model=folder).load_adapter("default")
+    with pytest.raises(BaseModelMismatch, match="made for other weights of micro-llama; adapt again"):
+        make(after=True, model=folder).load_adapter("default")
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ class Window(QMainWindow):
         right = QVBoxLayout()
         right.setSpacing(0)
         around = QVBoxLayout()
-        around.setContentsMargins(20, 14, 20, 0)
+        around.setContentsMargins(28, 14, 28, 0)
         around.addWidget(self._trouble)
         right.addLayout(around)
         right.addWidget(self._pages, 1)

@@ -23,6 +23,7 @@ from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.recipe import Recipe
+from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.general_probe import read_probe
@@ -75,7 +76,7 @@ class BaseComparison:
 
     def __init__(self, source: Source, reading: Reading | None, on_event: Sink, check: Check):
         self._source, self._on_event, self.check = source, on_event, check
-        self._base = load_base_model(source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU)
+        self._base = load_base_model(source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU, check)
         check()
         self.texts = _texts(source, self._base, reading)
         self.loss_base = self._loss(self.model)
@@ -116,7 +117,7 @@ class BaseComparison:
         self._base = None
         gc.collect()
         reference = ModelReference(self._source.name, "local", str(folder))
-        self._base = load_base_model(reference, Recipe.load("notes"), CPU)
+        self._base = load_base_model(reference, Recipe.load("notes"), CPU, self.check)
         return self._measure(self.model)
 
     def _measure(self, model: nn.Module) -> tuple[list[Tensor], float]:
@@ -124,12 +125,13 @@ class BaseComparison:
 
     def _loss(self, model: nn.Module) -> float:
         collator = Collator(self.texts.context_length, self._base.pad_token_id)
-        return score(model, self.texts.examples, collator, CPU, self._on_event).mean
+        return score(model, self.texts.examples, collator, CPU, self._on_event, check=self.check).mean
 
     @torch.no_grad()
     def _log_probabilities(self, model: nn.Module) -> list[Tensor]:
         """Returns the log-probabilities after each token of each row, [T, V]."""
-        return [model(torch.tensor([row])).logits[0].float().log_softmax(dim=-1) for row in self.texts.rows]
+        with Stops(model, self.check):
+            return [model(torch.tensor([row])).logits[0].float().log_softmax(dim=-1) for row in self.texts.rows]
 
 
 def likeliest(log_probabilities: list[Tensor]) -> Predicted:

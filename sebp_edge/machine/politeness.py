@@ -80,7 +80,10 @@ def lower_priority() -> None:
 
 def is_on_battery() -> bool:
     """Whether this machine runs on battery power; False if it has no battery, or does not tell."""
-    sensors = getattr(psutil, "sensors_battery", lambda: None)()  # psutil lacks it on some systems
+    try:
+        sensors = psutil.sensors_battery()  # which some systems lack; others have no power supplies in /sys
+    except (AttributeError, OSError):
+        return False
     return sensors is not None and sensors.power_plugged is False
 
 

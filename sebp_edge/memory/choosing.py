@@ -128,18 +128,25 @@ class _Candidates:
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(islice(_limits(setup, dataset), num_limits))
+
+        def count_work() -> Iterator[int]:
+            """Yields the number of epochs that were laid out."""
+            for max_rows in limits:
+                limit = RowLimit.on(target.device, max_rows, padded_to)
+                for schedule in schedules:
+                    schedule.lay_out(limit)
+                    yield schedule.last_epoch
+                self._work_by_max_rows[max_rows] = Work.of(
+                    schedules,
+                    dataset.all_examples,
+                    on_gpu=setup.on_gpu,
+                    has_graphs=setup.on_gpu and setup.is_hoisted,
+                    shares_prefixes=target.device == "cpu" and setup.is_hoisted,
+                )
+
         progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
-        for max_rows in limits:
-            limit = RowLimit.on(target.device, max_rows, padded_to)
-            for schedule in schedules:
-                schedule.lay_out(limit, advance=progress.advance)
-            self._work_by_max_rows[max_rows] = Work.of(
-                schedules,
-                dataset.all_examples,
-                on_gpu=setup.on_gpu,
-                has_graphs=setup.on_gpu and setup.is_hoisted,
-                shares_prefixes=target.device == "cpu" and setup.is_hoisted,
-            )
+        for epochs in progress.watch(count_work()):
+            progress.advance(epochs)
         progress.end()
 
     def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -64,6 +65,7 @@ class Call(TextsCall):
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @cached_property
     def shape(self) -> DecoderShape:
         return read_shape(self.reference)
 

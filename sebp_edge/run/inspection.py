@@ -153,7 +153,7 @@ class Inspection:
             fits = recipe.name
         used = [documents[number].content for number in contents]
         learnt = expectation(
-            reference, call.shape().parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
+            reference, call.shape.parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
         )
         return cls(
             model=reference.public_name,

@@ -61,6 +61,7 @@ class KnownCall(TextsCall):
     def on_gpu(self) -> bool:
         return self.target.on_gpu
 
+    @property
     def shape(self) -> DecoderShape:
         return self.model.shape
 

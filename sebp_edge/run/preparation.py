@@ -85,7 +85,7 @@ class Preparation:
 
     def read_dataset(self) -> Prepared:
         """Returns the dataset for a model that is not loaded."""
-        return self._prepare(self._call.tokenizer(), self._call.shape().longest)
+        return self._prepare(self._call.tokenizer(), self._call.shape.longest)
 
     def plan(self, prepared: Prepared | None = None, *, gpu: int | None = None) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
@@ -95,7 +95,7 @@ class Preparation:
             gpu: memory of an absent GPU to plan for, in bytes.
         """
         call = self._call
-        shape = call.shape()
+        shape = call.shape
         prepared = prepared or self.read_dataset()
         refuse_unlearnable(prepared.dataset, len(self.reading.documents), call.tokenizer())
         schedules = self.schedule(prepared)

@@ -54,9 +54,10 @@ class TextsCall(ABC):
     def on_gpu(self) -> bool:
         """Whether the model runs on an NVIDIA GPU."""
 
+    @property
     @abstractmethod
     def shape(self) -> DecoderShape:
-        """Returns the sizes of the base model, which need not be on this machine."""
+        """The sizes of the base model, which need not be on this machine."""
 
     @abstractmethod
     def tokenizer(self):

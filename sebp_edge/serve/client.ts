@@ -10,18 +10,10 @@ import { spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { createInterface } from "node:readline";
 
+import type { InitializeParams, JobEvent, Methods } from "./messages.js";
+
+export type * from "./messages.js"; // messages.ts, which only a compiler reads
 export type Params = Record<string, unknown>;
-export type State =
-  | "queued" | "starting" | "running" | "pausing" | "paused" | "cancelling"
-  | "done" | "refused" | "interrupted" | "failed";
-export interface JobEvent {
-  job: string;
-  number: number;
-  phase: string;
-  progress: number;
-  seconds_left: number | null;
-  event: { event: string; time: number; state?: State; [field: string]: unknown };
-}
 interface Message {
   id?: number | null;
   result?: Params;
@@ -36,7 +28,7 @@ interface Waiting {
 }
 
 const PROTOCOL = 1;
-const LAST_STATES = new Set<unknown>(["paused", "done", "refused", "interrupted", "failed"]);
+const LAST_STATES = new Set(["paused", "done", "refused", "interrupted", "failed"]);
 const MILLISECONDS_TO_END = 3000;
 
 export class ServerError extends Error {
@@ -71,7 +63,7 @@ export class Client {
   }
 
   /** Starts a server; `settings` are those of `initialize`, such as `folders`, `store` and `memory_budget`. */
-  static async start(command: string[], settings: Params = {}): Promise<Client> {
+  static async start(command: string[], settings: Partial<InitializeParams> = {}): Promise<Client> {
     const [program, ...rest] = command;
     const client = new Client(spawn(program, rest, { stdio: ["pipe", "pipe", "inherit"] }));
     try {
@@ -84,14 +76,16 @@ export class Client {
   }
 
   /** Returns the result of a method. `onText` receives text in chunks; `signal` cancels the request. */
-  call(
-    method: string,
-    params: Params = {},
+  call<Method extends keyof Methods>(
+    method: Method,
+    params: Methods[Method] = {} as Methods[Method],
     { onText, signal }: { onText?: (text: string) => void; signal?: AbortSignal } = {},
   ): Promise<Params> {
     return new Promise((resolve, reject) => {
       const id = this.request(method, params, { resolve, reject, onText });
-      signal?.addEventListener("abort", () => this.send(++this.number, "cancel", { request: id }), { once: true });
+      const cancel = () => this.send(++this.number, "cancel", { request: id });
+      if (signal?.aborted) cancel();
+      else signal?.addEventListener("abort", cancel, { once: true });
     });
   }
 
@@ -116,7 +110,7 @@ export class Client {
         const event = queue.shift()!;
         if (event === null) throw serverEnded();
         yield event;
-        if (LAST_STATES.has(event.event.state)) return;
+        if (event.event.event === "state" && LAST_STATES.has(event.event.state)) return;
       }
     } finally {
       if (this.subscribers.get(job) === receive) this.subscribers.delete(job); // else another one has its place
@@ -133,7 +127,7 @@ export class Client {
     clearTimeout(timer);
   }
 
-  private request(method: string, params: Params, waiting: Waiting): number {
+  private request(method: string, params: object, waiting: Waiting): number {
     const id = ++this.number;
     if (this.ended) waiting.reject(serverEnded());
     else {
@@ -143,7 +137,7 @@ export class Client {
     return id;
   }
 
-  private send(id: number, method: string, params: Params): void {
+  private send(id: number, method: string, params: object): void {
     this.process.stdin!.write(JSON.stringify({ jsonrpc: "2.0", id, method, params }) + "\n");
   }
 

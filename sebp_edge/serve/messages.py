@@ -160,7 +160,7 @@ class ExportParams(TextsParams):
     """See `Personalizer.export`."""
 
     to: str
-    name: str
+    name: str = dataclasses.field()  # without the default that it has elsewhere
     format: str = "gguf"
     quant: str | None = None
     version: int | None = None

@@ -158,6 +158,8 @@ class Worker:
         return {"text": found.text, **asdict(found)}
 
     def _ask(self, params: AskParams, id: str | int) -> dict:
+        if len(params.before) % 2:
+            raise Refusal("invalid_params", "'before' of 'ask' has a question without its answer.")
         turns = list(zip(params.before[::2], params.before[1::2], strict=True))
         served, rest = self._served_with_weights(params, id), self._streamed(params, id, ("max_new_tokens",))
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))

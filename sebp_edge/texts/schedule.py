@@ -147,25 +147,17 @@ class Schedule:
         self.epochs: list[list[Group]] = []
         self.validation = self.test = Group([], RowLimit(1))
 
-    def lay_out(
-        self,
-        limit: RowLimit,
-        *,
-        one_micro_batch_each: bool = False,
-        advance: Callable[[int], None] = lambda amount: None,
-    ) -> None:
+    def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
         """Makes the steps and evaluations, cut into micro-batches.
 
         Args:
             one_micro_batch_each: whether each step has a single micro-batch; larger batches become several steps.
-            advance: is called with 1 after each epoch.
         """
         self._one_micro_batch_each = one_micro_batch_each
         # Frees the layout before, so that only one is in memory.
         self.epochs = []
         for epoch in self._batches:
             self.epochs.append(list(chain.from_iterable(self._steps_of(batch, limit) for batch in epoch)))
-            advance(1)
         self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
 
     def stop_after(self, epochs: int) -> None:

@@ -163,7 +163,7 @@ def test_five_thousand_documents_take_a_small_file_that_is_read_quickly(tmp_path
     assert (tmp_path / DOCUMENTS).stat().st_size < 5_000_000
     begin = time.process_time()
     assert len(read_history(tmp_path).documents) == 5000
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 3
 
 
 @pytest.mark.slow

@@ -2,22 +2,20 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from command import process, records, run
+from command import halted_before_it_saves, process, records, run
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
 from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
+from sebp_edge.models.lora import LoraAdapter
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 
@@ -43,34 +41,13 @@ def after_training(do):
     return sink
 
 
-def run_interrupted_while_saving(store, number, *arguments, times=1):
-    """Halts a process while it writes a temporary folder, sends it signals, and resumes it.
-
-    Returns:
-        Its exit code, standard output and standard error.
-    """
-    folder = store.folder
-    for _ in range(10):
-        shutil.rmtree(folder, ignore_errors=True)
-        with process(*arguments) as one:
-            while one.poll() is None and not any(folder.glob(".saving-*")):
-                time.sleep(0.0005)
-            one.send_signal(signal.SIGSTOP)
-            caught = one.poll() is None and any(folder.glob(".saving-*"))
-            for _ in range(times):
-                one.send_signal(number)
-                time.sleep(0.001)
-            one.send_signal(signal.SIGCONT)
-            output, errors = one.communicate(timeout=60)
-        if caught:
-            return one.returncode, output, errors
-    pytest.fail("the process was never caught saving")
-
-
 @pytest.mark.slow
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
-    code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
-    assert code == 130
+    with halted_before_it_saves(*adapt, "--json") as one:
+        one.send_signal(signal.SIGTERM)
+        one.send_signal(signal.SIGCONT)
+        output, errors = one.communicate(timeout=200)
+    assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
     )
@@ -93,7 +70,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
         for _ in range(3):
             one.send_signal(signal.SIGINT)
             time.sleep(0.02)
-        _, errors = one.communicate(timeout=60)
+        _, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     (job,) = store.jobs.list()
     assert errors == (
@@ -105,6 +82,7 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
     """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
 
@@ -177,6 +155,7 @@ def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
     out = tmp_path / "out"
     personalizer = make(on_event=after_training(out.mkdir))
@@ -203,27 +182,19 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
 
 
 @pytest.mark.slow
-def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder):
-    """Another process removes the adapter's folder while the new version is written."""
-    personalizer = make()
+@pytest.mark.usefixtures("unassessed")
+def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder, monkeypatch):
+    """Its folder is removed while the new version is written."""
+    personalizer, save = make(), LoraAdapter.save
     after_learning(personalizer.store)
-    folder = personalizer.store.folder / "default"
-    code = """
-import sys, time
-from pathlib import Path
-from sebp_edge import AdapterStore
-folder = Path(sys.argv[1])
-store = AdapterStore(folder.parent.parent)
-print("ready", flush=True)
-while not any(folder.parent.glob(".saving-*")):
-    time.sleep(0.0001)
-store.adapter("default").remove()
-print("removed", flush=True)
-"""
-    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as remover:
-        assert remover.stdout.readline() == "ready\n"
-        assert personalizer.adapt(notes_folder, fresh=True).passed
-        assert remover.communicate(timeout=60)[0] == "removed\n"
+
+    def save_and_remove(adapter, folder):
+        save(adapter, folder)
+        if "default" in personalizer.store.names():
+            personalizer.store.adapter("default").remove()
+
+    monkeypatch.setattr(LoraAdapter, "save", save_and_remove)
+    assert personalizer.adapt(notes_folder, fresh=True).passed
     assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
 
 
@@ -250,6 +221,7 @@ def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, temporary_folder):
     personalizer = make(store=AdapterStore(small_disk), on_event=after_training(lambda: fill(small_disk)))
     with pytest.raises(
@@ -262,6 +234,7 @@ def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, sma
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
 def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
     """A folder is where the file with the active version's number should be."""
     personalizer = make()

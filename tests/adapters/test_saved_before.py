@@ -102,6 +102,7 @@ def test_a_store_with_packed_lists_tells_what_its_versions_know(packed_store):
     assert adapter.rollback().version == adapter.active() == 1
 
 
+@pytest.mark.slow
 def test_a_version_with_a_packed_list_is_learnt_on_from(packed_store, notes):
     adapter, learner = packed_store.adapter("letters"), personalizer(packed_store, recipe=RECIPE)
     assert learner.adapt(notes, name="letters").unchanged

@@ -72,8 +72,8 @@ def store(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
-    personalizer.adapt(notes_folder, activate_anyway=True)
+def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder, after_learning):
+    after_learning(personalizer.store)
     result = personalizer.adapt(notes_folder, activate_anyway=True, fresh=True)
     report = personalizer.store.adapter("default").report(2)
     values, page = report.to_dict(), Page(report.to_html())
@@ -119,9 +119,8 @@ def test_words_that_were_not_counted_are_not_known():
         assert ("Keystrokes that" in text) and ("Next words" in text) == (known is not None)
 
 
-def test_each_loss_is_within_its_interval(personalizer, notes_folder):
-    personalizer.adapt(notes_folder)
-    tested = personalizer.store.adapter("default").report(1).training.tested
+def test_each_loss_is_within_its_interval(store_of_notes):
+    tested = store_of_notes.adapter("default").report(1).training.tested
     for loss in (tested.base, tested.adapted):
         assert loss.lowest < loss.loss < loss.highest
 
@@ -153,7 +152,7 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
 
 
 @pytest.mark.slow
-def test_samples_are_kept_and_shown_only_if_asked_for(personalizer, secret_notes):
+def test_samples_are_kept_and_shown_and_archived_only_if_asked_for(personalizer, secret_notes, tmp_path):
     result = personalizer.adapt(secret_notes, activate_anyway=True, keep_samples=True)
     assert SECRET not in personalizer.store.adapter("default").report().to_html()
     report = personalizer.store.adapter("default").report(with_samples=True)
@@ -165,12 +164,15 @@ def test_samples_are_kept_and_shown_only_if_asked_for(personalizer, secret_notes
     for item in result.left_out:
         assert item.reason in page.text
     assert "keep it as private as they are" in page.text
+    personalizer.store.adapter("default").export_archive(tmp_path / "archive")
+    assert SECRET.encode() not in (tmp_path / "archive").read_bytes()
+    personalizer.store.adapter("default").export_archive(tmp_path / "whole", with_names=True)
+    assert SECRET.encode() in (tmp_path / "whole").read_bytes()
 
 
 @pytest.mark.slow
-def test_a_page_loads_nothing_and_has_no_script(personalizer, notes_folder):
-    personalizer.adapt(notes_folder)
-    html = personalizer.store.adapter("default").report(1).to_html()
+def test_a_page_loads_nothing_and_has_no_script(store_of_notes):
+    html = store_of_notes.adapter("default").report(1).to_html()
     page = Page(html)
     assert not page.open
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.tags)
@@ -183,9 +185,8 @@ def test_a_page_loads_nothing_and_has_no_script(personalizer, notes_folder):
 
 
 @pytest.mark.slow
-def test_a_page_can_be_read_without_seeing_it(personalizer, notes_folder):
-    personalizer.adapt(notes_folder)
-    page = Page(personalizer.store.adapter("default").report(1).to_html())
+def test_a_page_can_be_read_without_seeing_it(store_of_notes):
+    page = Page(store_of_notes.adapter("default").report(1).to_html())
     for tag, attributes in page.tags:
         if tag == "svg":
             assert attributes["role"] == "img"
@@ -216,8 +217,8 @@ def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
 
 
 @pytest.mark.slow
-def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_folder):
-    personalizer.adapt(notes_folder, activate_anyway=True)
+def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_folder, after_learning):
+    after_learning(personalizer.store)
     (notes_folder / "new.md").write_text("The lighthouse keeper has not been seen since the storm in early spring.")
     (notes_folder / "note-00.md").unlink()
     result = personalizer.adapt(notes_folder, activate_anyway=True)
@@ -361,15 +362,6 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
     result = run("adapters", "report", "my notes")
     assert result.exit_code == OptionError.exit_code
     assert page.read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_an_archive_has_no_samples_unless_asked_for(personalizer, secret_notes, tmp_path):
-    personalizer.adapt(secret_notes, activate_anyway=True, keep_samples=True)
-    personalizer.store.adapter("default").export_archive(tmp_path / "archive")
-    assert SECRET.encode() not in (tmp_path / "archive").read_bytes()
-    personalizer.store.adapter("default").export_archive(tmp_path / "whole", with_names=True)
-    assert SECRET.encode() in (tmp_path / "whole").read_bytes()
 
 
 def test_the_page_about_adapters_documents_every_key_of_the_json():

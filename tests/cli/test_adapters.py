@@ -3,10 +3,9 @@
 import os
 import pty
 import re
-import subprocess
 
 import pytest
-from command import COMMAND, assert_one_sentence, contents, records, run
+from command import assert_one_sentence, contents, process, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
@@ -103,14 +102,14 @@ def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
 @pytest.mark.parametrize(("answer", "remaining"), [("n", [1, 2, 3, 4]), ("y", [2, 4])])
 def test_gc_asks_on_a_terminal(store, answer, remaining):
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*COMMAND, "adapters", "gc", "--keep", "1"], stdin=theirs, stdout=subprocess.PIPE)
-    os.close(theirs)
-    os.write(ours, f"{answer}\n".encode())
-    output = process.communicate(timeout=60)[0].decode()
+    with process("adapters", "gc", "--keep", "1", stdin=theirs) as one:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        output, _ = one.communicate(timeout=200)
     os.close(ours)
     assert "Deleting these 2 frees 4 MB. Delete?" in output
     assert store.adapter(NAME).versions() == remaining
-    assert process.returncode == int(answer == "n")
+    assert one.returncode == int(answer == "n")
 
 
 def test_a_version_is_moved_in_one_file(store, tmp_path):

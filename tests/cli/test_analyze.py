@@ -8,11 +8,11 @@ from command import RECIPE, assert_one_sentence, records, run
 
 
 @pytest.fixture
-def analyze(notes_folder, model_folder, tmp_path):
+def analyze(notes_folder, two_layer_folder, tmp_path):
     """The arguments of an analysis of a few texts."""
     (tmp_path / "quick.toml").write_text(RECIPE)
     named = {
-        "--model": model_folder,
+        "--model": two_layer_folder,
         "--recipe": tmp_path / "quick.toml",
         "--examples": 4,
         "--html": tmp_path / "page.html",

@@ -31,6 +31,15 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="module")
+def micro(tmp_path_factory):
+    """A small random model. Its replies stand in no passage, so that a sentence of the passage is the answer."""
+    model = tmp_path_factory.mktemp("models") / "micro"
+    make_llama(max_position_embeddings=1024).save_pretrained(model)
+    make_tokenizer().save_pretrained(model)
+    return model
+
+
 @pytest.mark.slow
 def test_an_answer_stands_in_a_source_that_it_names(folder, tmp_path):
     personalizer = Personalizer(device="cpu", store=tmp_path / "store")
@@ -65,11 +74,11 @@ def test_a_question_that_is_too_long_gets_a_sentence(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_answers_names_its_sources_and_refuses(folder):
-    *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", "tiny", "--json").stdout)
+def test_the_command_answers_names_its_sources_and_refuses(folder, micro):
+    *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", micro, "--json").stdout)
     assert last["event"] == "result" and last["found"] and last["sources"][0]["document"] == "trip.md"
-    assert "trip.md" in run("ask", "Where is the key of the cabin?", folder, "--model", "tiny").output
-    assert "Not in your notes." in run("ask", "Is there a helicopter?", folder, "--model", "tiny").output
+    assert "trip.md" in run("ask", "Where is the key of the cabin?", folder, "--model", micro).output
+    assert "Not in your notes." in run("ask", "Is there a helicopter?", folder, "--model", micro).output
 
 
 def test_without_a_question_or_a_path_there_is_a_sentence(folder):
@@ -82,8 +91,6 @@ def test_a_model_without_a_chat_template_answers(folder, tmp_path):
     model = tmp_path / "plain"
     make_llama(max_position_embeddings=1024).save_pretrained(model)
     make_tokenizer(chat_template=None).save_pretrained(model)
-    *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", model, "--json").stdout)
-    assert last["found"] and last["text"]
     personalizer = Personalizer(model, device="cpu", store=tmp_path / "store")
     assert personalizer.ask("and the key?", folder, before=[("Where is the cabin?", "In Norway.")]).found
 
@@ -102,7 +109,7 @@ class Conversation:
         """Returns the lines until these characters, or until the process ends."""
         shown = b""
         while not shown.endswith(end.encode()) or not end:
-            assert select([self._ours], [], [], 60)[0], shown
+            assert select([self._ours], [], [], 200)[0], shown
             try:
                 shown += os.read(self._ours, 1)
             except OSError:  # the other side is closed
@@ -142,8 +149,8 @@ def converse():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\x04"])
-def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_own(converse, folder, end):
-    conversation = converse(folder, "--model", "tiny")
+def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_own(converse, folder, micro, end):
+    conversation = converse(folder, "--model", micro)
     assert conversation.until("> ")[-2:] == ["Ask about your texts; an empty line ends.", "> "]
     if end == "\n":  # answers take seconds
         conversation.type("Where is the key of the cabin?\n")
@@ -154,21 +161,21 @@ def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_o
     conversation.type(end)
     lines = conversation.until("")
     assert len(lines) > 1 and not "".join(lines)
-    assert conversation.process.wait(timeout=60) == 0
+    assert conversation.process.wait(timeout=200) == 0
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_a_question_ends_the_conversation_on_a_line_of_its_own(converse, folder):
-    conversation = converse(folder, "--model", "tiny")
+def test_ctrl_c_at_a_question_ends_the_conversation_on_a_line_of_its_own(converse, folder, micro):
+    conversation = converse(folder, "--model", micro)
     conversation.until("> ")
     conversation.wait_for_reading()
     conversation.process.send_signal(signal.SIGINT)
     assert conversation.until("") == ["", "sebp-edge: Interrupted; nothing was changed.", ""]
-    assert conversation.process.wait(timeout=60) == 130
+    assert conversation.process.wait(timeout=200) == 130
 
 
 @pytest.mark.slow
 def test_a_conversation_prints_no_json(converse, folder):
     conversation = converse(folder, "--json")
     assert any("A conversation prints no JSON" in line for line in conversation.until(""))
-    assert conversation.process.wait(timeout=60) == 2
+    assert conversation.process.wait(timeout=200) == 2

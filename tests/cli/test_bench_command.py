@@ -6,6 +6,7 @@ import re
 
 import pytest
 from builders import make_llama
+from conftest import write_notes
 from terminals import draw_on_terminal
 from typer.testing import CliRunner
 
@@ -13,11 +14,11 @@ from sebp_edge.cli import bench as command
 from sebp_edge.cli import console
 from sebp_edge.cli.commands import app
 from sebp_edge.errors import ModelError
-from sebp_edge.models import hub
 from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_config
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.research.bench.variants import VARIANTS, Variant
 
+SMALLEST = ("--batch", 1, "--context", 8)
 NAMES = [variant.name for variant in VARIANTS]
 
 
@@ -58,50 +59,59 @@ def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
     assert len(rows) == len(NAMES) + 2
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The result of a benchmark of notes with a config alone, and its table and plot with what was written there."""
+    folder = tmp_path_factory.mktemp("bench")
+    make_llama().config.save_pretrained(folder / "only")
+    targets = (folder / "b.csv", folder / "b.svg")
+    options = ["--device", "cpu", "--csv", str(targets[0]), "--plot", str(targets[1])]
+    given = ["bench", str(write_notes(folder / "notes")), "--context", "64", "--model", str(folder / "only"), "--json"]
+    result = CliRunner().invoke(app, [*given, *options])
+    return result, {target: target.read_text(encoding="utf-8") for target in targets}
+
+
 @pytest.mark.slow
-def test_json_csv_and_plot_have_the_same_times_and_only_an_earlier_benchmark_is_overwritten(
-    bench, notes_folder, tmp_path
-):
+def test_json_csv_and_plot_have_the_same_times_and_nothing_else_is_overwritten(files, tmp_path):
     """A config alone is enough, and its random weights are announced."""
-    make_llama().config.save_pretrained(tmp_path / "only")
-    targets = {"--csv": tmp_path / "b.csv", "--plot": tmp_path / "b.svg"}
-    options = [part for pair in targets.items() for part in pair]
-    result = bench(notes_folder, "--json", *options, model=tmp_path / "only")
+    result, written = files
+    table, plot = written.values()
     assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
     record = json.loads(result.stdout.splitlines()[-1])
     assert (record["event"], record["model"], record["weights"]) == ("bench", "only", "random")
     assert len(record["lengths"]) == 4
     assert record["tokens"] == sum(record["lengths"]) < 4 * record["context_length"]
-    with targets["--csv"].open(newline="") as file:
-        steps = [row["step_ms"] for row in csv.DictReader(file)]
+    steps = [row["step_ms"] for row in csv.DictReader(table.splitlines())]
     assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["variants"]]
-    assert targets["--plot"].read_text().startswith("<svg")
-    before = [target.read_bytes() for target in targets.values()]
-    assert bench(*options, "--batch", 1).exit_code == 0
-    assert all(target.read_bytes() != content for target, content in zip(targets.values(), before, strict=True))
-    for option, target in targets.items():
+    assert plot.startswith("<svg")
+    for option, name in (("--csv", "own.csv"), ("--plot", "own.svg")):
+        target = tmp_path / name
         target.write_text("my own")
-        assert f"{target.name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
+        assert f"{name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
         assert target.read_text() == "my own"
+
+
+@pytest.mark.slow
+def test_padding_is_as_requested_all_weights_are_trained_and_an_earlier_benchmark_is_overwritten(files, model_folder):
+    _, written = files
+    table, plot = written
+    given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--recipe", "full", "--json"]
+    done = CliRunner().invoke(app, [*given, "--csv", str(table), "--plot", str(plot)])
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert 0.6 <= record["padding_share"] < 0.61
+    assert record["context_length"] == 96
+    assert record["method"] == "full"
+    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
+    assert not [content for file, content in written.items() if file.read_text(encoding="utf-8") == content]
 
 
 @pytest.mark.slow
 def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch):
     drawn = draw_on_terminal(monkeypatch, console, command, width=40)
-    bench()
+    bench(*SMALLEST)
     lines = drawn.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert all(any(name in line for line in lines) for name in NAMES)
-
-
-@pytest.mark.slow
-def test_padding_is_as_requested_and_all_weights_are_trained_by_a_full_recipe(model_folder):
-    given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--recipe", "full", "--json"]
-    record = json.loads(CliRunner().invoke(app, given).stdout.splitlines()[-1])
-    assert 0.6 <= record["padding_share"] < 0.61
-    assert record["context_length"] == 96
-    assert record["method"] == "full"
-    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
 
 
 @pytest.mark.slow
@@ -109,7 +119,7 @@ def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     dense = VARIANTS[0]
     broken = Variant("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
     monkeypatch.setattr("sebp_edge.research.bench.compare.compare.__defaults__", ((dense, broken),))
-    result = bench()
+    result = bench(*SMALLEST)
     rows = result.stdout.splitlines()
     assert re.fullmatch(r"broken\t-\t-\trefused\t-\t-\t\d\.\de-\d\d", rows[2])
     assert rows[3] == "broken, refused: its loss is off by 5.0e-01, above 1.0e-04."
@@ -149,8 +159,7 @@ def test_a_model_too_big_for_memory_is_refused_before_it_is_built(machine):
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if name != "tiny"])
-def test_the_config_of_every_known_model_is_bundled_and_needs_no_network(name, monkeypatch):
-    monkeypatch.setattr(hub, "_contact", None)
+def test_the_config_of_every_known_model_is_bundled_and_needs_no_network(name):
     model = model_from_config(resolve(name))
     assert round(model.num_parameters() / 1e9, 3) == CATALOG[name].parameters
 

@@ -47,10 +47,10 @@ def test_a_chat_is_a_system_prompt_with_a_prompt_or_a_file_or_the_standard_input
     assert generate_call("--messages", "-", input=json.dumps(CHAT))[0] == CHAT
 
 
-def test_a_chat_is_answered(model_folder):
-    result = run("generate", "--messages", "-", "--model", model_folder, *SEEDED, "--json", input=json.dumps(CHAT))
+def test_a_chat_is_answered(two_layer_folder):
+    result = run("generate", "--messages", "-", "--model", two_layer_folder, *SEEDED, "--json", input=json.dumps(CHAT))
     assert records(result.stdout)[-1]["prompt"] == CHAT
-    other = run("generate", "where is the map", "--model", model_folder, *SEEDED, "--json")
+    other = run("generate", "where is the map", "--model", two_layer_folder, *SEEDED, "--json")
     assert records(result.stdout)[-1]["text"] != records(other.stdout)[-1]["text"]
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
     with process(*endless, *["--json"] * as_json) as one:
         first = "".join(one.stdout.readline() for _ in range(2)) if as_json else one.stdout.read(1)
         one.send_signal(signal.SIGINT)
-        rest, errors = one.communicate(timeout=60)
+        rest, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     assert errors == "sebp-edge: Interrupted; the text is incomplete.\n"
     assert first
@@ -126,7 +126,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
     with process(*endless, "--json") as one:
         assert [json.loads(one.stdout.readline())["event"] for _ in range(2)] == ["started", "text"]
         one.stdout.close()
-        assert one.wait(timeout=60) == 141
+        assert one.wait(timeout=200) == 141
         assert one.stderr.read() == ""
 
 

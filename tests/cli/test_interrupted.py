@@ -54,7 +54,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
             if json.loads(line).get("epoch", 0) >= 2:
                 break
         one.send_signal(number)
-        output, errors = one.communicate(timeout=60)
+        output, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     (job,) = store.jobs.list()
     assert errors == (
@@ -76,7 +76,7 @@ def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adap
             if line.startswith("  after epoch 1"):
                 break
         one.stdout.close()
-        assert one.wait(timeout=60) == 130
+        assert one.wait(timeout=200) == 130
         assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
 
@@ -105,8 +105,8 @@ PRINTING = [
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", PRINTING[1::2], ids=str)
 def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(arguments):
-    with closed_pipe() as gone, process(*arguments, stdout=gone, cold="inspect" not in arguments) as one:
-        assert one.wait(timeout=60) == 141
+    with closed_pipe() as gone, process(*arguments, stdout=gone) as one:
+        assert one.wait(timeout=200) == 141
         assert one.stderr.read() == ""
 
 
@@ -114,8 +114,8 @@ def test_a_reader_that_goes_away_ends_a_list_quietly_as_it_ends_other_programs(a
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", PRINTING[::2], ids=str)
 def test_a_full_disk_at_the_output_is_one_sentence(arguments):
-    with full_disk() as full, process(*arguments, stdout=full, cold="inspect" not in arguments) as one:
-        assert one.wait(timeout=60) == 1
+    with full_disk() as full, process(*arguments, stdout=full) as one:
+        assert one.wait(timeout=200) == 1
         assert one.stderr.read() == "sebp-edge: The output could not be written: No space left on device.\n"
 
 
@@ -124,8 +124,8 @@ def test_a_full_disk_at_the_output_is_one_sentence(arguments):
 def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
     with closed_pipe() as gone:
         arguments = ("adapters", "show", "none", *["--json"] * as_json)
-        with process(*arguments, **dict.fromkeys(streams, gone), cold=True) as one:
-            output, _ = one.communicate(timeout=60)
+        with process(*arguments, **dict.fromkeys(streams, gone)) as one:
+            output, _ = one.communicate(timeout=200)
     assert one.returncode == 1
     if as_json and streams == ["stderr"]:
         assert records(output)[-1]["error"] == "AdapterError"
@@ -138,7 +138,7 @@ def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_i
             if json.loads(line)["event"] == "saved":
                 one.stdout.close()
                 break
-        assert one.wait(timeout=60) in (0, 130)
+        assert one.wait(timeout=200) in (0, 130)
         errors = one.stderr.read()
     assert store.adapter("default").active() == 1
     assert errors == "" if one.returncode == 0 else "is saved and active" in errors
@@ -150,7 +150,7 @@ def test_a_process_without_streams_still_works(closed):
         f"import os; [os.close(number) for number in {closed}]; os.execvp({sys.executable!r}, {[*COMMAND, 'recipes']})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert ("notes" in done.stdout) == (1 not in closed)
@@ -174,7 +174,7 @@ def test_an_interruption_while_the_command_starts_is_one_sentence(number, after,
             time.sleep(0.001)
         time.sleep(after)
         one.send_signal(number)
-        output, errors = one.communicate(timeout=60)
+        output, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     assert errors == "sebp-edge: Interrupted; nothing was changed.\n"
     assert [record["error"] for record in records(output) if record["event"] != "started"] == ["Interrupted"]
@@ -189,7 +189,7 @@ def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adap
     with (tmp_path / "log").open("ab") as log:
         log.truncate(limit - left)
         with start([f"{limit_file_size}; {CODE}", *adapt, "--json"], cold=IS_COLD, stdout=log) as one:
-            assert one.wait(timeout=60) == 130
+            assert one.wait(timeout=200) == 130
             assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
     assert (tmp_path / "log").stat().st_size == limit
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)

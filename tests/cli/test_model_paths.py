@@ -26,6 +26,14 @@ def adapted(model, notes_folder, recipe):
     return AdapterStore()
 
 
+@pytest.fixture
+def used(model, after_learning):
+    """A store whose adapter was made elsewhere, and used with the model folder."""
+    store = after_learning(AdapterStore())
+    assert generate("--name", "default", "--model", model).exit_code == 0
+    return store
+
+
 def files_with(folder, text):
     return [path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
@@ -54,8 +62,7 @@ def test_an_adapters_model_folder_is_found_again_until_it_is_moved_or_changed(ad
     assert_one_sentence(generate(), "a folder 'micro-llama'; give that folder with --model")
 
 
-@pytest.mark.slow
-def test_a_changed_model_folder_is_one_sentence(adapted, model):
+def test_a_changed_model_folder_is_one_sentence(used, model):
     from safetensors.torch import load_file, save_file
 
     weights = {name: weight + 1 for name, weight in load_file(model / "model.safetensors").items()}
@@ -63,20 +70,20 @@ def test_a_changed_model_folder_is_one_sentence(adapted, model):
     assert_one_sentence(generate(), "The adapter was made for other weights of micro-llama")
 
 
-@pytest.mark.slow
-def test_an_archive_has_no_path_and_removing_forgets_it(adapted, model, tmp_path):
-    adapted.adapter("default").export_archive(tmp_path / "given-away.tar", with_names=True)
+def test_an_archive_has_no_path_and_removing_forgets_it(used, model, model_folder, tmp_path):
+    used.adapter("default").export_archive(tmp_path / "given-away.tar", with_names=True)
     with tarfile.open(tmp_path / "given-away.tar") as archive:
         assert not any("models" in name for name in archive.getnames())
-    assert str(model).encode() not in (tmp_path / "given-away.tar").read_bytes()
+    archive = (tmp_path / "given-away.tar").read_bytes()
+    assert not [path for path in (model, model_folder) if str(path).encode() in archive]
 
-    again = adapted.import_archive(tmp_path / "given-away.tar", "again")
+    again = used.import_archive(tmp_path / "given-away.tar", "again")
     assert generate("--name", "again", "--version", again.version).exit_code == 0
-    adapted.adapter("default").remove()
-    assert adapted.model_path(again.record) == model  # for the other adapter of this model
-    adapted.adapter("again").remove()
-    assert json.loads((adapted.folder / ".models").read_text()) == {}
-    assert files_with(adapted.folder, str(model.parent)) == []
+    used.adapter("default").remove()
+    assert used.model_path(again.record) == model  # for the other adapter of this model
+    used.adapter("again").remove()
+    assert json.loads((used.folder / ".models").read_text()) == {}
+    assert files_with(used.folder, str(model.parent)) == []
 
 
 @pytest.mark.slow

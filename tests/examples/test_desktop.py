@@ -1,14 +1,13 @@
-"""The desktop example: a window, without a screen, that learns three notes with the bundled model."""
+"""The desktop example: a window, without a screen, that learns three short notes with the bundled model."""
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from served import SECONDS, all_gone, processes_below
+from served import SECONDS, WarmServers, all_gone, processes_below
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 pytest.importorskip("PySide6.QtWidgets", reason="needs PySide6: `pip install sebp-edge[desktop]`", exc_type=ImportError)
@@ -31,12 +30,23 @@ def app():
     return QApplication.instance() or QApplication([])
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def known_machine(cache, monkeypatch):
+    """What a plan asks of this machine is measured once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
 @pytest.fixture
 def notes(tmp_path):
     folder = tmp_path / "my notes"
     folder.mkdir()
     for name in NOTES:
-        shutil.copy(OF_EXAMPLE / name, folder)
+        (folder / name).write_bytes((OF_EXAMPLE / name).read_bytes()[:500])
     return folder
 
 
@@ -57,6 +67,14 @@ def open_window(app, tmp_path):
     for window in opened:
         if window.isVisible():
             window.close()
+
+
+@pytest.fixture
+def warm_servers(monkeypatch):
+    """Those that windows start."""
+    with WarmServers() as servers:
+        monkeypatch.setattr("sebp_edge.serve.client.command_of", lambda *_: servers.command)
+        yield servers
 
 
 def wait(condition):
@@ -88,8 +106,9 @@ def begin_to_learn(window):
     wait(lambda: window.backend.job is not None and window.backend.job["state"] == "running")
 
 
-def server(window):
-    return psutil.Process(window.backend._client.process.pid)
+def server(window, started=()):
+    """The process that the window has started, or the first of those that took its place."""
+    return psutil.Process((*started, window.backend._client.process)[0].pid)
 
 
 def test_an_empty_window_says_what_to_do_first(open_window):
@@ -101,7 +120,7 @@ def test_an_empty_window_says_what_to_do_first(open_window):
     assert not window.learn._plan.start.isEnabled()
 
 
-def test_a_folder_is_chosen_learnt_with_a_pause_and_asked(open_window, notes):
+def test_a_folder_is_chosen_learnt_with_a_pause_and_asked(warm_servers, open_window, notes):
     window = open_window()
     window.notes.add_folder(str(notes))
     wait(lambda: window.notes.found)
@@ -121,18 +140,19 @@ def test_a_folder_is_chosen_learnt_with_a_pause_and_asked(open_window, notes):
     assert any("house-rules.txt" in each.text() for each in window.ask.findChildren(QPushButton))
 
 
-def test_a_killed_worker_is_told_and_what_is_half_learnt_outlives_the_window(open_window, notes):
+def test_a_killed_worker_is_told_and_what_is_half_learnt_outlives_the_window(warm_servers, open_window, notes):
     window = open_window(notes)
     window.write.editor.setPlainText("Dear Ebba,")
     begin_to_learn(window)
     wait(lambda: window.backend.job["last_event"] > 10)
-    (worker,) = server(window).children()
+    own = server(window, warm_servers.started)
+    (worker,) = (child for child in own.children() if os.getsid(child.pid) == child.pid)
     worker.kill()
     wait(lambda: window.backend.job["state"] == "interrupted")
     assert "has stopped" in words(window.learn)
     press(window.learn, "Go on")
     wait(lambda: window.backend.job["state"] == "running")
-    processes = processes_below(server(window).pid)
+    processes = processes_below(own.pid)
     assert len(processes) >= 2
     window.close()
     assert all_gone(processes)

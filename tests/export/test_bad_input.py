@@ -1,6 +1,9 @@
 """What bad input gets: one sentence, a non-zero exit code, nothing overwritten and nothing left behind."""
 
 import errno
+import json
+import math
+import random
 import shutil
 import signal
 import threading
@@ -13,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BusyError, Interrupted, StorageError
-from sebp_edge.events import TensorWritten
-from sebp_edge.export.source import Source
+from sebp_edge.events import ExamplesEvaluated, TensorWritten
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +112,8 @@ def test_missing_folders_around_the_target_are_made(stored, model, place):
 @pytest.mark.parametrize(
     "to", ["x" * 300, "missing/" + "x" * 300, "~nobody-of-that-name/out", "file/out", "link/a/out"]
 )
-def test_targets_that_cannot_be_made_are_refused_before_the_model_is_loaded(stored, model, place, monkeypatch, to):
-    monkeypatch.setattr(Source, "open", lambda *_: pytest.fail("the model was opened"))
+def test_targets_that_cannot_be_made_are_refused_before_the_model_is_loaded(stored, model, place, to):
+    (model / "model.safetensors").unlink()  # so that loading it would be another sentence
     (place / "file").touch()
     (place / "link").symlink_to(place / "nowhere")
     result = export(model, "--to", to if to.startswith("~") else place / to)
@@ -242,6 +244,37 @@ def test_a_stop_leaves_nothing_and_the_next_call_works(stored, model, place, whe
     assert personalizer.generate("the ferry", max_new_tokens=2) is not None
 
 
+class Looks(threading.Event):
+    """A stop that is set from a look at it on."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.number = at, 0
+
+    def is_set(self):
+        self.number += 1
+        return self.number >= self.at
+
+
+def test_an_export_is_stopped_within_each_pass_of_its_comparison(stored, model, place):
+    """Within a large model's pass, and not only after it: before each linear layer of each block."""
+    looks, passes = Looks(math.inf), []
+
+    def sink(event):
+        if isinstance(event, ExamplesEvaluated):
+            passes.append(looks.number)
+
+    personalizer = Personalizer(model, device="cpu", store=stored, on_event=sink)
+    personalizer.export("mine", place / "out", format="merged", stop_when=looks)
+    layers = 7 * json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    between = [second - first for first, second in zip([0, *passes], passes, strict=False)]
+    assert len(passes) >= 3 and min(between) >= layers
+    at = random.randrange(1, layers * len(passes))  # there are more, some of them by the clock
+    with pytest.raises(Interrupted):
+        personalizer.export("mine", place / "again", format="merged", stop_when=Looks(at))
+    assert [path.name for path in place.iterdir()] == ["out"], at
+
+
 @pytest.mark.slow
 def test_the_adapter_in_use_stays_in_use(stored, model, place):
     personalizer = Personalizer(model, device="cpu", store=stored)
@@ -251,6 +284,7 @@ def test_the_adapter_in_use_stays_in_use(stored, model, place):
     assert personalizer.generate("the ferry left", **options) == text
 
 
+@pytest.mark.slow
 def test_a_call_at_the_same_time_is_refused(stored, model, place):
     errors = []
 
@@ -265,6 +299,7 @@ def test_a_call_at_the_same_time_is_refused(stored, model, place):
     assert errors
 
 
+@pytest.mark.slow
 def test_a_target_that_appears_meanwhile_is_not_overwritten(stored, model, place):
     def sink(event):
         if isinstance(event, TensorWritten) and event.tensor == 1:
@@ -278,6 +313,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten(stored, model, place
     assert (place / "out" / "theirs").read_text() == "theirs"
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_strange_name_is_exported(stored, model, place):
     target = place / "ø – “a b” $HOME"
     result = export(model, "--to", target, "--format", "gguf")

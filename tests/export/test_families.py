@@ -101,10 +101,10 @@ def test_a_tensor_is_the_merged_one_rounded_as_llama_cpp_rounds(source, tmp_path
     tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out" / f"adapter-{quant}.gguf").tensors}
     weights = load_file(model / "model.safetensors")
     lora = load_file(adapter / "adapter_model.safetensors")
-    name = "model.layers.1.mlp.down_proj"
+    name = "model.layers.0.mlp.down_proj"
     lora_A, lora_B = (lora[f"base_model.model.{name}.lora_{letter}.weight"] for letter in "AB")
     merged = weights[f"{name}.weight"] + 2.0 * lora_B @ lora_A
-    tensor = tensors["blk.1.ffn_down.weight"]
+    tensor = tensors["blk.0.ffn_down.weight"]
     assert tensor.tensor_type.name == quant.upper()
     found = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
     step = {"q4_0": 1 / 8, "q4_1": 1 / 15, "q5_0": 1 / 16, "q5_1": 1 / 31, "q8_0": 1 / 127}.get(quant, 2**-8)

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory, tokenizer):
-    model = make_llama(hidden_size=64, intermediate_size=128, head_dim=16)
+    model = make_llama(hidden_size=64, intermediate_size=128, head_dim=16, num_hidden_layers=1)
     return write_gguf(
         tmp_path_factory.mktemp("gguf") / "small.gguf", model, tokenizer, Kind.Q8_0, general__license="apache-2.0"
     )
@@ -79,7 +79,9 @@ def test_an_adapter_is_refused_by_another_file(gguf_file, notes_folder, tokenize
     options = {"recipe": Recipe.load(recipe), "device": "cpu", "store": tmp_path / "store"}
     Personalizer(gguf_file, **options).adapt(notes_folder, activate_anyway=True)
     other = write_gguf(
-        tmp_path / "other.gguf", make_llama(hidden_size=64, intermediate_size=128, head_dim=16), tokenizer
+        tmp_path / "other.gguf",
+        make_llama(hidden_size=64, intermediate_size=128, head_dim=16, num_hidden_layers=1),
+        tokenizer,
     )
     with pytest.raises(BaseModelMismatch):
         Personalizer(other, **options).generate("the", adapter="default")

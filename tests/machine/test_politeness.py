@@ -65,7 +65,7 @@ group = session.read_text().split() if session.exists() else []  # empty in a se
 print(json.dumps([before, threads, child, group, os.getsid(0) == os.getpid()]))
 """
     with start([code], cold=True) as one:
-        told, errors = one.communicate(timeout=100)
+        told, errors = one.communicate(timeout=200)
     assert one.returncode == 0, errors
     before, threads, child, group, leads = json.loads(told)
     lowered = max(NICENESS, before)
@@ -90,6 +90,12 @@ def test_battery_power_is_what_the_system_tells(battery):
     battery(plugged=False, status="Discharging")
     assert is_on_battery()
     battery(plugged=True)
+    assert not is_on_battery()
+
+
+@needs_linux
+def test_a_container_without_power_supplies_is_on_mains(battery, tmp_path):
+    tmp_path.rmdir()
     assert not is_on_battery()
 
 

@@ -431,8 +431,8 @@ def test_more_text_takes_more_time_but_no_more_memory(shape_3b):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
-    shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
+def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(two_layer_folder):
+    shape, dataset = read_shape(resolve(two_layer_folder)), make_dataset(100)
     recipe = RECIPE.replace(batch_tokens=200)
     plan = plan_of(shape, dataset, recipe, target_of(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
@@ -473,8 +473,8 @@ def test_a_plan_can_be_written_as_json(shape_3b):
     assert (record["method"], record["dtype"], record["r"]) == ("lora", "bfloat16", 4)
 
 
-def test_the_smallest_plan_runs_the_longest_examples_alone(model_folder):
-    shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
+def test_the_smallest_plan_runs_the_longest_examples_alone(two_layer_folder):
+    shape, dataset = read_shape(resolve(two_layer_folder)), make_dataset(40, longest=30)
     plan = plan_of(shape, dataset, RECIPE, target_of(CPU, 0), MemoryBudget.parse("1GB"))
     while plan.smaller is not None:
         plan = plan_of(shape, dataset, RECIPE, target_of(CPU, 0), MemoryBudget(plan.chosen.peak - 1))

@@ -25,18 +25,18 @@ def no_process_memory(monkeypatch):
 
 
 @pytest.fixture
-def without_weights(model_folder, tmp_path):
+def without_weights(two_layer_folder, tmp_path):
     """A copy of the model's folder that cannot be loaded."""
-    folder = shutil.copytree(model_folder, tmp_path / "micro-llama")
+    folder = shutil.copytree(two_layer_folder, tmp_path / "micro-llama")
     (folder / "model.safetensors").unlink()
     return folder
 
 
 @pytest.fixture
-def make(model_folder, tmp_path):
+def make(two_layer_folder, tmp_path):
     def personalizer(**options):
         options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
-        return Personalizer(options.pop("model", model_folder), **options)
+        return Personalizer(options.pop("model", two_layer_folder), **options)
 
     return personalizer
 

@@ -26,8 +26,10 @@ def check_needs(machine, needed, folder, recipe, device):
         refuse_if_too_big(resolve(folder), recipe, device)
 
 
-def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(model_folder, tmp_path, machine):
-    folder = shutil.copytree(model_folder, tmp_path / "model")
+def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(
+    two_layer_folder, tmp_path, machine
+):
+    folder = shutil.copytree(two_layer_folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 16}
     config = json.loads((folder / "config.json").read_text())
@@ -41,37 +43,37 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     assert "3.0 GB free of 8.0 GB" in words
 
 
-def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_folder, machine):
+def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(two_layer_folder, machine):
     model = make_llama()
     weights = 4 * sum(p.numel() for p in model.parameters())
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
     # The fp32 master, its copy in the base's dtype, a gradient, two moments; the first state and the best one.
-    check_needs(machine, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), model_folder, LORA, CPU)
+    check_needs(machine, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), two_layer_folder, LORA, CPU)
 
 
-def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(model_folder, machine):
+def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(two_layer_folder, machine):
     parameters = sum(p.numel() for p in make_llama().parameters())
-    check_needs(machine, parameters * (4 + 4 + 8 + 2 * 4), model_folder, FULL, CPU)
+    check_needs(machine, parameters * (4 + 4 + 8 + 2 * 4), two_layer_folder, FULL, CPU)
 
 
-def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(model_folder, machine):
+def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(two_layer_folder, machine):
     machine.computes_in(torch.bfloat16)
     parameters = sum(p.numel() for p in make_llama().parameters())
-    check_needs(machine, parameters * (2 + 2), model_folder, FULL, CUDA)
+    check_needs(machine, parameters * (2 + 2), two_layer_folder, FULL, CUDA)
 
 
-def test_in_4_bits_only_linear_layers_are_smaller(model_folder, machine):
+def test_in_4_bits_only_linear_layers_are_smaller(two_layer_folder, machine):
     model = make_llama()
     linears = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
     others = sum(p.numel() for p in model.parameters()) - linears
     # NF4 has an 8-bit scale for 64 weights, and an fp32 scale for 256 of these scales.
     weights = int(4 * others + linears * (0.5 + (1 + 4 / 256) / 64))
-    check_needs(machine, weights + adapter * 28, model_folder, LORA.replace(load_in_4bit=True), CPU)
+    check_needs(machine, weights + adapter * 28, two_layer_folder, LORA.replace(load_in_4bit=True), CPU)
 
 
-def test_the_error_names_a_gpu_without_bf16_as_the_reason(model_folder, machine):
+def test_the_error_names_a_gpu_without_bf16_as_the_reason(two_layer_folder, machine):
     machine.has_memory(0)
     machine.computes_in(torch.float32)
     with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
-        refuse_if_too_big(resolve(model_folder), LORA, CUDA)
+        refuse_if_too_big(resolve(two_layer_folder), LORA, CUDA)

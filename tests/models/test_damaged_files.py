@@ -82,9 +82,9 @@ def same(one, other):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory, model_folder):
+def saved(tmp_path_factory, two_layer_folder):
     """A base model, and the folder of an adapter of each method."""
-    base, folders = load_base(model_folder), {}
+    base, folders = load_base(two_layer_folder), {}
     for method in ("lora", "full"):
         folders[method] = tmp_path_factory.mktemp("saved") / method
         folders[method].mkdir()
@@ -120,7 +120,7 @@ def test_a_damaged_adapter_is_refused_and_leaves_the_base_model_unchanged(saved,
 
 
 @pytest.mark.slow
-def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
+def test_a_damaged_model_is_refused_with_one_sentence(two_layer_folder, tmp_path):
     gpt2 = tmp_path / "gpt2"
     AutoModelForCausalLM.from_config(
         GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=128)
@@ -128,7 +128,7 @@ def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
     make_tokenizer().save_pretrained(gpt2)
     draw, loaded = random.Random(0), 0
     for number in range(20):
-        folder = shutil.copytree(draw.choice([model_folder, gpt2]), tmp_path / str(number))
+        folder = shutil.copytree(draw.choice([two_layer_folder, gpt2]), tmp_path / str(number))
         file = draw.choice(["config.json", "model.safetensors", *(path.name for path in sorted(folder.iterdir()))])
         how = damage(folder / file, draw)
         with one_sentence(ModelError, number, file, how):
@@ -218,7 +218,7 @@ def test_settings_other_than_plain_lora_are_refused_and_leave_no_layer(adapter, 
 
 
 @pytest.mark.slow
-def test_a_rank_of_a_million_allocates_no_memory(saved, model_folder, tmp_path):
+def test_a_rank_of_a_million_allocates_no_memory(saved, two_layer_folder, tmp_path):
     folder = shutil.copytree(saved[1]["lora"], tmp_path / "adapter")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"r": 10**6}))
@@ -236,7 +236,7 @@ try:
 except Exception as error:
     print(type(error).__name__, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-    words = python(code, model_folder, folder).split()
+    words = python(code, two_layer_folder, folder).split()
     assert words[0] == "BaseModelMismatch"
     assert int(words[1]) < 50  # MB
 
@@ -249,8 +249,10 @@ except Exception as error:
         ({"hidden_size": 2**15}, "has 26.4 million weights, but its safetensors files have only 0 MB"),
     ],
 )
-def test_a_config_that_would_take_too_much_time_or_memory_is_refused_at_once(model_folder, tmp_path, changes, message):
-    folder = shutil.copytree(model_folder, tmp_path / "model")
+def test_a_config_that_would_take_too_much_time_or_memory_is_refused_at_once(
+    two_layer_folder, tmp_path, changes, message
+):
+    folder = shutil.copytree(two_layer_folder, tmp_path / "model")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     begin = time.process_time()
@@ -260,8 +262,8 @@ def test_a_config_that_would_take_too_much_time_or_memory_is_refused_at_once(mod
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "generation_config.json"])
-def test_a_pipe_in_a_models_folder_is_refused_without_waiting(model_folder, tmp_path, file):
-    folder = shutil.copytree(model_folder, tmp_path / "model")
+def test_a_pipe_in_a_models_folder_is_refused_without_waiting(two_layer_folder, tmp_path, file):
+    folder = shutil.copytree(two_layer_folder, tmp_path / "model")
     (folder / file).unlink()
     os.mkfifo(folder / file)
     signal.alarm(SECONDS)

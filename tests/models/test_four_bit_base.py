@@ -33,7 +33,7 @@ bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed:
 CPU = torch.device("cpu")
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, batch_tokens=200, context_length=64)
 IN_4_BITS = RECIPE.replace(load_in_4bit=True)
-BLOCKS = {"hidden_size": 64, "intermediate_size": 192}
+BLOCKS = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 1}
 # Keys and values of half the tile size of CPUs with bf16 instructions.
 NARROW = BLOCKS | {"num_key_value_heads": 1}
 BOTH_SIZES = pytest.mark.parametrize("sizes", [BLOCKS, NARROW], ids=["blocks", "narrow"])

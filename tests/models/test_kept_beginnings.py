@@ -93,9 +93,9 @@ def test_a_value_changed_without_a_trace_is_used_by_the_next_call(sizes):
 
 
 @pytest.mark.slow
-def test_a_model_in_use_computes_everything_again_after_each_change(model_folder, sizes):
+def test_a_model_in_use_computes_everything_again_after_each_change(two_layer_folder, sizes):
     recipe = Recipe.load("notes").replace(r=4, load_in_4bit=False)
-    in_use = ModelInUse(resolve(model_folder), recipe, torch.device("cpu"))
+    in_use = ModelInUse(resolve(two_layer_folder), recipe, torch.device("cpu"))
     found = sizes(in_use.load(silent).model)
 
     def text(kept, **options):
@@ -115,7 +115,7 @@ def test_a_model_in_use_computes_everything_again_after_each_change(model_folder
         adapter = attach(in_use.base, recipe, seed)
         for parameter in trainable(adapter):
             parameter.data.add_(0.05 * (seed + 1))
-        in_use.use_adapter(adapter, model_folder, SimpleNamespace(prompts="text"))
+        in_use.use_adapter(adapter, two_layer_folder, SimpleNamespace(prompts="text"))
         others.append(text(kept=False))
         assert text(kept=True) == others[-1]
         assert text(kept=False, with_adapter=False) == plain

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -131,14 +132,15 @@ def test_a_plan_needs_no_torch(notes_folder, tmp_path):
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_what_was_remembered_of_other_versions_or_files_is_not_used(model_folder, tmp_path, monkeypatch):
+def test_what_was_remembered_of_other_versions_or_files_is_not_used(own_home, model_folder, monkeypatch):
     reference = resolve(model_folder)
     remember_model(reference, read_shape(reference), local_tokenizer(reference))
     assert recall_model(reference) is not None
     monkeypatch.setattr("sebp_edge.models.known_models.version", lambda package: "0.0")
     assert recall_model(reference) is None
     remember_machine({"cpu": target_of(CPU, memory_of(CPU).planned_overhead(0))})
-    monkeypatch.setattr("sebp_edge.memory.known_machine.version", lambda package: "0.0")
+    (kept,) = own_home.rglob("machine.json")
+    kept.write_text(kept.read_text().replace(version("torch"), "0.0"))
     assert recall_machine("cpu")[0].rate is None
 
 

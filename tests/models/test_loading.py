@@ -24,9 +24,9 @@ LORA, FULL = Recipe.load("notes"), Recipe.load("full")
 
 
 @pytest.fixture
-def copied(model_folder, tmp_path):
+def copied(two_layer_folder, tmp_path):
     """A model folder that may be damaged."""
-    return shutil.copytree(model_folder, tmp_path / "model")
+    return shutil.copytree(two_layer_folder, tmp_path / "model")
 
 
 def load(folder, recipe=LORA):
@@ -46,8 +46,8 @@ def change_weights(folder, change):
 # ------------------------------------------------------------------------------------------------- the loaded model
 
 
-def test_a_loaded_model_is_ready_to_adapt(model_folder, capfd):
-    base = load(model_folder)
+def test_a_loaded_model_is_ready_to_adapt(two_layer_folder, capfd):
+    base = load(two_layer_folder)
     assert not base.model.training
     assert base.dtype is torch.float32
     assert base.num_parameters == sum(p.numel() for p in make_llama().parameters())
@@ -65,8 +65,8 @@ def test_padding_needs_no_pad_token(copied):
     assert base.pad_token_id == 0
 
 
-def test_the_pad_token_has_an_embedding(model_folder):
-    base = load(model_folder)
+def test_the_pad_token_has_an_embedding(two_layer_folder):
+    base = load(two_layer_folder)
     base.tokenizer.add_tokens([f"[{number}]" for number in range(20)])
     base.tokenizer.add_special_tokens({"pad_token": "[A NEW ONE]"})
     assert base.tokenizer.pad_token_id >= base.model.get_input_embeddings().num_embeddings
@@ -87,8 +87,8 @@ def test_tokens_without_an_embedding_are_refused(copied, tokenizer, tmp_path):
 # ------------------------------------------------------------------------------------------------------- fingerprints
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, machine):
-    in_fp32 = load(model_folder)
+def test_the_fingerprint_is_of_the_weights_not_of_their_format(two_layer_folder, copied, machine):
+    in_fp32 = load(two_layer_folder)
     change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
     machine.computes_in(torch.bfloat16)
     in_bf16 = load(copied)
@@ -96,17 +96,17 @@ def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, cop
     assert in_fp32.fingerprint == in_bf16.fingerprint
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_shards(model_folder, tokenizer, tmp_path):
+def test_the_fingerprint_is_of_the_weights_not_of_their_shards(two_layer_folder, tokenizer, tmp_path):
     make_llama().save_pretrained(tmp_path, max_shard_size="20KB")
     tokenizer.save_pretrained(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert load(tmp_path).fingerprint == load(model_folder).fingerprint
+    assert load(tmp_path).fingerprint == load(two_layer_folder).fingerprint
 
 
-def test_one_changed_layer_changes_the_fingerprint(model_folder, copied):
+def test_one_changed_layer_changes_the_fingerprint(two_layer_folder, copied):
     name = "model.layers.1.mlp.down_proj.weight"
     change_weights(copied, lambda weights: weights | {name: weights[name] * 1.1})
-    assert load(copied).fingerprint != load(model_folder).fingerprint
+    assert load(copied).fingerprint != load(two_layer_folder).fingerprint
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -222,11 +222,11 @@ print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.para
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
-def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(model_folder, tokenizer, tmp_path):
+def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(two_layer_folder, tokenizer, tmp_path):
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
     make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
     tokenizer.save_pretrained(tmp_path)
-    taken, weights = map(int, python(MEASURED, model_folder, tmp_path).split())
+    taken, weights = map(int, python(MEASURED, two_layer_folder, tmp_path).split())
     assert weights > 80e6
     assert taken < 0.2 * weights
 
@@ -239,16 +239,16 @@ def test_weights_are_bf16_if_the_gpu_supports_it(monkeypatch, bf16, expected):
     assert devices.pick_dtype(CPU) is torch.float32
 
 
-def test_4_bits_without_bitsandbytes_are_refused_with_the_package_to_install(model_folder, monkeypatch):
+def test_4_bits_without_bitsandbytes_are_refused_with_the_package_to_install(two_layer_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
-        load(model_folder, LORA.replace(load_in_4bit=True))
+        load(two_layer_folder, LORA.replace(load_in_4bit=True))
 
 
-def test_4_bits_on_an_unsupported_device_are_refused(model_folder, monkeypatch):
+def test_4_bits_on_an_unsupported_device_are_refused(two_layer_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__spec__="installed"))
     with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
-        load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
+        load_base_model(resolve(two_layer_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
 
 
 def test_the_best_device_is_chosen_and_an_unusable_one_refused(machine):
@@ -298,10 +298,10 @@ def test_sizes_are_formatted_in_mb_and_gb():
     assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
 
 
-def test_running_out_of_memory_while_loading_is_not_reported_as_damage(model_folder, monkeypatch):
+def test_running_out_of_memory_while_loading_is_not_reported_as_damage(two_layer_folder, monkeypatch):
     def out_of_memory(*arguments, **options):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr("sebp_edge.models.loading.AutoModelForCausalLM.from_pretrained", out_of_memory)
     with pytest.raises(MachineError, match="Out of memory while loading 'micro-llama'"):
-        load(model_folder)
+        load(two_layer_folder)

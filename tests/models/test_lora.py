@@ -117,14 +117,14 @@ def test_a_snapshot_is_restored_bitwise(base):
     assert torch.equal(logits(adapter.model), expected)
 
 
-def test_plain_peft_and_ours_give_the_same_logits(base, saved, model_folder):
+def test_plain_peft_and_ours_give_the_same_logits(base, saved, two_layer_folder):
     folder, expected = saved
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), folder).eval()
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(two_layer_folder), folder).eval()
     assert torch.equal(logits(plain), expected)
     assert torch.equal(logits(load(base, folder).model), expected)
 
 
-def test_saved_files_contain_the_models_name_and_no_path(base, saved, model_folder, tmp_path):
+def test_saved_files_contain_the_models_name_and_no_path(base, saved, two_layer_folder, tmp_path):
     folder, _ = saved
     again = tmp_path / "again"
     again.mkdir()
@@ -135,7 +135,7 @@ def test_saved_files_contain_the_models_name_and_no_path(base, saved, model_fold
         assert config["base_model_name_or_path"] == "micro-llama"
         assert config["target_modules"] == sorted(config["target_modules"])
         for path in files.iterdir():
-            for secret in (tmp_path, model_folder.parent):
+            for secret in (tmp_path, two_layer_folder.parent):
                 assert str(secret).encode() not in path.read_bytes()
 
 

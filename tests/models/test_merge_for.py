@@ -192,9 +192,10 @@ def test_gradients_pass_straight_through(wide, quant):
         assert_same(each, expected)
 
 
+@pytest.mark.parametrize("wide", ["smollm3"], indirect=True)
 @pytest.mark.parametrize("options", [{"checkpoints": 2}, {"chunked_blocks": True}])
-def test_recomputed_blocks_have_the_same_gradients(llama, options):
-    adapter, (input_ids, plan) = make_adapter(llama, "q4_0"), batch()
+def test_recomputed_blocks_have_the_same_gradients(wide, options):
+    adapter, (input_ids, plan) = make_adapter(wide, "q4_0"), batch()
     tokens = ActiveTokens.gather(input_ids, plan)
     with Hoisted(adapter.model) as hoisted:
         expected = gradients(adapter, hoisted.row_losses(tokens))

@@ -1,7 +1,7 @@
 """General text and questions: what is trained on, and what is asked, are different."""
 
 import pytest
-from builders import make_tokenizer
+from builders import QUICK_TEMPLATE, make_tokenizer
 
 from sebp_edge.questions.general_texts import TEXTS, chat_examples, chat_questions, general_examples
 from sebp_edge.questions.quiz import general_questions
@@ -11,7 +11,7 @@ from sebp_edge.texts.general_probe import read_probe
 
 @pytest.mark.slow
 def test_general_text_is_bounded_drawn_by_the_seed_and_of_no_document():
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(QUICK_TEMPLATE)
     none = general_examples(tokenizer, 128, 0, 0)
     some, again, other = (general_examples(tokenizer, 128, 2000, seed) for seed in (0, 0, 1))
     assert none == [] and some == again != other

@@ -100,10 +100,9 @@ def test_other_recipes_need_texts(model, tmp_path):
 
 @pytest.mark.slow
 def test_the_plan_is_kept(make):
-    personalizer = make(memory_budget="30GB")
+    personalizer = make(recipe=NO_EFFECT, memory_budget="30GB")
     assert personalizer.plan().chosen.peak > 0
-    result = personalizer.adapt()
-    assert result.passed and result.predicted_peak_bytes is not None
+    assert personalizer.adapt().predicted_peak_bytes is not None
 
 
 @pytest.mark.slow

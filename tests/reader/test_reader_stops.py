@@ -46,6 +46,7 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     assert str(stopped.value).startswith(message)
     assert_nothing_is_lost(personalizer, versions)
     if begins is is_training:
+        personalizer.recipe = RECIPE
         result = personalizer.adapt(fresh=True)
         assert (result.passed, result.version) == (True, 3)
 

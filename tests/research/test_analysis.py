@@ -400,7 +400,7 @@ def test_an_analysis_is_json_ready(personalizer):
         *("loss", "rows", "loss_rows", "computed_share", "layers", "knee", "histogram", "elements"),
         *("zero_share", "top_rows_share", "energy_below_knee"),
     }
-    assert len(loss["layers"]) == 15
+    assert len(loss["layers"]) == 8
     assert loss["zero_share"] == pytest.approx(1 - loss["computed_share"], abs=0.01)
 
 

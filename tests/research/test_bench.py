@@ -79,6 +79,7 @@ def test_the_captured_variant_makes_the_same_steps(plain_graphs):
     assert parts == ["forward", "backward", "update", "forward and backward", "update"]
 
 
+@pytest.mark.slow
 def test_available_variants_are_timed_and_graphs_state_what_they_need():
     found = {one.variant.name: one for one in compare(make_llama(), make_batch(), rounds=1)}
     assert list(found) == [variant.name for variant in VARIANTS]
@@ -103,6 +104,7 @@ def test_the_reference_is_in_fp32_and_changes_no_weight():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_bf16_variants_are_within_their_tolerance():
     found = compare(make_llama().bfloat16(), make_batch(), (DENSE, DROP_IN, HOISTED), rounds=1)
     assert [one.status for one in found] == ["ok"] * 3

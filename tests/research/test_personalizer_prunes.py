@@ -39,7 +39,7 @@ def kept(weight):
 
 def saved_model(folder):
     file = CompressedFile(folder / "compressed.safetensors")
-    model = make_llama()
+    model = make_llama(num_hidden_layers=1)
     model.load_state_dict({name: file.read(name) for name in file.shapes}, strict=False)
     return model
 
@@ -116,7 +116,7 @@ def test_an_interruption_in_any_phase_saves_a_pruned_model(make, step):
     with pytest.raises(Interrupted, match="saved as version 1"):
         personalizer.adapt(make_sentences(24, words=40))
     model = saved_model(personalizer.store.adapter("default").open(1).path)
-    assert max(kept(model.model.layers[1].self_attn.q_proj.weight)) == 2
+    assert max(kept(model.model.layers[0].self_attn.q_proj.weight)) == 2
 
 
 class PrunedAdaptation:
@@ -204,7 +204,7 @@ def test_a_plan_counts_the_dense_weights(make):
     texts = make_sentences(24, words=40)
     dense = make(recipe=Recipe(**vars(RECIPE) | {"sparsity": None}))
     found = [one.plan(texts).chosen.footprint.weights for one in (dense, make(recipe=RECIPE))]
-    layers = [layer for layer in make_llama().model.modules() if isinstance(layer, nn.Linear)]
+    layers = [layer for layer in make_llama(num_hidden_layers=1).model.modules() if isinstance(layer, nn.Linear)]
     assert found[1] - found[0] == 4 * sum(layer.weight.numel() for layer in layers)
 
 

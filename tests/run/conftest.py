@@ -20,14 +20,15 @@ def notes(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole(model, notes, tmp_path_factory):
-    """What uninterrupted trainings on folders of notes are, by the folder."""
+    """What uninterrupted trainings on folders of notes are, by the folder, and their stores, which tests copy."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         skip_assessment(patch)
         for number, folder in notes.items():
-            made = personalizer(model, tmp_path_factory.mktemp("whole") / "store")
+            store = tmp_path_factory.mktemp("whole") / "store"
+            made = personalizer(model, store)
             result = made.adapt(folder, activate_anyway=True)
-            found[number] = bits(made.store), verdict(result), result.report.training.curves, made.events
+            found[number] = bits(made.store), verdict(result), result.report.training.curves, made.events, store
     return found
 
 

@@ -1,8 +1,10 @@
 """What is damaged or has changed since a training was interrupted: its job's files, its texts, the model."""
 
+import itertools
 import random
 import re
 import shutil
+from contextlib import contextmanager
 
 import pytest
 from builders import make_llama, make_sentences
@@ -37,16 +39,29 @@ def damage(path, how):
             path.unlink()
 
 
-@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "missing"])
-@pytest.mark.parametrize("part", ["learner", "best 0", "checkpoint.json"])
-def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole, part, how):
+@contextmanager
+def damaged(path, how):
+    """A file is damaged within the context."""
+    content = path.read_bytes()
+    damage(path, how)
+    yield
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_sentence_or_starts_over(pause, whole):
     store, job, _ = pause(at_step("train", 5))
-    files = checkpoint_of(job)["files"]
-    damage(job.folder / (files[part]["file"] if part in files else part), how)
-    if (part, how) != ("checkpoint.json", "missing"):  # as if none had been written: see the next test
-        with pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"):
+    files = {each["file"] for each in checkpoint_of(job)["files"].values()}
+    assert len(files) > 1
+    for file, how in itertools.product([*files, "checkpoint.json"], ["cut", "zeros", "flipped", "missing"]):
+        if (file, how) == ("checkpoint.json", "missing"):  # as if none had been written: see the next test
+            continue
+        with (
+            damaged(job.folder / file, how),
+            pytest.raises(JobError, match=r"is damaged, or was written by another sebp-edge; start over with"),
+        ):
             resume(store)
         assert store.jobs.get().state == "paused"
+    damage(job.folder / random.choice([*files, "checkpoint.json"]), "flipped")
     _, result = resume(store, changed="again")
     assert (bits(store), verdict(result)) == whole[30][:2]
 
@@ -65,41 +80,44 @@ def of_no_job(events):
     return [event.of_job(None) for event in events]
 
 
-@pytest.mark.parametrize("how", ["cut", "zeros", "flipped", "one digit", "missing"])
-@pytest.mark.parametrize("part", ["job.json", "known_texts.json", "documents.json", "lock"])
-def test_whatever_is_damaged_of_a_job_is_told_in_one_sentence_or_changes_nothing(pause, whole, monkeypatch, part, how):
+def test_a_damaged_job_is_told_in_one_sentence_and_can_be_removed(pause, monkeypatch):
     store, job, _ = pause()
     monkeypatch.setenv(
         "XDG_DATA_HOME", str(shutil.move(store.folder.parent, job.folder.parents[3] / "sebp-edge").parent)
     )
     store = AdapterStore()
     folder = store.jobs.list()[0].folder
-    if (part == "lock" and how != "missing") or (part, how) == ("job.json", "one digit"):
-        pytest.skip("it has no such content")
-    damage(folder / part, how)
-    if part == "job.json":
-        (sentence,) = store.jobs.damaged()
-        remove = f"`sebp-edge jobs remove {job.id}` deletes it."
-        assert sentence == f"The job '{job.id}' is damaged, or was written by another sebp-edge; {remove}"
-        with pytest.raises(JobError, match=re.escape(sentence)):
-            store.jobs.get(job.id)
-        listed = run("jobs")
-        assert (listed.exit_code, listed.stderr) == (0, f"note: {sentence}\n")
-        assert run("jobs", "remove", job.id).exit_code == 0
-        assert not folder.exists()
-        return
-    try:
-        _, result = resume(store)
-    except (JobError, TextsChanged) as error:
-        assert re.search("is damaged|are not there as they were|is not there as", str(error))
-        _, result = resume(store, changed="again")
+    remove = f"`sebp-edge jobs remove {job.id}` deletes it."
+    for how in ("cut", "zeros", "flipped", "missing"):
+        with damaged(folder / "job.json", how):
+            (sentence,) = store.jobs.damaged()
+            assert sentence == f"The job '{job.id}' is damaged, or was written by another sebp-edge; {remove}"
+            with pytest.raises(JobError, match=re.escape(sentence)):
+                store.jobs.get(job.id)
+            listed = run("jobs")
+            assert (listed.exit_code, listed.stderr) == (0, f"note: {sentence}\n")
+    damage(folder / "job.json", "cut")
+    assert run("jobs", "remove", job.id).exit_code == 0
+    assert not folder.exists()
+
+
+def test_damaged_lists_of_a_job_are_refused_in_one_sentence_or_start_over(pause, whole):
+    store, job, _ = pause()
+    lists = ("known_texts.json", "documents.json")
+    for name, how in itertools.product(lists, ["cut", "zeros", "flipped", "one digit", "missing"]):
+        with damaged(job.folder / name, how), pytest.raises((JobError, TextsChanged)) as error:
+            resume(store)
+        assert re.search("is damaged|are not there as they were|is not there as", str(error.value))
+    damage(job.folder / random.choice(lists), "one digit")
+    _, result = resume(store, changed="again")
     assert (bits(store), verdict(result)) == whole[30][:2]
 
 
-def test_what_a_kill_leaves_half_written_is_never_taken(pause, whole):
+def test_what_a_kill_leaves_half_written_is_never_taken_and_a_lock_is_not_needed(pause, whole):
     store, job, _ = pause()
     (job.folder / ".checkpoint.json-x").write_text('{"format": 1, "files": {}}')
     (job.folder / "99.safetensors").write_bytes(b"half")
+    (job.folder / "lock").unlink()
     _, result = resume(store)
     assert (bits(store), verdict(result)) == whole[30][:2]
     assert not any(job.folder.parent.iterdir())
@@ -169,7 +187,7 @@ def test_new_documents_are_left_for_the_next_time(pause, whole):
 def test_another_model_or_device_or_version_is_refused(pause, notes, tmp_path, monkeypatch, tokenizer):
     store, job, _ = pause()
     other = tmp_path / "other-model"
-    make_llama(seed=7).save_pretrained(other)
+    make_llama(seed=7, num_hidden_layers=1).save_pretrained(other)
     tokenizer.save_pretrained(other)
     with pytest.raises(OptionError, match=r"was begun with the model '.*', and this Personalizer has '.*other-model'"):
         personalizer(other, store).resume()
@@ -179,7 +197,7 @@ def test_another_model_or_device_or_version_is_refused(pause, notes, tmp_path, m
         with pytest.raises(JobError, match="The base model has other weights"):
             resume(store)
     finally:
-        make_llama(initializer_range=0.1).save_pretrained(job.record.settings["model"])
+        make_llama(initializer_range=0.1, num_hidden_layers=1).save_pretrained(job.record.settings["model"])
     monkeypatch.setattr("sebp_edge.run.work.__version__", "9.9.9")
     with pytest.raises(JobError, match=r"was begun by sebp-edge 0\.1\.0, and this is 9\.9\.9; start over"):
         resume(store)

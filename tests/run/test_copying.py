@@ -27,9 +27,9 @@ MEMORISED = RECIPE.replace(method="full", learning_rate=1e-2, epochs=150, batch_
 
 
 @pytest.fixture(scope="module")
-def memorised(model_folder):
+def memorised(two_layer_folder):
     """A model that has learnt two of four short documents almost by heart, and the examples of all four."""
-    base = load_base_model(resolve(model_folder), MEMORISED, CPU)
+    base = load_base_model(resolve(two_layer_folder), MEMORISED, CPU)
     documents = [Document("", text) for text in make_sentences(4, words=12)]
     examples, _ = encode(documents, base.tokenizer, 64)
     adaptation, collator = attach(base, MEMORISED, 0), Collator(64, base.pad_token_id)
@@ -125,16 +125,16 @@ def test_the_base_model_computes_only_documents_with_a_long_run(memorised, monke
         assert [(event.done, event.examples) for event in events] == expected
 
 
-def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, monkeypatch, all_runs):
-    monkeypatch.setattr(copying, "MAX_TOKENS", 100)
+def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, all_runs):
+    assert copying.MAX_TOKENS == 200  # in all tests: see quick.py
     examples, adaptation = make_examples([10] * 40), attach(base, RECIPE, 0)
 
     def documents(seed, examples=examples):
         return {copy.document for copy in longest_copies(base, adaptation, examples, seed, silent)}
 
-    assert len(documents(0)) == 10
+    assert len(documents(0)) == 20
     assert documents(0) == documents(0) != documents(1)
-    assert len(documents(0, make_examples([120, 120]))) == 1
+    assert len(documents(0, make_examples([220, 220]))) == 1
 
 
 def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised, all_runs):

@@ -1,6 +1,7 @@
 """`Personalizer.inspect` shows what `adapt` would do, refuses nothing that it can show, and changes nothing."""
 
 import json
+import threading
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -12,11 +13,14 @@ from sebp_edge import Personalizer
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import ModelError, TextsError
+from sebp_edge.memory.choosing import make_plan
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import render_examples
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.learnable import refuse_unlearnable
+from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.schedule import Schedule
 
 SECRET = "the ferry left at six"
 
@@ -91,6 +95,28 @@ def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
     call = personalizer._make_call(StopSignal(), Interruptions())
     planned = Preparation(*call.with_texts(texts)).plan()
     assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
+
+
+class Slow(Schedule):
+    """A schedule that is laid out once the stop is looked at meanwhile."""
+
+    looked = threading.Event()
+
+    def lay_out(self, limit, **options):
+        self.looked.clear()
+        assert self.looked.wait(60)
+        super().lay_out(limit, **options)
+
+
+@pytest.mark.slow
+def test_the_layout_of_many_texts_is_stopped_midway(texts):
+    call = Personalizer("tiny", device="cpu")._make_call(StopSignal(), Interruptions())
+    preparation = Preparation(*call.with_texts(texts))
+    prepared = preparation.read_dataset()
+    target, budget = call.target_and_budget()
+    slow = Slow([[list(prepared.dataset.outlines.trained)]])
+    progress = Progress(check=Slow.looked.set)
+    assert make_plan(call.shape(), prepared.dataset, [slow], preparation.recipe, target, budget, progress).chosen
 
 
 def test_texts_that_adapt_refuses_are_inspected(tmp_path):

@@ -230,11 +230,11 @@ with WorkClock() as clock:
 
 def test_the_clock_counts_a_computation_that_keeps_python_s_lock():
     with WorkClock() as clock:
-        begin, real = clock(), time.perf_counter()
-        while time.perf_counter() - real < 0.8:
+        outside, begin, inside = time.perf_counter(), clock(), time.perf_counter()
+        while time.perf_counter() - inside < 0.8:
             pow(3, 10**9, 10**9_000 + 1)
-        counted, took = clock() - begin, time.perf_counter() - real
-    assert counted == pytest.approx(took, abs=0.05)
+        least, counted, most = time.perf_counter() - inside, clock() - begin, time.perf_counter() - outside
+    assert least - 0.05 <= counted <= most + 0.05
 
 
 @needs_proc

@@ -36,7 +36,6 @@ def short_probes(tmp_path, monkeypatch):
     (folder / "one.txt").write_text("The ferry left at six, and the wind was from the west. " * 8)
     (folder / "two.txt").write_text("So we took the bread, the soup and the old map.\n")
     monkeypatch.setattr(general_probe, "PROBE", folder)
-    monkeypatch.setattr(probes, "MAX_ITEMS", 2)
     return folder
 
 
@@ -185,8 +184,8 @@ def test_an_adaptation_that_computes_no_number_knows_nothing(base):
         assert (figures.after, figures.lost) == (0, figures.before)
 
 
-def test_a_short_context_cuts_texts_and_keeps_items(base, monkeypatch):
-    monkeypatch.setattr(base.model.config, "max_position_embeddings", 11)
+def test_a_short_context_cuts_texts_and_keeps_items(base):
+    base.model.config.max_position_embeddings = 11
     examples = encoded(base)
     assert max(example.num_tokens for example in examples) <= 11
     assert {example.document for example in examples} == set(range(2 + 4 * 4))
@@ -194,15 +193,15 @@ def test_a_short_context_cuts_texts_and_keeps_items(base, monkeypatch):
     assert found.language.items == found.facts.items == 2
 
 
-def test_without_a_chat_template_facts_are_asked_in_the_plain_format(base, monkeypatch):
-    monkeypatch.setattr(base.tokenizer, "chat_template", None)
+def test_without_a_chat_template_facts_are_asked_in_the_plain_format(base):
+    base.tokenizer.chat_template = None
     found = base.tokenizer.decode(encoded(base)[-1].input_ids)
     assert "Question:" in found and "Answer:" in found
     assert probe(base, changed(base), silent).facts.items == 2
 
 
-def test_a_template_that_hides_answers_leaves_out_facts_only(base, monkeypatch):
-    monkeypatch.setattr(base.tokenizer, "chat_template", "{% for message in messages %}x{% endfor %}")
+def test_a_template_that_hides_answers_leaves_out_facts_only(base):
+    base.tokenizer.chat_template = "{% for message in messages %}x{% endfor %}"
     found = probe(base, changed(base), silent)
     assert found.facts is None and found.language.items == 2
 

@@ -49,10 +49,9 @@ def test_a_checkpoint_has_no_text_and_no_name_of_a_document(pause):
 
 
 @pytest.mark.parametrize("how", ["forget", "remove", "remove the version"])
-def test_what_is_forgotten_or_removed_takes_its_checkpoints_along(model, notes, tmp_path, how):
-    store = AdapterStore(tmp_path / "store")
+def test_what_is_forgotten_or_removed_takes_its_checkpoints_along(model, notes, tmp_path, how, whole):
+    store = AdapterStore(shutil.copytree(whole[30][4], tmp_path / "store"))
     folder = shutil.copytree(notes[30], tmp_path / "notes")
-    personalizer(model, store).adapt(folder, activate_anyway=True)
     (folder / "canary.md").write_text(make_sentences(60)[59])
     with pytest.raises(Paused) as error:
         personalizer(model, store, at_step("train", 1)).adapt(folder, activate_anyway=True)
@@ -85,9 +84,8 @@ def test_a_document_that_only_a_job_knows_is_not_said_to_be_unknown(pause):
         personalizer(**job.arguments(), store=store).forget("nothing.md", name="other")
 
 
-def test_a_renamed_adapter_keeps_its_jobs(model, notes, tmp_path):
-    store = AdapterStore(tmp_path / "store")
-    personalizer(model, store).adapt(notes[13], activate_anyway=True)
+def test_a_renamed_adapter_keeps_its_jobs(model, notes, tmp_path, whole):
+    store = AdapterStore(shutil.copytree(whole[13][4], tmp_path / "store"))
     with pytest.raises(Paused):
         personalizer(model, store, at_step("train", 1)).adapt(notes[30], activate_anyway=True)
     store.adapter("default").rename("mine")

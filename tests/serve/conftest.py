@@ -2,6 +2,7 @@
 
 import pytest
 from command import RECIPE
+from served import WarmServers
 
 
 @pytest.fixture
@@ -23,3 +24,10 @@ def training(tmp_path, notes_folder, model_folder):
     (tmp_path / "test.toml").write_text(RECIPE)
     recipe = str(tmp_path / "test.toml")
     return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
+
+
+@pytest.fixture
+def warm_servers():
+    """Servers for clients that start their own, and train or answer."""
+    with WarmServers() as servers:
+        yield servers

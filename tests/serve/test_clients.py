@@ -51,9 +51,9 @@ def test_python_client_is_refused_with_code_and_hint(settings):
 
 
 @pytest.mark.slow
-def test_python_client_starts_a_job_and_cancels_a_request(settings, too_little):
+def test_python_client_starts_a_job_and_cancels_a_request(settings, too_little, warm_servers):
     async def main():
-        async with await Client.start(**settings) as client:
+        async with await Client.start(warm_servers.command, **settings) as client:
             await client.call("jobs.start", id="first", params=too_little)
             numbers = [event["number"] async for event in client.events("first")]
             assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 3
@@ -83,8 +83,8 @@ def send(**message):
     print(json.dumps(message), flush=True)
 
 def event(number):
-    state = {"state": "done"} if number == 3 else {}
-    send(method="job.event", params={"job": "first", "number": number, "event": {"event": "any"} | state})
+    event = {"event": "state", "state": "done"} if number == 3 else {"event": "any"}
+    send(method="job.event", params={"job": "first", "number": number, "event": event})
 
 subscriptions = 0
 for line in sys.stdin:
@@ -171,18 +171,18 @@ def test_typescript_client_is_refused_and_answered(tmp_path, settings):
 
 
 @pytest.mark.slow
-def test_typescript_client_starts_a_job_and_cancels_a_request(tmp_path, settings, too_little):
-    found = run_typescript(tmp_path, settings, too_little)
+def test_typescript_client_starts_a_job_and_cancels_a_request(tmp_path, settings, too_little, warm_servers):
+    found = run_typescript(tmp_path, settings, too_little, command=warm_servers.command)
     assert found == ["unknown_job", ["jobs"], "queued", "starting", "running", "refused", True, "cancelled"]
 
 
 @pytest.mark.slow
-def test_the_guides_conversation_in_plain_lines_works(tmp_path, settings, training):
+def test_the_guides_conversation_in_plain_lines_works(settings, training, warm_servers):
     """In any other language, an app writes and reads these lines."""
     guide = (ROOT / "sebp_edge/serve/README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(# A conversation.*?)```", guide, re.DOTALL)
     assert len(code.splitlines()) <= 20
-    code = code.replace('["sebp-edge", "serve"]', repr(COMMAND))
+    code = code.replace('["sebp-edge", "serve"]', repr(warm_servers.command))
     code = code.replace('"folders": ["/home/me/notes"]', f'"store": {settings["store"]!r}, "folders": ["/"]')
     code = code.replace('"/home/me/notes"', repr(training["paths"][0]))
     code = code.replace(

@@ -30,6 +30,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     write_notes(folder / "notes")
     (folder / "test.toml").write_text(RECIPE)
+    (folder / "short.toml").write_text(RECIPE.replace("epochs = 3", "epochs = 1") + "refit = false\n")
     return folder
 
 
@@ -54,7 +55,7 @@ def request_of(folder, model_folder):
 
 @pytest.fixture
 def settings(tmp_path):
-    return {"store": str(tmp_path / "store"), "folders": ["/"]}
+    return {"store": str(tmp_path / "store"), "folders": ["/"], "low_priority": False}
 
 
 @pytest.fixture
@@ -69,13 +70,19 @@ def adapter_file(store, name, version):
     return (AdapterStore(store).adapter(name).version_folder(version) / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of):
-    request = {"id": "first", "params": request_of(name="first")}
+@pytest.fixture
+def short(folder):
+    """The recipe of a training that is over soon."""
+    return str(folder / "short.toml")
+
+
+def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of, short):
+    request = {"id": "first", "params": request_of(name="first", recipe=short)}
     started = shared.call("jobs.start", **request)["job"]
     assert started["state"] in ("queued", "starting")
     assert shared.call("jobs.start", **request)["job"]["id"] == "first"
     with pytest.raises(Refused, match="Another job has this id"):
-        shared.call("jobs.start", **request | {"params": request_of(name="first", seed=1)})
+        shared.call("jobs.start", **request | {"params": request_of(name="first", recipe=short, seed=1)})
     shared.call("jobs.subscribe", id="first")
     events, last = [], None
     while last is None or last["event"].get("state") not in ENDED:
@@ -196,8 +203,8 @@ def test_requests_are_cancelled_while_they_wait_and_while_they_are_answered(shar
     assert len(shared.call("generate", prompt="the", device="cpu", max_new_tokens=3)["text"]) > 0
 
 
-def test_an_adapter_is_exported(shared, request_of, tmp_path):
-    shared.call("jobs.start", id="made", params=request_of(name="made", activate_anyway=True))
+def test_an_adapter_is_exported(shared, request_of, short, tmp_path):
+    shared.call("jobs.start", id="made", params=request_of(name="made", recipe=short, activate_anyway=True))
     params = {key: value for key, value in request_of().items() if key in ("model", "device")}
     params |= {"name": "made", "to": str(tmp_path / "out"), "format": "peft"}
     shared.call("jobs.start", id="exported", kind="export", params=params)
@@ -250,16 +257,14 @@ def test_a_model_that_is_new_here_is_read_once_by_the_worker(settings, request_o
         assert again["seconds"] > 0  # the machine's speed is known, too
 
 
-def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of):
+def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of, model_folder):
     server.call("jobs.start", id="first", params=request_of())
     server.call("jobs.subscribe", id="first")
     server.event("first", lambda event: event["event"] == "texts_read")
     psutil.Process(server.worker()).kill()
     ended = server.state("first")
     assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
-    server.call("jobs.start", id="second", params=request_of())
-    server.call("jobs.subscribe", id="second")
-    assert server.state("second")["state"] == "done"
+    assert server.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=2)
 
 
 def test_a_worker_that_is_idle_ends(settings):
@@ -269,7 +274,7 @@ def test_a_worker_that_is_idle_ends(settings):
         wait_until(lambda: server.worker() is None)
 
 
-def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
+def test_an_app_that_does_not_read_stops_no_training(settings, request_of, short):
     """It gets all events once it reads."""
     process = start_server(warm=True)
 
@@ -279,7 +284,7 @@ def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
         process.stdin.flush()
 
     ask(0, "initialize", protocol=1, **settings)
-    ask(1, "jobs.start", id="first", params=request_of())
+    ask(1, "jobs.start", id="first", params=request_of(recipe=short))
     ask(2, "jobs.subscribe", id="first")
     for number in range(3, 400):  # fills the pipe with answers
         ask(number, "jobs.list")
@@ -301,12 +306,14 @@ def test_an_app_that_does_not_read_stops_no_training(settings, request_of):
     process.stdout.close()
 
 
-def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of):
+def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of, short):
     """Both are shown by `sebp-edge jobs` under the app's id, and go on."""
     with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=request_of())
-        server.call("jobs.start", id="second", params=request_of(activate_anyway=True, name=None, device=None))
+        server.call(
+            "jobs.start", id="second", params=request_of(activate_anyway=True, name=None, device=None, recipe=short)
+        )
         server.call("jobs.start", id="third", params={"texts": ["the boat"], "model": request_of()["model"]})
         server.call("jobs.start", id="fourth", params=request_of())
         server.call("jobs.subscribe", id="first")
@@ -432,7 +439,9 @@ def test_what_happens_while_the_disk_is_full_is_in_the_journal_afterwards(settin
         assert [server.event("first")["number"] for _ in range(last)] == list(range(1, last + 1))
 
 
-def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(server, settings, request_of, tmp_path):
+def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(
+    server, settings, request_of, short, tmp_path
+):
     """Canaries: in texts, in names of files and folders, in a question, in a prompt, in an answer."""
     canaries = {what: f"{what}{secrets.token_hex(6)}" for what in ("text", "file", "folder", "question", "prompt")}
     folder = tmp_path / canaries["folder"]
@@ -440,7 +449,7 @@ def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(serv
     for number in range(20):
         (folder / f"{canaries['file']}-{number}.md").write_text(f"{canaries['text']} the boat {number} is green. " * 4)
     (folder / f"{canaries['file']}.bin").write_bytes(bytes(200))
-    request = request_of(paths=[str(folder)], texts=[canaries["text"] * 9], name="secretly")
+    request = request_of(paths=[str(folder)], texts=[canaries["text"] * 9], name="secretly", recipe=short)
     server.call("jobs.start", id="first", params=request)
     server.call("jobs.subscribe", id="first")
     server.state("first")

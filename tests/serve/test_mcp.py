@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from builders import make_llama
 from command import run
-from served import all_gone, environment
+from served import all_gone, environment, processes_below
 
 pytest.importorskip("mcp", reason="needs the package mcp")
 
@@ -22,11 +24,15 @@ pytestmark = pytest.mark.slow
 NOTE = "# Keys\n\nThe key of the shed hangs behind the green door.\n\nThe boat is paid until March.\n"
 
 
-def with_session(notes, use, *options):
-    """Starts the server as an assistant does, and returns what `use` returns of the session."""
+def with_session(notes, use, *options, first=""):
+    """Starts the server as an assistant does, and returns what `use` returns of the session.
+
+    Args:
+        first: code that the server runs first.
+    """
 
     async def serve():
-        command = ["-c", "from sebp_edge.cli import main; main()", "serve", "--mcp", str(notes), *options]
+        command = ["-c", f"{first}from sebp_edge.cli import main; main()", "serve", "--mcp", str(notes), *options]
         parameters = StdioServerParameters(command=sys.executable, args=command, env=environment())
         async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
             await session.initialize()
@@ -37,27 +43,10 @@ def with_session(notes, use, *options):
 
 @pytest.fixture
 def notes(tmp_path, own_data_folder):
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "keys.md").write_text(NOTE)
-    return tmp_path / "notes"
-
-
-def test_it_answers_from_the_notes_with_their_name_and_leaves_no_process(notes):
-    started, before = set(), {*psutil.Process().children(recursive=True)}  # other tests have some, too
-
-    async def use(session):
-        tools = {tool.name for tool in (await session.list_tools()).tools}
-        answer = await session.call_tool("ask", {"question": "Where does the key of the shed hang?"})
-        started.update(set(psutil.Process().children(recursive=True)) - before)
-        return tools, answer
-
-    tools, answer = with_session(notes, use)
-    assert tools == {"ask", "inspect", "status"}
-    assert not getattr(answer, "is_error", getattr(answer, "isError", False)), answer
-    said = json.dumps([part.text for part in answer.content])
-    assert "green door" in said and "keys.md" in said
-    assert len(started) >= 3  # the assistant's server, the supervisor and its worker
-    assert all_gone(started)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "keys.md").write_text(NOTE)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -74,31 +63,21 @@ def test_a_wrong_option_is_one_sentence(options, words):
     assert words in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_it_learns_only_if_the_owner_allows_it(notes):
+def test_an_assistant_can_change_nothing_by_default(notes):
     async def names(session):
         return {tool.name for tool in (await session.list_tools()).tools}
 
-    async def learn(session):
-        found = await names(session)
-        started = json.loads((await session.call_tool("learn", {})).content[0].text)
-        while True:
-            status = json.loads((await session.call_tool("status", {})).content[0].text)
-            (job,) = status["jobs"]
-            if job["state"] not in ("queued", "starting", "running"):
-                return found, started, job
-            await asyncio.sleep(0.2)
-
-    assert "learn" not in with_session(notes, names)
-    found, started, job = with_session(notes, learn, "--may-learn")
-    assert {"learn", "forget"} < found
-    assert started["job"]["id"] == job["id"]
-    # A single note of a few words is too little to learn.
-    assert (job["state"], job["error"]["code"]) == ("refused", "texts")
+    assert with_session(notes, names) == {"ask", "inspect", "status"}
 
 
-def test_it_forgets_a_note_that_it_has_learnt(notes_folder, model_folder, own_data_folder):
+def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_no_process(
+    notes, notes_folder, tokenizer, tmp_path, own_data_folder, warm_servers
+):
     """The tools return at once; a path outside of the notes is refused."""
-    forgotten = min(notes_folder.iterdir())
+    model = tmp_path / "micro"
+    make_llama(max_position_embeddings=1024).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    first = f"import sebp_edge.serve.client as client; client.command_of = lambda *_: {warm_servers.command}\n"
 
     async def run_tool(session, tool, **arguments):
         started = json.loads((await session.call_tool(tool, arguments)).content[0].text)
@@ -110,16 +89,29 @@ def test_it_forgets_a_note_that_it_has_learnt(notes_folder, model_folder, own_da
             await asyncio.sleep(0.2)
 
     async def use(session):
+        answer = await session.call_tool("ask", {"question": "Where does the key of the shed hang?"})
+        too_little = await run_tool(session, "learn")
+        shutil.copytree(notes_folder, notes, dirs_exist_ok=True)
         learnt = await run_tool(session, "learn")
-        outside = await session.call_tool("forget", {"document": str(notes_folder.parent / "other.md")})
-        return learnt, outside, await run_tool(session, "forget", document=str(forgotten))
+        outside = await session.call_tool("forget", {"document": str(notes.parent / "other.md")})
+        forgot = await run_tool(session, "forget", document=str(notes / "note-00.md"))
+        (own,) = (one for one in psutil.process_iter(["cmdline"]) if str(notes) in (one.info["cmdline"] or []))
+        started = [one for each in (own, *warm_servers.started) for one in processes_below(each.pid)]
+        return answer, too_little, learnt, outside, forgot, started
 
-    learnt, outside, forgot = with_session(notes_folder, use, "--may-learn", "--model", str(model_folder))
+    options = ("--may-learn", "--model", str(model))
+    answer, too_little, learnt, outside, forgot, started = with_session(notes, use, *options, first=first)
+    assert len(started) >= 3  # the assistant's server, the supervisor and its worker
+    assert all_gone(started)
+    assert not getattr(answer, "is_error", getattr(answer, "isError", False)), answer
+    said = json.dumps([part.text for part in answer.content])
+    assert "green door" in said and "keys.md" in said
+    assert (too_little["state"], too_little["error"]["code"]) == ("refused", "texts")
     assert (learnt["kind"], learnt["state"]) == ("adapt", "done"), learnt
     assert "outside of the folders" in outside.content[0].text
     assert (forgot["kind"], forgot["state"]) == ("forget", "done"), forgot
     assert len(forgot["result"]["documents"]) == 1
     assert forgot["result"]["versions_removed"] == [1]
     adapter = AdapterStore(own_data_folder.parent).adapter("default")
-    listed = [document for version in adapter.versions() for document in adapter.documents(version)]
-    assert forgotten.name not in {Path(document.name).name for document in listed}
+    listed = {Path(document.name).name for version in adapter.versions() for document in adapter.documents(version)}
+    assert "note-01.md" in listed and "note-00.md" not in listed

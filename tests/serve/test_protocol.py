@@ -31,6 +31,19 @@ def server(tmp_path):
         yield server
 
 
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, own_folder):
+    """A server for what is refused, which reads one folder."""
+    with Server() as server:
+        server.initialize(store=str(tmp_path_factory.mktemp("shared")), folders=[str(own_folder)])
+        yield server
+
+
 def refused(server, method, **params):
     with pytest.raises(Refused) as caught:
         server.call(method, **params)
@@ -54,13 +67,14 @@ def test_neither_its_start_nor_its_answers_about_adapters_load_torch_or_numpy(se
     assert rss(server.process.pid) < 40 * 2**20
 
 
+@pytest.mark.slow
 def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_path, notes_folder):
     with Server() as server:
         server.initialize(store=str(tmp_path / "store"), folders=[str(notes_folder), str(tmp_path)])
         texts = {"paths": [str(notes_folder)], "device": "cpu"}
-        for model in ("tiny", "llama-3.2-3b"):  # the latter is not on this machine
-            assert server.call("plan", model=model, **texts)["peak"] > 0
-        assert server.call("plan", model="llama-3.2-3b", gpu="8GB", **texts)["device"] == "cuda"
+        assert server.call("plan", model="tiny", **texts)["peak"] > 0
+        absent = server.call("plan", model="llama-3.2-3b", gpu="8GB", **texts)  # both are not on this machine
+        assert absent["peak"] > 0 and absent["device"] == "cuda"
         assert server.call("inspect", **texts)["documents"] == 24
         assert refused(server, "plan", memory="x", **texts).code == "invalid_params"
         assert refused(server, "plan", device="cpu", paths=[str(tmp_path / "none")]).code == "texts"
@@ -68,6 +82,7 @@ def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_
         assert rss(server.process.pid) < 40 * 2**20
 
 
+@pytest.mark.slow
 def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_path):
     (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300_000)))
     texts = {"paths": [str(tmp_path / "long.md")], "device": "cpu"}
@@ -92,6 +107,7 @@ def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
         assert refused(server, "jobs.list").code == "not_initialized"
         assert refused(server, "initialize", protocol=PROTOCOL + 1).code == "unsupported_version"
         assert refused(server, "initialize", protocol="1").code == "invalid_params"
+        assert refused(server, "initialize", protocol=PROTOCOL, folders=["notes"]).code == "invalid_params"
         server.initialize()
         assert refused(server, "initialize", protocol=PROTOCOL).code == "already_initialized"
 
@@ -126,21 +142,21 @@ def test_a_parent_that_has_ended_or_whose_number_is_used_again_is_refused():
         (b'{"jsonrpc": "2.0", "id": 1, "method": 5}', "invalid_request"),
     ],
 )
-def test_a_broken_line_gets_an_error_and_the_next_one_an_answer(server, line, code):
-    server.write(line + b"\n")
-    assert server.wait(lambda message: "error" in message)["error"]["data"]["code"] == code
-    assert server.call("ping") == {}
+def test_a_broken_line_gets_an_error_and_the_next_one_an_answer(shared, line, code):
+    shared.write(line + b"\n")
+    assert shared.wait(lambda message: "error" in message)["error"]["data"]["code"] == code
+    assert shared.call("ping") == {}
 
 
-def test_a_line_of_100_mb_is_refused_without_being_kept(server):
-    before = rss(server.process.pid)
+def test_a_line_of_100_mb_is_refused_without_being_kept(shared):
+    before = rss(shared.process.pid)
     for _ in range(100):
-        server.write(b"x" * 2**20)
-    server.write(b"\n")
-    error = server.wait(lambda message: "error" in message)["error"]
+        shared.write(b"x" * 2**20)
+    shared.write(b"\n")
+    error = shared.wait(lambda message: "error" in message)["error"]
     assert error["data"]["code"] == "too_long"
-    assert rss(server.process.pid) < before + 4 * MAX_LINE
-    assert server.call("ping") == {}
+    assert rss(shared.process.pid) < before + 4 * MAX_LINE
+    assert shared.call("ping") == {}
 
 
 @pytest.mark.parametrize(
@@ -155,31 +171,34 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(server):
         ("jobs.start", {"id": "a", "kind": "train", "params": {}}, "choose from adapt, forget, export"),
         ("jobs.start", {"id": "a", "params": {"activate": True}}, "did you mean 'activate_anyway'"),
         ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
+        ("jobs.start", {"id": "a", "kind": "export", "params": {"to": "/out"}}, "'export' lacks the parameter 'name'"),
         ("ping", {"x": 1}, "it has none"),
     ],
 )
-def test_wrong_parameters_are_refused_with_what_is_right(server, method, params, words):
-    server.write(json.dumps({"jsonrpc": "2.0", "id": 99, "method": method, "params": params}).encode() + b"\n")
+def test_wrong_parameters_are_refused_with_what_is_right(shared, method, params, words):
+    number = random.randrange(10**6, 10**9)
+    shared.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n")
     with pytest.raises(Refused, match=words) as caught:
-        server.answer(99)
+        shared.answer(number)
     assert caught.value.code == "invalid_params"
 
 
-def test_unknown_methods_and_jobs_are_refused(server):
-    assert refused(server, "jobs.stop").code == "unknown_method"
+def test_unknown_methods_and_jobs_are_refused(shared):
+    assert refused(shared, "jobs.stop").code == "unknown_method"
     for method, params in (("get", {"id": "a"}), ("cancel", {"expected_job_id": "a"}), ("subscribe", {"id": "a"})):
-        assert refused(server, f"jobs.{method}", **params).code == "unknown_job"
-    error = refused(server, "adapters.rollback", name="nobody").error
+        assert refused(shared, f"jobs.{method}", **params).code == "unknown_job"
+    error = refused(shared, "adapters.rollback", name="nobody").error
     assert error["data"]["code"] == "adapter"
     assert "There is no adapter 'nobody'" in error["message"]
 
 
-def test_a_thousand_requests_at_once_are_all_answered(server):
-    numbers = [server.send(random.choice(["ping", "status", "jobs.list", "adapters.list"])) for _ in range(1000)]
+def test_a_thousand_requests_at_once_are_all_answered(shared):
+    numbers = [shared.send(random.choice(["ping", "status", "jobs.list", "adapters.list"])) for _ in range(1000)]
     for number in random.sample(numbers, len(numbers)):
-        assert isinstance(server.answer(number), dict)
+        assert isinstance(shared.answer(number), dict)
 
 
+@pytest.mark.slow
 def test_an_app_that_asks_without_reading_is_not_read_either(tmp_path):
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "x" * 5000}).encode() + b"\n"
@@ -200,24 +219,22 @@ def test_an_app_that_asks_without_reading_is_not_read_either(tmp_path):
         os.set_blocking(process.stdin.fileno(), True)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "{tmp}/../elsewhere", "{tmp}/link/x"])
-def test_folders_outside_of_those_allowed_are_refused(tmp_path, path):
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "link").symlink_to("/")
-    path = path.format(tmp=tmp_path / "own")
-    with Server() as server:
-        server.initialize(store=str(tmp_path / "store"), folders=[str(tmp_path / "own")])
-        for method, params in (
-            ("jobs.start", {"id": "a", "params": {"paths": [path]}}),
-            ("jobs.start", {"id": "a", "params": {"texts": ["x"], "recipe": path}}),
-            ("jobs.start", {"id": "a", "params": {"texts": ["x"], "model": path}}),
-            ("jobs.start", {"id": "a", "kind": "export", "params": {"name": "x", "to": path}}),
-            ("jobs.start", {"id": "a", "kind": "forget", "params": {"documents": [path]}}),
-            ("inspect", {"paths": [path]}),
-            ("models", {"folders": [path]}),
-        ):
-            assert refused(server, method, **params).code == "folder_not_allowed"
-        assert server.call("jobs.list") == {"jobs": []}
+@pytest.mark.parametrize("path", ["/etc/passwd", "{own}/../elsewhere", "{own}/link/x"])
+def test_folders_outside_of_those_allowed_are_refused(shared, own_folder, path):
+    (own_folder / "link").unlink(missing_ok=True)
+    (own_folder / "link").symlink_to("/")
+    path = path.format(own=own_folder)
+    for method, params in (
+        ("jobs.start", {"id": "a", "params": {"paths": [path]}}),
+        ("jobs.start", {"id": "a", "params": {"texts": ["x"], "recipe": path}}),
+        ("jobs.start", {"id": "a", "params": {"texts": ["x"], "model": path}}),
+        ("jobs.start", {"id": "a", "kind": "export", "params": {"name": "x", "to": path}}),
+        ("jobs.start", {"id": "a", "kind": "forget", "params": {"documents": [path]}}),
+        ("inspect", {"paths": [path]}),
+        ("models", {"folders": [path]}),
+    ):
+        assert refused(shared, method, **params).code == "folder_not_allowed"
+    assert shared.call("jobs.list") == {"jobs": []}
 
 
 def test_two_apps_cannot_have_one_store(server, tmp_path):
@@ -315,7 +332,7 @@ def test_prints_and_children_do_not_reach_the_stream(tmp_path):
         "child = subprocess.run(['cat'], stdout=1); print(child.returncode, flush=True)\n"
         "os.write(taken[1], os.read(taken[0], 100))"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=b"request\n", capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], input=b"request\n", capture_output=True, timeout=200)
     assert done.stdout == b"request\n"
     assert done.stderr.count(b"stray") == 2
 
@@ -325,7 +342,7 @@ def test_it_starts_with_closed_streams(closed):
     """A service may have none; without input, it ends."""
     closing = f"import os\nfor one in {list(map(int, closed))}: os.close(one)\n"
     code = closing + "from sebp_edge.serve.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=200)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
 
@@ -333,13 +350,6 @@ def test_it_starts_with_closed_streams(closed):
 def test_the_command_line_has_it_too():
     with Server(command=[sys.executable, "-c", "from sebp_edge.cli import main; main()", "serve"]) as server:
         assert server.initialize()["methods"] == sorted(METHODS)
-
-
-def test_relative_folders_are_refused(tmp_path):
-    with Server() as server:
-        error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path), folders=["notes"])
-        assert error.code == "invalid_params"
-        assert server.initialize(store=str(tmp_path))
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):

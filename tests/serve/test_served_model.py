@@ -1,11 +1,21 @@
 """The model that answers during a training: it shares all weights, and its answers stay within the memory budget."""
 
-import torch
+import json
+import os
+from types import SimpleNamespace
 
+import pytest
+import torch
+from served import wait_until
+
+from sebp_edge import Personalizer
+from sebp_edge.events import silent
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.serve.served_model import has_room, twin
+from sebp_edge.serve.tasks import Tasks
+from sebp_edge.serve.work import Worker
 
 
 def test_a_copy_of_the_modules_shares_all_tensors_and_an_answer_fits_into_what_the_budget_leaves(model_folder):
@@ -22,3 +32,41 @@ def test_a_copy_of_the_modules_shares_all_tensors_and_an_answer_fits_into_what_t
     assert has_room(base, None, 10**15, 30, 7)
     most = 2 * config.num_hidden_layers * heads * 4 * config.max_position_embeddings
     assert has_room(base, most, 0, 10**9, 10**9)
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """A worker in this process, with its tasks, a function that gives it one, and what it has told."""
+    reading, writing = os.pipe()  # never closed: that would end this process
+    tasks, told = Tasks(reading, print), []
+    worker = Worker(tasks, SimpleNamespace(wait_for_room=lambda: None, send=told.append))
+    worker._do({"do": "settings", "store": str(tmp_path), "memory_budget": None, "low_priority": False})
+
+    def give(method, **params):
+        task = {"do": "answer", "id": "a", "method": method, "params": {"device": "cpu"} | params}
+        os.write(writing, json.dumps(task).encode() + b"\n")
+        wait_until(lambda: "a" in tasks.stops)
+        assert tasks.next_within_job() == task
+        return task
+
+    return worker, tasks, give, told
+
+
+def test_a_question_without_its_answer_is_refused(worker):
+    worker, _, give, told = worker
+    worker._answer(give("ask", question="And then?", before=["Who?"]))
+    assert told[0]["error"]["data"]["code"] == "invalid_params"
+
+
+def test_loading_the_model_for_an_answer_within_a_job_is_stopped_with_the_answer(worker, model_folder, tmp_path):
+    """The job has not loaded it yet; it loads it itself afterwards."""
+    worker, tasks, give, told = worker
+    job = Personalizer(model_folder, device="cpu", store=tmp_path)
+    worker._begin(job, str(model_folder))
+    task = give("generate", prompt="the", model=str(model_folder))
+    tasks.stops["a"].set()
+    worker._answer(task)
+    assert [(one["id"], one["error"]["data"]["code"]) for one in told] == [("a", "cancelled")]
+    assert job.in_use.base is None and worker._served.in_use.base is None
+    assert job.in_use.load(silent) is job.in_use.base
+    assert worker._served.in_use.base.model is not job.in_use.base.model

@@ -28,6 +28,7 @@ from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
 VOCABULARY, HIDDEN = 320, 32
+TARGETS = ["q_proj", "o_proj", "down_proj"]
 
 
 def dense_model():
@@ -40,7 +41,7 @@ def lora_model():
 
 @functools.cache
 def _lora_model():
-    config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    config = LoraConfig(r=3, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return get_peft_model(dense_model(), config).double().train()

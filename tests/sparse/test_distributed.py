@@ -141,11 +141,11 @@ def mean(loss):
     return loss / COUNT
 
 
-def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, checkpointing=False):
+def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, checkpointing=False, keeps=(True, False)):
     """Compares three steps with one process's dense step: the first detects its rows, the others have verified ones."""
     parts, tolerance = batches(ignored_rank=ignored_rank), 2e-3 if on_gpus() else TOLERANCE
     dense = loss_and_gradients(make(weights), whole(parts), num_items(whole(parts)))
-    for keep_logits in (True, False):
+    for keep_logits in keeps:
         model = make(weights)
         if checkpointing:
             decoder_of(model).enable_input_require_grads()
@@ -164,30 +164,30 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "weights", "sharded_first"),
+    ("how", "weights", "sharded_first", "keeps"),
     [
-        ("ddp", "untied", False),
-        ("root", "lora", False),
-        ("blocks and ends", "tied", True),
-        ("layers", "untied", True),
-        ("accelerate", "lora", False),
-        ("blocks", "gpt2", True),
+        ("ddp", "untied", False, (True, False)),
+        ("root", "lora", False, (False,)),
+        ("blocks and ends", "tied", True, (True, False)),
+        ("layers", "untied", True, (False,)),
+        ("accelerate", "lora", False, (True, False)),
+        ("blocks", "gpt2", True, (True,)),
     ],
 )
-def test_gradients_are_those_of_one_process(processes, how, weights, sharded_first):
-    processes.run(like_one_process, how, weights, sharded_first)
+def test_gradients_are_those_of_one_process(processes, how, weights, sharded_first, keeps):
+    processes.run(like_one_process, how, weights, sharded_first, None, False, keeps)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "weights"), [("ddp", "lora"), ("blocks", "tied")])
 def test_a_rank_without_labels_adds_nothing(processes, how, weights):
-    processes.run(like_one_process, how, weights, True, 0)
+    processes.run(like_one_process, how, weights, True, 0, False, (False,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "weights"), [("ddp", "tied"), ("blocks and ends", "lora")])
 def test_gradients_are_exact_with_checkpoints(processes, how, weights):
-    processes.run(like_one_process, how, weights, True, None, True)
+    processes.run(like_one_process, how, weights, True, None, True, (False,))
 
 
 def accumulates(rank, how):

@@ -198,10 +198,10 @@ def test_concerns_contain_no_text_of_the_user(tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5000])
-def test_twenty_megabytes_take_seconds(count, tokenizer):
-    size = 20_000_000 // count
+def test_ten_megabytes_take_seconds(count, tokenizer):
+    size = 10_000_000 // count
     sentences = "\n".join([*files("*.md"), *files("kernels/ops/*.py")])
-    text = sentences * (1 + 20_000_000 // len(sentences))
+    text = sentences * (1 + 10_000_000 // len(sentences))
     texts = {number: text[number * size : (number + 1) * size] for number in range(count)}
     cluster_of = {document: document for document in texts}
     begin = time.process_time()

@@ -73,6 +73,7 @@ def test_an_encrypted_file_is_left_out_unless_it_opens_without_a_password(folder
     assert left_out(folder) == expected
 
 
+@pytest.mark.slow
 def test_damaged_files_are_left_out_and_nothing_is_logged(folder, caplog, capfd):
     whole = make_pdf(page("Soup."), page("Stew."))
     assert logging.getLogger("pypdf").propagate

@@ -239,14 +239,14 @@ def test_random_numbers_can_be_drawn_after_a_capture_that_failed():
     assert not torch.equal(drawn, before)
 
 
-def test_the_loss_curve_agrees_with_that_of_eager_runs(model_folder, tmp_path, monkeypatch):
+def test_the_loss_curve_agrees_with_that_of_eager_runs(two_layer_folder, tmp_path, monkeypatch):
     texts = make_sentences(24)
     recipe = Recipe(name="test", description="", r=4, learning_rate=5e-3, batch_tokens=120, context_length=64)
 
     def curve():
         events = []
         personalizer = Personalizer(
-            model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path), on_event=events.append
+            two_layer_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path), on_event=events.append
         )
         personalizer.adapt(texts, fresh=True)
         return torch.tensor([event.loss for event in events if isinstance(event, StepDone)])

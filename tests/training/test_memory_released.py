@@ -24,6 +24,11 @@ from sebp_edge.training.run import TrainingRun
 from sebp_edge.training.update import Update
 
 
+@pytest.fixture(scope="session")
+def model_folder(two_layer_folder):
+    return two_layer_folder
+
+
 class Watching(Failing):
     """Also adds weak references to the results of operations to `made`."""
 

@@ -35,7 +35,7 @@ WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "fu
 def wide_folder(tmp_path_factory):
     """A model with layers wide enough for 4 bits."""
     folder = tmp_path_factory.mktemp("models") / "wide-llama"
-    make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
+    make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 
@@ -170,11 +170,12 @@ def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, not
 
 
 @pytest.mark.slow
-def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
+def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(two_layer_folder, tmp_path):
     """With folds there is no single tested state to use instead."""
     events = []
     wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9)
-    personalizer = make(recipe=wild, on_event=events.append)
+    options = {"recipe": wild, "device": "cpu", "store": AdapterStore(tmp_path / "store")}
+    personalizer = Personalizer(two_layer_folder, on_event=events.append, **options)
     result = personalizer.adapt(make_sentences(9, words=60))
     assert result.gain_at_least >= result.margin
     assert (result.verdict, result.passed, result.active) == ("refit failed", False, False)

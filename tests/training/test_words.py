@@ -77,6 +77,7 @@ def text_of(base, typist, order):
     return text + "."
 
 
+@pytest.mark.slow
 def test_the_counts_are_those_of_completing_after_each_space(sure):
     typist, order = Typist(sure), random.Random()
     texts = [text_of(sure, typist, order) for _ in range(2)]

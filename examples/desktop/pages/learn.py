@@ -6,7 +6,7 @@ from desktop.backend import NAME, Backend
 from desktop.widgets import Card, Choice, Page, button, clear, quotation, row, text
 from desktop.words import duration, percent, phase, sentence, size
 
-_BUDGETS = {"What is free": None, "2 GB": "2GB", "4 GB": "4GB", "8 GB": "8GB", "16 GB": "16GB", "24 GB": "24GB"}
+_BUDGETS = {"All free": None, "2 GB": "2GB", "4 GB": "4GB", "8 GB": "8GB", "16 GB": "16GB", "24 GB": "24GB"}
 
 
 class Learn(Page):
@@ -134,12 +134,10 @@ class _Plan(Card):
         self.words = text("", "muted")
         self.bar = QProgressBar(objectName="thin", textVisible=False, maximum=100)
         self.start = button("Learn", learn, primary=True)
-        self.add(
-            row(_labelled(self.model), _labelled(self.budget), end=False),
-            self.words,
-            self.bar,
-            row(self.start),
-        )
+        choices = row(_labelled(self.model), _labelled(self.budget), end=False)
+        choices.setStretch(0, 3)  # a model's name is long
+        choices.setStretch(1, 2)
+        self.add(choices, self.words, self.bar, row(self.start))
 
     def show_models(self, found: dict) -> None:
         """Offers the models that are known, and others that are on this computer."""
@@ -233,14 +231,12 @@ def _account(result: dict) -> str:
 
 def _before_and_after(sample: dict) -> Card:
     before = sample["base"] if sample["before"] is None else sample["before"]
-    return Card(
-        text(sample["document"], "small"),
-        quotation(f"{_line(sample['beginning'])} …", "muted"),
-        text("BEFORE", "small"),
-        quotation(_line(before)),
-        text("AFTER", "accent"),
-        quotation(_line(sample["after"])),
-    )
+    card = Card(text(sample["document"], "small"), quotation(f"{_line(sample['beginning'])} …", "muted"))
+    card.column.setSpacing(2)
+    for words, kind, line in (("BEFORE", "small", before), ("AFTER", "accent", sample["after"])):
+        card.column.addSpacing(8)
+        card.add(text(words, kind), quotation(_line(line)))
+    return card
 
 
 def _line(words: str) -> str:

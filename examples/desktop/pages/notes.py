@@ -7,9 +7,10 @@ from PySide6.QtWidgets import QFileDialog, QSizePolicy, QVBoxLayout
 
 from desktop.backend import NAME, Backend
 from desktop.widgets import Card, Page, button, clear, quotation, row, text
-from desktop.words import count, sentence
+from desktop.words import sentence
 
 _SHOWN = 4  # files of each reason
+_PAGE = 1800  # characters, as publishers count them
 
 
 class Notes(Page):
@@ -113,9 +114,10 @@ class Notes(Page):
         clear(self._result)
         if found["refusal"]:
             self.trouble.say(found["refusal"])
+        pages = max(1, round(found["characters"] / _PAGE))
         figures = row(
             _figure(f"{found['documents']:,}", "note" if found["documents"] == 1 else "notes"),
-            _figure(_length(found["characters"]), "of text"),
+            _figure(f"{pages:,}", f"page{'' if pages == 1 else 's'} of text"),
             _figure(f"{sum(len(one['sources']) for one in found['left_out']):,}", "left out"),
             end=False,
         )
@@ -129,6 +131,7 @@ class Notes(Page):
 def _figure(number: str, what: str) -> Card:
     card = Card(text(number, "figure"), text(what, "muted"))
     card.column.setSpacing(0)
+    card.column.addStretch()  # numbers stand side by side, also where words below one wrap
     return card
 
 
@@ -141,8 +144,3 @@ def _left_out(groups: list[dict]) -> Card:
         card.column.addSpacing(6)
         card.add(quotation(names + (f" and {more:,} more" if more > 0 else "")), text(group["reason"], "small"))
     return card
-
-
-def _length(characters: int) -> str:
-    """Returns a length in pages of 1,800 characters, as publishers count them."""
-    return count(max(1, round(characters / 1800)), "page")

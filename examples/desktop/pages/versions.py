@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QVBoxLayout
 
 from desktop.backend import NAME, Backend
@@ -41,6 +42,7 @@ class Versions(Page):
         name.setWordWrap(False)
         if record["active"]:
             state = text("IN USE", "accent")
+            state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         else:
             state = button("Use this one", lambda: self._use(version), link=True)
             state.setAccessibleName(f"Use version {version}")

@@ -1,0 +1,152 @@
+"""What an app asks while the worker's answer is on its way, in the order that is rare: with a stand-in for the worker.
+
+The stand-in is a process that tells what a test says it tells when it gets a message, and nothing else.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+import pytest
+from command import start
+from served import WORKER, Refused, Server
+
+from sebp_edge import AdapterStore
+from sebp_edge.serve.messages import AdaptParams, parse
+from sebp_edge.serve.shelf import keep_job
+
+CODE = """
+import json, sys
+from sebp_edge.basics.children import Children
+start, told = Children.start, sys.argv[1]
+def start_stand_in(children, command, **options):
+    if "sebp_edge.serve.worker" in command:
+        command = [sys.executable, "-S", "-c", STAND_IN, told]
+    return start(children, command, **options)
+Children.start = start_stand_in
+from sebp_edge.serve.__main__ import main
+main()
+"""
+STAND_IN = """
+import json, sys
+told = json.loads(sys.argv[1])
+for line in sys.stdin:
+    message = json.loads(line)
+    for one in told.get(message["do"], []):
+        print(json.dumps({"id": message.get("id"), **one}), flush=True)
+"""
+# What a planner tells is heard once its request is cancelled.
+LATE = """
+from sebp_edge.serve.planning import Planning
+from sebp_edge.serve.supervisor import Supervisor
+heard = Supervisor._answer_plan
+def hear(server, id, answer):
+    if server._planned[id] is None:
+        heard(server, id, answer)
+    else:
+        server._inbox.put(lambda: hear(server, id, answer))
+Supervisor._answer_plan = hear
+Planning.ask = lambda planning, id, request: planning._answered(id, {"asks": "worker"})
+"""
+DONE = {"tells": "ended", "state": "done", "facts": {"result": {}}}
+PAUSED = {"tells": "ended", "state": "paused", "facts": {}}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """A function that starts a server whose worker tells these messages when it gets one."""
+    servers = []
+
+    def start(first="", **told):
+        names = {name.replace("_", " "): messages for name, messages in told.items()}
+        code = f"STAND_IN = {STAND_IN!r}\n{first}{CODE}"
+        server = Server(command=[sys.executable, "-c", code, json.dumps(names)])
+        servers.append(server)
+        server.initialize(store=str(tmp_path / "store"))
+        return server
+
+    yield start
+    for server in servers:
+        server.__exit__()
+
+
+def start_job(server, id="first"):
+    server.call("jobs.start", id=id, params={"texts": ["The ferry."]})
+    server.call("jobs.subscribe", id=id)
+
+
+def test_a_job_that_is_cancelled_while_it_is_paused_does_not_stay_paused(serve):
+    server = serve(job=[{"tells": "running"}], stop_job=[PAUSED])  # it had saved its state before it was told to stop
+    start_job(server)
+    server.state("first", {"running"})
+    assert server.call("jobs.pause", expected_job_id="first")["job"]["state"] == "pausing"
+    assert server.call("jobs.cancel", expected_job_id="first")["job"]["state"] in ("cancelling", "interrupted")
+    ended = server.state("first")
+    assert (ended["state"], ended["error"]["code"]) == ("interrupted", "cancelled")
+    assert server.worker() is None  # its memory is free, as after a pause
+
+
+def test_a_job_that_ends_before_its_pause_arrives_is_done_and_the_next_one_runs(serve):
+    server = serve(job=[{"tells": "running"}], pause_job=[DONE])
+    start_job(server)
+    server.state("first", {"running"})
+    start_job(server, "second")
+    server.call("jobs.pause", expected_job_id="first")
+    assert server.state("first")["state"] == "done"
+    assert server.state("second", {"running"})
+    with pytest.raises(Refused, match="The job is done") as caught:
+        server.call("jobs.pause", expected_job_id="first")  # which is not about the one that runs
+    assert caught.value.code == "wrong_state"
+    assert server.call("jobs.get", id="second")["job"]["state"] == "running"
+
+
+def test_what_the_worker_had_not_begun_is_cancelled_and_the_worker_stays(serve):
+    server = serve(stop_job=[{"tells": "dropped", "do": "job"}], stop=[{"tells": "dropped", "do": "answer"}])
+    request = server.send("generate", prompt="The")
+    server.call("cancel", request=request)
+    with pytest.raises(Refused) as caught:
+        server.answer(request)
+    assert caught.value.code == "cancelled"
+    worker = server.worker()
+    start_job(server)
+    server.state("first", {"starting"})
+    server.call("jobs.cancel", expected_job_id="first")
+    ended = server.state("first")
+    assert (ended["state"], ended["error"]["code"], ended["resumable"]) == ("interrupted", "cancelled", False)
+    assert server.worker() == worker
+    start_job(server, "second")
+    assert server.state("second", {"starting"})
+
+
+def test_a_plan_that_is_cancelled_once_it_is_the_workers_does_not_wake_it(serve):
+    """The planner has ended, and what it told reaches the supervisor after the app's request."""
+    server = serve(first=LATE)
+    request = server.send("plan", texts=["The ferry."])
+    assert server.call("cancel", request=request) == {}
+    with pytest.raises(Refused) as caught:
+        server.answer(request)
+    assert caught.value.code == "cancelled"
+    assert server.worker() is None
+
+
+@pytest.mark.slow
+def test_a_pause_that_arrives_after_its_job_has_ended_is_not_the_next_ones(settings, too_little):
+    """With the worker itself, which the test speaks with as the supervisor does."""
+    store = AdapterStore(settings["store"])
+    with start([WORKER, os.getpid()], stdin=-1, stderr=None) as worker:
+
+        def send(do, **values):
+            print(json.dumps({"do": do, **values}), file=worker.stdin, flush=True)
+
+        def end_of_job(id):
+            _, needed = keep_job(store, None, id, parse(AdaptParams, too_little, "adapt"))
+            send("job", id=id, kind="adapt", stored=id, params=asdict(needed))
+            for line in worker.stdout:
+                if (message := json.loads(line))["tells"] == "ended":
+                    return message["state"]
+
+        send("settings", store=settings["store"], memory_budget=None, low_priority=False)
+        assert end_of_job("first") == "refused"  # there is too little text
+        send("pause job")
+        assert end_of_job("second") == "refused"
