@@ -27,7 +27,6 @@ __all__ = [
     "JobStarted",
     "JsonLines",
     "LearningOn",
-    "LearningRateChosen",
     "MemoryPlanned",
     "MemoryPressure",
     "MemoryProbed",
@@ -301,30 +300,8 @@ class LearningOn(Event):
 
 
 @dataclass(frozen=True)
-class LearningRateChosen(Event):
-    """The learning rate was chosen by short trainings.
-
-    Attributes:
-        learning_rate: the one that all trainings have.
-        documents: the number of validation documents; 0 if they are too few to try any.
-        loss_before: the validation loss before the training, in nats per token; None if none was tried.
-        tried: `{"learning_rate", "loss"}` records; the loss is None if it was not finite.
-        summary: what was found, in a sentence.
-    """
-
-    event: ClassVar[str] = "learning_rate_chosen"
-    learning_rate: float
-    documents: int
-    loss_before: float | None
-    tried: tuple[dict, ...]
-    summary: str
-
-
-@dataclass(frozen=True)
 class TrainingStarted(Event):
-    """A training begins. `phase` is "train", "fold 1" and so on, "all documents", or "learning rate 0.0005" and so on.
-
-    The last ones are short, and have 4 times the learning rate that they stand for.
+    """A training begins. `phase` is "train", "fold 1" and so on, or "all documents".
 
     Attributes:
         train_documents, validation_documents, test_documents: the sizes of the train, validation and test splits.

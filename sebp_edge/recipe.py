@@ -25,8 +25,6 @@ Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 Questions = Literal["practice"]
 RANK = 16
-# In place of a learning rate in a file: None.
-AUTO = "auto"
 # The name of an adapter that was trained to read.
 READER = "reader"
 # Recipes of the paper's experiments, which are not for an owner's texts.
@@ -116,9 +114,7 @@ class Recipe:
             default: only if the memory budget requires it.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
-        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). None, in a file
-            "auto": chosen by short trainings with several and their losses on the validation documents; a training that
-            learns on keeps that of the version before.
+        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero).
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
         patience: epochs without a better validation loss before training stops.
@@ -153,7 +149,7 @@ class Recipe:
     load_in_4bit: bool | None = None
     r: int | None = None
     lora_alpha: int = 32
-    learning_rate: float | None = 2e-4
+    learning_rate: float = 2e-4
     warmup_ratio: float = 0.1
     epochs: int = 3
     patience: int = 1
@@ -183,9 +179,6 @@ class Recipe:
                 f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "
                 f"{self.sparsity.pattern} any more; use method 'full', or leave out sparsity."
             )
-        if self.learning_rate is None and (self.method == "full" or self.questions):
-            reason = "needs method 'lora'" if self.method == "full" else "needs texts instead of questions"
-            raise RecipeError(f"Recipe {self.name!r}: learning_rate 'auto' {reason}; give a number.")
         if self.merge_for:
             self._check_merge()
 
@@ -336,7 +329,7 @@ def _validate(recipe: str, field: dataclasses.Field, value):
     kind = field.type
     if NoneType in get_args(kind):
         # None: the key is left out.
-        if value is None or (value == AUTO and field.name == "learning_rate"):
+        if value is None:
             return None
         kind = get_args(kind)[0]
     if kind is float and type(value) is int and abs(value) <= _AT_MOST_ANY[float]:

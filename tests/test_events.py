@@ -22,7 +22,6 @@ KINDS = {
     "model_loaded": events.ModelLoaded,
     "texts_read": events.TextsRead,
     "learning_on": events.LearningOn,
-    "learning_rate_chosen": events.LearningRateChosen,
     "training_started": events.TrainingStarted,
     "graph_captured": events.GraphCaptured,
     "memory_ran_out": events.MemoryRanOut,

@@ -239,22 +239,6 @@ def test_notes_become_an_adapter_on_the_gpu(two_layer_folder, notes_folder, tmp_
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
 
 
-def test_a_learning_rate_is_chosen_on_the_gpu_without_graphs_of_its_own(two_layer_folder, notes_folder, tmp_path):
-    recipe = Recipe(name="test", description="", r=4, learning_rate="auto", batch_tokens=25, context_length=64)
-
-    def adapt(recipe):
-        events, store = [], AdapterStore(tmp_path / f"{recipe.learning_rate}")
-        personalizer = Personalizer(two_layer_folder, recipe=recipe, device="cuda", store=store, on_event=events.append)
-        result = personalizer.adapt(notes_folder, activate_anyway=True)
-        return result, sorted(event.part for event in events if isinstance(event, GraphCaptured))
-
-    result, captured = adapt(recipe)
-    assert len(result.rates.tried) >= 3
-    chosen = result.rates.learning_rate
-    assert result.saved.record.recipe["learning_rate"] == chosen
-    assert adapt(recipe.replace(learning_rate=chosen))[1] == captured
-
-
 def test_row_gradients_agree_on_gpu_and_cpu():
     model = make_llama(num_hidden_layers=3).eval()
     (objective,) = objectives_of(model, make_examples([80, 7, 33]), Collator(96, 2), seed=0)

@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_093
+MAX_LINES = 50_851
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_664,
-    "adapters": 3_625,
+    "files at the root": 1_634,
+    "adapters": 3_622,
     "ask": 722,
     "basics": 757,
     "basics.pages": 326,
-    "cli": 3_030,
+    "cli": 3_024,
     "export": 1_987,
     "machine": 860,
-    "memory": 1_596,
+    "memory": 1_582,
     "models": 4_815,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_422,
+    "run": 5_406,
     "serve": 2_713,
     "sparse": 1_541,
     "sparse.patches": 2_240,
     "sparse.rows": 765,
-    "texts": 10_438,
-    "training": 3_859,
+    "texts": 10_428,
+    "training": 3_696,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -121,9 +121,8 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         PROTOCOL AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JobProgress JobStarted
-        JsonLines LearningOn LearningRateChosen MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded
-        NameInUse Notice PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting
-        message new_job silent
+        JsonLines LearningOn MemoryPlanned MemoryPressure MemoryProbed MemoryRanOut ModelLoaded NameInUse Notice
+        PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments QuantisedScales

@@ -39,14 +39,6 @@ def test_a_users_file_has_defaults_for_missing_keys(tmp_path):
         assert (recipe.name, recipe.r, recipe.learning_rate) == ("mine", 4, 1.0)
         assert recipe.epochs == Recipe(name="", description="").epochs
     assert type(recipe.learning_rate) is float
-
-
-def test_a_learning_rate_may_be_left_to_be_chosen(tmp_path):
-    left_open = Recipe.load(recipe_file(tmp_path, 'learning_rate = "auto"\n'))
-    for recipe in (left_open, Recipe.load(None).replace(learning_rate="auto").or_bundled("chat")):
-        assert recipe.learning_rate is None
-        assert Recipe.of_record(dataclasses.asdict(recipe)) == recipe
-        assert recipe.replace(learning_rate=1e-3).learning_rate == 1e-3
     assert Recipe.load(recipe_file(tmp_path, "\ufeffr = 4\n")).r == 4  # as some editors save it
     assert Recipe.load(recipe_file(tmp_path, "")).description == ""
 

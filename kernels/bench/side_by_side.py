@@ -3,18 +3,13 @@
 Times of jobs that share the GPU tell nothing.
 """
 
-import argparse
-import json
-import math
 import multiprocessing
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -44,39 +39,6 @@ def run(function: Callable[[Job], Result], jobs: Sequence[Job], processes: int) 
         yield result
     if failed:
         raise RuntimeError(f"{failed} of {len(jobs)} jobs have failed.")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `run_missing` reads, and the device of its jobs."""
-    parser.add_argument("--device")
-    parser.add_argument("--processes", type=int, default=1, help="jobs that run at once")
-    parser.add_argument("--outcomes", type=Path, help="a file with a line for each job; goes on where it ends")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further job begins")
-
-
-def run_missing(
-    function: Callable[[Job], Result], jobs: Sequence[Job], options: argparse.Namespace
-) -> dict[Job, Result]:
-    """Returns the results of jobs, as far as they are in the file of outcomes or were run in time.
-
-    Args:
-        jobs: known in the file by their repr. The results must be what JSON keeps.
-    """
-    file, end = options.outcomes, time.time() + 60 * options.minutes
-    lines = file.read_text().splitlines() if file and file.exists() else []
-    known = dict(map(json.loads, lines))
-    found = {job: known[repr(job)] for job in jobs if repr(job) in known}
-    left = [job for job in jobs if job not in found]
-    for job, *results in run(partial(_run_in_time, function, end), left, options.processes):
-        for found[job] in results:
-            if file:
-                with file.open("a") as appended:
-                    print(json.dumps([repr(job), found[job]]), file=appended)
-    return found
-
-
-def _run_in_time(function: Callable[[Job], Result], end: float, job: Job) -> tuple:
-    return (job, function(job)) if time.time() < end else (job,)
 
 
 def _in_processes(function: Callable, jobs: Sequence, processes: int) -> Iterator[Callable[[], object]]:

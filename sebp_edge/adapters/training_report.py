@@ -13,7 +13,6 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import finite
 from sebp_edge.questions.answers import Answered
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.training.rates import RateSearch
 
 REPORT, SAMPLES = "report.json", "samples.json"
 _FORMAT = 1
@@ -212,7 +211,6 @@ class TrainingReport:
         expectation: what to expect of it, in words; empty if the call was stopped.
         concerns: what makes a gain on these texts meaningless, a sentence each.
         learnt_on: what it learnt on top of another version; None if it learnt all documents, and in older reports.
-        rates: what trying learning rates has shown; None if the recipe stated its learning rate.
     """
 
     tested: Tested | None
@@ -224,7 +222,6 @@ class TrainingReport:
     expectation: str
     concerns: tuple[str, ...]
     learnt_on: LearntOn | None = None
-    rates: RateSearch | None = None
     format: int = _FORMAT
 
 

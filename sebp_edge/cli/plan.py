@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from sebp_edge.basics.units import duration, gigabytes, percent, sizes_apart
+from sebp_edge.basics.units import duration, gigabytes, sizes_apart
 from sebp_edge.cli.console import out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 from sebp_edge.errors import OptionError
@@ -68,9 +68,6 @@ def show_plan(result) -> None:
             f"  This plan assumes an NVIDIA GPU with {gigabytes(result.gpu)} and bf16 (Ampere or later) that runs no "
             f"other programs; its speed is unknown.{escape(four_bits)}"
         )
-    if result.trials:
-        share = percent(result.trials_share)
-        out.print(f"  up to {result.trials} learning rates are tried first, on {share} of the tokens of the trainings")
     if chosen.host_memory:
         out.print(f"  host memory: {gigabytes(chosen.host_memory)}", style="dim")
     for word, other in (("larger", result.larger), ("smaller", result.smaller), ("also fits", result.full)):

@@ -18,7 +18,6 @@ from sebp_edge.events import (
     JobStarted,
     JsonLines,
     LearningOn,
-    LearningRateChosen,
     MemoryPlanned,
     MemoryPressure,
     MemoryProbed,
@@ -145,8 +144,6 @@ class ProgressPrinter:
                 self._texts_read(event)
             case LearningOn():
                 self._learning_on(event)
-            case LearningRateChosen():
-                out.print(event.summary)
             case TrainingStarted():
                 self._training_started(event)
             case MemoryRanOut():

@@ -8,7 +8,7 @@ budget nothing is chosen, and a part of the free memory holds them.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -44,16 +44,12 @@ def make_plan(
     target: Target,
     budget: MemoryBudget,
     progress: Progress = SILENT,
-    trials: Sequence[Schedule] = (),
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
     The schedules stay laid out for the smallest micro-batches of all choices.
-
-    Args:
-        trials: short trainings before those of the schedules, on the same examples.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress, trials)
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):
@@ -70,8 +66,7 @@ def make_plan(
         raise _nothing_fits(candidates, larger, budget)
     chosen = candidates.with_dequantised_blocks(chosen, budget.size)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
-    # No plan depends on the learning rate, which may be open in a recipe of an adapter only.
-    fulls = candidates.for_recipe(recipe.replace(method="full", learning_rate=1e-4)) if may_be_full else []
+    fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
     if target.rate is None:
         chosen, larger, smaller, full = (
@@ -87,8 +82,6 @@ def make_plan(
         smaller=smaller,
         full=full,
         gpu=target.gpu,
-        trials=len(trials),
-        trials_share=sum(each.num_tokens for each in trials) / sum(each.num_tokens for each in schedules),
     )
 
 
@@ -123,7 +116,6 @@ class _Candidates:
         recipe: Recipe,
         target: Target,
         progress: Progress = SILENT,
-        trials: Sequence[Schedule] = (),
         num_limits: int | None = None,
     ):
         self.shape, self.target = shape, target
@@ -136,24 +128,23 @@ class _Candidates:
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(islice(_limits(setup, dataset), num_limits))
-        trainings = [*schedules, *trials]
 
         def count_work() -> Iterator[int]:
             """Yields the number of epochs that were laid out."""
             for max_rows in limits:
                 limit = RowLimit.on(target.device, max_rows, padded_to)
-                for training in trainings:
-                    training.lay_out(limit)
-                    yield training.last_epoch
+                for schedule in schedules:
+                    schedule.lay_out(limit)
+                    yield schedule.last_epoch
                 self._work_by_max_rows[max_rows] = Work.of(
-                    trainings,
+                    schedules,
                     dataset.all_examples,
                     on_gpu=setup.on_gpu,
                     has_graphs=setup.on_gpu and setup.is_hoisted,
                     shares_prefixes=target.device == "cpu" and setup.is_hoisted,
                 )
 
-        progress.begin("planning", len(limits) * sum(training.last_epoch for training in trainings))
+        progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
         for epochs in progress.watch(count_work()):
             progress.advance(epochs)
         progress.end()

@@ -76,8 +76,6 @@ class Plan:
         smaller: the next choice that needs less memory; None if there is none.
         full: the choice for training all weights instead of an adapter within the budget; None if none fits.
         gpu: bytes of memory of the absent GPU that the plan is for; None for this machine.
-        trials, trials_share: how many learning rates are tried at most, and on how many tokens, as a share of those
-            that the trainings train on.
     """
 
     model: str
@@ -89,14 +87,11 @@ class Plan:
     smaller: Choice | None
     full: Choice | None
     gpu: int | None = None
-    trials: int = 0
-    trials_share: float = 0.0
 
     def to_dict(self) -> dict:
         """Returns the plan as JSON-ready values."""
         others = {name: getattr(self, name) for name in ("larger", "smaller", "full")}
-        names = ("model", "device", "gpu", "budget", "trials", "trials_share")
-        target = {name: getattr(self, name) for name in names}
+        target = {"model": self.model, "device": self.device, "gpu": self.gpu, "budget": self.budget}
         return (
             target
             | self.chosen.to_dict()

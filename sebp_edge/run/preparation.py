@@ -27,7 +27,6 @@ from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import TEST
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.training.rates import trials
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
 
@@ -104,8 +103,7 @@ class Preparation:
             target, budget = call.target_and_budget()
         else:
             target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
-        tries = trials(schedules, self.recipe)
-        plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress, tries)
+        plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
         return PlannedTraining(prepared, schedules, plan)
 
     def plan_within_budget(self) -> PlannedTraining | None:

@@ -62,7 +62,6 @@ class Report:
             expectation=assessment.expectation if assessment else "",
             concerns=run.task.dataset.concerns,
             learnt_on=_learnt_on(texts),
-            rates=run.rates,
         )
         quiz = run.result.quiz if run.result else None
         words = KeptSamples(

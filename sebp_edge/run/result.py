@@ -19,7 +19,6 @@ from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
-from sebp_edge.training.rates import RateSearch
 
 # A higher rise of the loss on general text is warned of. Trainings that harm nothing raise it by up to 6 %.
 HIGH_RISE = 0.1
@@ -81,7 +80,6 @@ class _Facts:
     new: int = _read("report.training.learnt_on.new", 0)
     changed: int = _read("report.training.learnt_on.changed", 0)
     gone: int = _read("report.training.learnt_on.gone", 0)
-    rates: RateSearch | None = _read("report.training.rates")
     quiz: QuizFigures | None = _read("judged.quiz.figures")
     words: WordFigures | None = _read("judged.words")
     concerns: tuple[str, ...] = _read("report.training.concerns")
@@ -153,7 +151,6 @@ class AdaptResult(_Facts):
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
-        rates: what trying learning rates has shown; None if the recipe stated its learning rate.
         words: what ghost text would have done in the test documents, before and after; None if that was not counted.
         quiz: what a quiz showed; None if the recipe has none. If not None, the quiz decides.
         answers: the quiz's questions about notes, and the adapter's answers; `repr` and `to_dict` leave them out.
@@ -276,8 +273,7 @@ class AdaptResult(_Facts):
     def summary(self) -> str:
         """What happened and what to do next."""
         (what, command), *_ = self.next_steps.items()
-        chosen = f" {self.rates.summary}" if self.rates else ""
-        return f"{self.headline} {self.account}{chosen} {what}: {command}"
+        return f"{self.headline} {self.account} {what}: {command}"
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""

@@ -67,10 +67,9 @@ class Start:
         return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
-        """Returns a recipe with the version's own values for those that are left open."""
+        """Returns a recipe with the version's own values for those that are left to the memory budget."""
         own = self.comparison.saved.record.recipe
-        rate = own["learning_rate"] if recipe.learning_rate is None else None
-        return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"], learning_rate=rate)
+        return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"])
 
     def lessons(self, draw: Draw, recipe: Recipe, seed: int) -> Lessons | None:
         """Returns what the trainings train on; None if they cannot learn on (see `plan_lessons`)."""

@@ -22,7 +22,7 @@ _OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "merge_fo
 # Values of a recipe that do not change what is learnt; and the method, which is compared by itself.
 _NOT_COMPARED = {"name", "description", "margin", "method"}
 # Values that a recipe may leave open; the version's own are then used.
-_OPEN = {"r", "load_in_4bit", "learning_rate"}
+_OPEN = {"r", "load_in_4bit"}
 
 
 @dataclass(frozen=True)

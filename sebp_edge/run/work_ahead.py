@@ -24,7 +24,6 @@ from sebp_edge.run.phases import LOAD
 from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
-from sebp_edge.training.rates import ORDER, trials
 
 # Names of phases that are no training.
 REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
@@ -57,7 +56,7 @@ def seconds_of_a_token(base: BaseModel) -> float:
 
 def planned_seconds_of_a_token(plan: Plan, schedules: Sequence[Schedule]) -> float:
     """Returns what a plan's estimate of the time means for a token's forward pass."""
-    passes, schedules = _passes(plan.chosen.recipe), [*schedules, *trials(schedules, plan.chosen.recipe)]
+    passes = _passes(plan.chosen.recipe)
     tokens = sum(passes * schedule.num_tokens + schedule.num_evaluated[1] for schedule in schedules)
     return plan.chosen.seconds / tokens
 
@@ -91,8 +90,6 @@ def _phases(
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
         phase.seconds[DECODING] = writes
         yield phase
-    for rate, trial in zip(ORDER, trials(schedules, recipe), strict=False):
-        yield _training(f"learning rate {rate:g}", token, recipe, trial, *trial.num_evaluated)
     probe = dataset.outlines.probe if recipe.method == "lora" else []
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
     for number, schedule in enumerate(schedules, start=1):
@@ -103,7 +100,11 @@ def _phases(
         else:
             examples += (1 + SCALED) * len(probe)
             tokens += (1 + SCALED) * sum(example.num_tokens for example in probe)
-        yield _training(name, token, recipe, schedule, examples, tokens)
+        phase = _evaluation(name, token, examples, tokens)
+        phase.units[STEPS] = schedule.num_batches
+        trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
+        phase.seconds[STEPS] = _passes(recipe) * token * trained
+        yield phase
     if dataset.quiz is not None:
         yield Phase(BASE_QUIZ, seconds={DECODING: writes})
         yield Phase(QUIZ, seconds={DECODING: writes})
@@ -113,15 +114,6 @@ def _phases(
     copied = min(MAX_TOKENS, dataset.num_tokens)
     yield _evaluation(COPIES, token, max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), copied)
     yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
-
-
-def _training(name: str, token: float, recipe: Recipe, schedule: Schedule, examples: int, tokens: int) -> Phase:
-    """Returns the phase of a training that evaluates this many examples with this many tokens."""
-    phase = _evaluation(name, token, examples, tokens)
-    phase.units[STEPS] = schedule.num_batches
-    trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
-    phase.seconds[STEPS] = _passes(recipe) * token * trained
-    return phase
 
 
 def _passes(recipe: Recipe) -> int:

@@ -4,10 +4,10 @@
 export type State = "queued" | "paused" | "cancelling" | "pausing" | "running" | "starting" | "done" | "failed" |
   "interrupted" | "refused";
 export type EventMessage = EvaluatedMessage | ExampleAnalyzedMessage | ExamplesEvaluatedMessage | GraphCapturedMessage |
-  JobStartedMessage | LearningOnMessage | LearningRateChosenMessage | MemoryPlannedMessage | MemoryPressureMessage |
-  MemoryProbedMessage | MemoryRanOutMessage | ModelLoadedMessage | NameInUseMessage | NoticeMessage | PreparingMessage |
-  ProgressMessage | SavedMessage | StartedMessage | StepMessage | TensorWrittenMessage | TextsReadMessage |
-  TrainingStartedMessage | WaitingMessage | StateMessage;
+  JobStartedMessage | LearningOnMessage | MemoryPlannedMessage | MemoryPressureMessage | MemoryProbedMessage |
+  MemoryRanOutMessage | ModelLoadedMessage | NameInUseMessage | NoticeMessage | PreparingMessage | ProgressMessage |
+  SavedMessage | StartedMessage | StepMessage | TensorWrittenMessage | TextsReadMessage | TrainingStartedMessage |
+  WaitingMessage | StateMessage;
 export type JobError = RefusalData & { message: string };
 export type WithoutHead<Message> = Message extends unknown ? Omit<Message, "v" | "time" | "job"> : never;
 export type JobResult = WithoutHead<ResultAdaptMessage | UnchangedAdaptMessage | ResultForgetMessage |
@@ -63,7 +63,6 @@ export type ProbeFigures = { items: number; before: number; after: number; lost:
 export type QuizFigures = { questions: number; right_before: number; right_after: number; right_passage_before: number;
   right_passage_after: number; alone_before: number; alone_after: number; refused: number; rightly_refused: number;
   general_questions: number; general_before: number; general_after: number; right_active: number | null; };
-export type RateSearch = { learning_rate: number; documents: number; loss_before: number | null; tried: TriedRate[]; };
 export type RefusalData = { code: string; hint: string; retry: boolean; };
 export type RenameParams = { name: string; new_name: string; };
 export type ResumeJobParams = { id: string; changed?: string; paths?: string[]; texts?: string[]; };
@@ -73,7 +72,6 @@ export type StartJobParams = { id: string; kind?: keyof JobParamsOf; params: Job
 export type SubscribeParams = { id: string; since?: number; };
 export type TextsParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; paths?: string[]; texts?: string[]; name?: string | null; };
-export type TriedRate = { learning_rate: number; loss: number | null; };
 export type VersionParams = { name: string; version: number; };
 export type WordFigures = { keystrokes: number; saved_before: number; saved_after: number;
   saved_more_lowest: number | null; saved_more_highest: number | null; words: number; guessed_before: number;
@@ -90,9 +88,6 @@ export type JobStartedMessage = { v: 1; time: number; job: string; event: "job_s
   progress: number | null; };
 export type LearningOnMessage = { v: 1; time: number; job: string; event: "learning_on"; version: number; new: number;
   changed: number; unchanged: number; replayed: number; gone: number; };
-export type LearningRateChosenMessage = { v: 1; time: number; job: string; event: "learning_rate_chosen";
-  learning_rate: number | null; documents: number; loss_before: number | null; tried: (Record<string, unknown>)[];
-  summary: string; };
 export type MemoryPlannedMessage = { v: 1; time: number; job: string; event: "memory_planned"; method: string;
   description: string; max_rows: number; budget: number; peak: number; seconds: number | null;
   footprint: Record<string, number>; };
@@ -119,13 +114,13 @@ export type ResultAdaptMessage = { v: 1; time: number; job: string; event: "resu
   gain_over_active_at_least: number | null; tolerance: number | null; not_comparable: string;
   best_before: number | null; gain_over_best: number | null; gain_over_best_at_least: number | null; is_best: boolean;
   refused: number; trained_on_all: boolean; refit_loss: number | null; learnt_on_from: number | null; new: number;
-  changed: number; gone: number; rates: RateSearch | null; quiz: QuizFigures | null; words: WordFigures | null;
-  concerns: string[]; samples: Sample[]; expectation: string; general_loss_before: number | null;
-  general_loss_after: number | null; language: ProbeFigures | null; facts: ProbeFigures | null; copies: Copied[];
-  documents: number; examples: number; tokens: number; left_out: LeftOut[]; padding_share: number | null;
-  tokens_per_second: number | null; peak_memory_bytes: number; allocator_peak_bytes: number | null;
-  predicted_peak_bytes: number | null; seconds: number | null; phases: Record<string, number>; command: string;
-  activation: string; report_command: string; unchanged: false; warnings: string[]; summary: string; };
+  changed: number; gone: number; quiz: QuizFigures | null; words: WordFigures | null; concerns: string[];
+  samples: Sample[]; expectation: string; general_loss_before: number | null; general_loss_after: number | null;
+  language: ProbeFigures | null; facts: ProbeFigures | null; copies: Copied[]; documents: number; examples: number;
+  tokens: number; left_out: LeftOut[]; padding_share: number | null; tokens_per_second: number | null;
+  peak_memory_bytes: number; allocator_peak_bytes: number | null; predicted_peak_bytes: number | null;
+  seconds: number | null; phases: Record<string, number>; command: string; activation: string; report_command: string;
+  unchanged: false; warnings: string[]; summary: string; };
 export type ResultExportMessage = { v: 1; time: number; job: string; event: "result"; result_of: "export"; path: string;
   files: string[]; format: string; quant: string | null; num_bytes: number; seconds: number | null; prompts: string;
   merged_into: string | null; read_back_by: string; mean_difference: number | null; largest_difference: number | null;

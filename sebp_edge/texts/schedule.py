@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -159,16 +159,6 @@ class Schedule:
         for epoch in self._batches:
             self.epochs.append(list(chain.from_iterable(self._steps_of(batch, limit) for batch in epoch)))
         self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
-
-    def beginning(self, num_tokens: int) -> "Schedule":
-        """Returns a schedule of one epoch: the first batches, as many as have at most this many tokens.
-
-        Only the state after them is evaluated, on the validation split.
-        """
-        batches = list(chain.from_iterable(self._batches))
-        ends = accumulate(sum(example.num_tokens for example in batch) for batch in batches)
-        first = [batch for batch, end in zip(batches, ends, strict=True) if end <= num_tokens]
-        return Schedule([first], self._validation, learns_on=True)
 
     def stop_after(self, epochs: int) -> None:
         """Trains only the first epochs, at least one; the learning rates stay those of all epochs."""

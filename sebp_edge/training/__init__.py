@@ -6,7 +6,6 @@ run                   trains and tests, on one split or on folds, then trains on
 gate                  decides whether an adapter is better than the base model and than the active version
 quiz                  decides by right answers whether an adapter is better
 comparison            compares the test losses of two states, with a confidence bound
-rates                 chooses a learning rate by short trainings
 loop                  runs one training: learning rates, steps, evaluations, the best state
 checkpoint            writes how far a run is, as often as it costs little, and reads it
 evaluation            computes held-out losses by document, and counts guessed words

@@ -20,14 +20,13 @@ from typing import BinaryIO
 from safetensors import safe_open
 from torch import Tensor
 
-from sebp_edge.basics.files import flush, parse_dataclass, read_checked_json, storage_errors, write_checked_json
+from sebp_edge.basics.files import flush, read_checked_json, storage_errors, write_checked_json
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import Notice, Sink
 from sebp_edge.models.weights import write_tensors
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.rates import RateSearch
 from sebp_edge.training.recovery import LearnerState
 
 FILE = "checkpoint.json"
@@ -53,14 +52,12 @@ class RunState:
         seconds: how long it has taken.
         progress: the progress of each training, in order.
         learner: what the last of them goes on from; None unless it is running.
-        rates: what trying learning rates has shown; None if none is tried, or before.
     """
 
     share: float
     seconds: float
     progress: list[TrainingProgress]
     learner: LearnerState | None
-    rates: RateSearch | None = None
 
     def renumbered(self, number_of: Mapping[int, int]) -> "RunState":
         """Returns the state without the losses of documents that have no new number."""
@@ -73,8 +70,7 @@ class RunState:
             best = own(each.best_validation)
             changes = {"before": own(each.before), "after": own(each.after), "best_validation": best}
             progress.append(dataclasses.replace(each, **changes, best_loss=best.mean if best else each.best_loss))
-        # A search that may not be over begins again, with the documents that are left.
-        return dataclasses.replace(self, progress=progress, rates=self.rates if progress else None)
+        return dataclasses.replace(self, progress=progress)
 
 
 @dataclass
@@ -104,7 +100,6 @@ class CheckpointFiles:
             "seconds": state.seconds,
             "progress": [asdict(dataclasses.replace(each, best_state=[])) for each in state.progress],
             "learner": learner,
-            "rates": state.rates and asdict(state.rates),
         }
         with storage_errors("The checkpoint could not be written to", self.folder, ""):
             written = {}
@@ -137,9 +132,7 @@ class CheckpointFiles:
             learner = values["learner"]
             if learner is not None:
                 learner = LearnerState(**learner | {"tensors": tensors["learner"]})
-            rates = values.get("rates")
-            rates = rates and parse_dataclass(rates, RateSearch)
-            state = RunState(values["share"], values["seconds"], progress, learner, rates)
+            state = RunState(values["share"], values["seconds"], progress, learner)
         except Exception as error:  # whatever safetensors raises, too
             raise JobError(
                 f"The checkpoint in {str(self.folder)!r} is damaged, or was written by another sebp-edge; start over "
@@ -181,7 +174,7 @@ class CheckpointFiles:
                 path.unlink()
 
 
-_OWN = {"format", "share", "seconds", "progress", "learner", "rates", "files"}
+_OWN = {"format", "share", "seconds", "progress", "learner", "files"}
 
 
 class Checkpoints:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
@@ -13,7 +13,7 @@ from torch import Tensor
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import duration, percent
 from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
-from sebp_edge.events import Evaluated, LearningRateChosen, Notice, Sink, TrainingStarted
+from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
@@ -31,7 +31,6 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
-from sebp_edge.training.rates import STRETCH, RateSearch, trials
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import score
@@ -73,8 +72,7 @@ class TrainingRun:
         rest: called within steps that cannot be left.
 
     Attributes:
-        task: what is trained on, and how; with the learning rate that was chosen.
-        rates: what trying learning rates has shown; None if the recipe states its learning rate, or before.
+        task: what is trained on, and how.
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
         judged_states: the states that the gate has judged: one, or one for each fold.
@@ -103,7 +101,6 @@ class TrainingRun:
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
         self._words = _word_reader(base, task)
         self._judged = [schedule for schedule in task.schedules if not schedule.trains_on_all]
-        self.rates: RateSearch | None = None
         self.adaptation: Adaptation | None = None
         self.progress: list[TrainingProgress] = []
         self.result: GateResult | None = None
@@ -125,7 +122,7 @@ class TrainingRun:
             return None
         running = bool(self.progress) and self.progress[-1].is_running
         learner = self._trainer.learner_state if running else None
-        return RunState(self._share, self.clock() - self.began, list(self.progress), learner, self.rates)
+        return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -152,8 +149,6 @@ class TrainingRun:
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
-            if self.task.recipe.learning_rate is None:
-                self._choose_learning_rate(learner, fresh)
             tests = []
             for number in range(len(self._judged)):
                 progress = self._take_over(number) or self._train_and_test(learner, number, fresh, starts)
@@ -169,41 +164,6 @@ class TrainingRun:
                     loss = self._undo_last(error)
                 result = self.result = self._choose_state(result, loss)
             return result
-
-    def _choose_learning_rate(self, learner: RecoveringLearner, fresh: list[Tensor]) -> None:
-        """Chooses the learning rate of all trainings; the adaptation is in its fresh state afterwards.
-
-        A try that an interruption ends begins again.
-        """
-        task, trial = self.task, next(iter(trials(self.task.schedules, self.task.recipe)), None)
-        known = rates = self._resumed.rates if self._resumed else None
-        if trial is not None and (rates is None or rates.next_rate is not None):
-            learner.prepare(trial, task.schedules)
-        if rates is None:
-            rates = RateSearch()
-            if trial is not None:
-                loss = evaluate(learner, trial.validation).mean
-                rates = RateSearch(documents=trial.num_documents[1], loss_before=loss)
-        while (rate := rates.next_rate) is not None:
-            learner.start_again(fresh)
-            rates = self.rates = rates.with_tried(self._try_rate(learner, trial, rate, rates.best_loss))
-            self._forget_resumed()
-        self.rates, self.task = rates, replace(task, recipe=task.recipe.replace(learning_rate=rates.learning_rate))
-        learner.start_again(fresh)
-        if rates is not known:
-            self._on_event(LearningRateChosen(**asdict(rates), summary=rates.summary))
-
-    def _try_rate(self, learner: RecoveringLearner, trial: Schedule, rate: float, best_loss: float) -> float:
-        """Returns the validation loss after a short training; NaN if its loss was not finite."""
-        recipe, phase = self.task.recipe.replace(learning_rate=STRETCH * rate), f"learning rate {rate:g}"
-        self._on_event(TrainingStarted(phase, 1, *trial.num_documents))
-        progress = TrainingProgress(phase, best_loss=best_loss)
-        try:
-            Trainer(learner, recipe, self._on_event, phase, progress, self.clock).train(trial)
-        except NonFiniteLoss:
-            return math.nan
-        _, loss = progress.validations[-1]
-        return loss
 
     def _take_over(self, number: int) -> TrainingProgress | None:
         """Takes over a training that an earlier process has ended and tested, with its best state; None without one."""

@@ -1,6 +1,5 @@
 """Jobs of a benchmark in several processes: every result arrives, and a failure is not lost."""
 
-from argparse import Namespace
 from math import sqrt
 
 import pytest
@@ -20,12 +19,3 @@ def test_a_failed_job_is_printed_and_ends_the_run_after_the_others(processes, ca
     with pytest.raises(RuntimeError, match="1 of 3 jobs have failed"):
         found.extend(side_by_side.run(sqrt, [4, -1, 16], processes))
     assert sorted(found) == [2, 4] and "ValueError" in capsys.readouterr().err
-
-
-def test_a_run_goes_on_from_its_outcomes_and_begins_nothing_too_late(tmp_path):
-    options = Namespace(processes=1, outcomes=tmp_path / "outcomes", minutes=1)
-    assert side_by_side.run_missing(sqrt, [4, 9], options) == {4: 2, 9: 3}
-    # What is known is not run again: it would fail.
-    assert side_by_side.run_missing(None, [9], options) == {9: 3}
-    options.minutes = 0
-    assert side_by_side.run_missing(sqrt, [16, 4], options) == {4: 2}
