@@ -138,7 +138,7 @@ class Preparation:
         if not (recipe.load_in_4bit and call.on_gpu) or call.budget is not None:
             return options
         target, budget = call.target_and_budget()
-        choice = fill_free_memory(call.shape(), prepared.dataset, schedules, recipe, target, budget.size)
+        choice = fill_free_memory(call.shape, prepared.dataset, schedules, recipe, target, budget.size)
         call.notify(Notice(f"Without a memory budget, the free GPU memory decides: {choice.kept}."))
         return replace(options, dequantised_blocks=choice.options.dequantised_blocks)
 

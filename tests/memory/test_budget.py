@@ -379,7 +379,7 @@ def test_only_4_bits_on_a_gpu_without_a_budget_fill_the_free_memory(shape_3b, ch
         seed=0,
         on_gpu=changes.get("on_gpu", True),
         budget=changes.get("budget"),
-        shape=lambda: shape_3b,
+        shape=shape_3b,
         target_and_budget=lambda: (target_of(CUDA, 650_000_000), MemoryBudget(80 * 10**9)),
         notify=said.append,
     )

@@ -116,7 +116,7 @@ def test_the_layout_of_many_texts_is_stopped_midway(texts):
     target, budget = call.target_and_budget()
     slow = Slow([[list(prepared.dataset.outlines.trained)]])
     progress = Progress(check=Slow.looked.set)
-    assert make_plan(call.shape(), prepared.dataset, [slow], preparation.recipe, target, budget, progress).chosen
+    assert make_plan(call.shape, prepared.dataset, [slow], preparation.recipe, target, budget, progress).chosen
 
 
 def test_texts_that_adapt_refuses_are_inspected(tmp_path):
