@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_851
+MAX_LINES = 50_852
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -68,7 +68,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_240,
     "sparse.rows": 765,
     "texts": 10_428,
-    "training": 3_696,
+    "training": 3_697,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -16,6 +16,7 @@ teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates
 losses                computes the losses of a micro-batch, hoisted if that is exact, else padded
+kernels_ahead         compiles the kernels of a training while its weights are loaded
 graphs                captures micro-batches and updates as CUDA graphs
 update                clips gradients and applies AdamW after the backward pass
 update_in_backward    does so during the backward pass

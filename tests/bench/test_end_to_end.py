@@ -73,7 +73,6 @@ def test_a_tiny_run_is_split(model_folder, tmp_path, warm):
         files[-1].write_text(text)
     row, again = end_to_end.measure(24, files, model_folder, tmp_path, "cpu")
     assert (row["triton_cache"], again["triton_cache"]) == ("empty", "filled")
-    assert all(row[name] is None and again[name] > 0 for name in end_to_end.ADDED)
     for part in end_to_end.PARTS:
         assert row[part] == 0 if part == "capture" else row[part] > 0, part
     assert row["documents"] == 24
