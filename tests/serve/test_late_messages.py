@@ -1,6 +1,6 @@
-"""What an app asks while the worker's answer is on its way, in the order that is rare: with a stand-in for the worker.
+"""Messages of a worker that arrive late, when the app has asked for something else already.
 
-The stand-in is a process that tells what a test says it tells when it gets a message, and nothing else.
+The worker is a stand-in: a process that answers each message with what the test has given it, and nothing else.
 """
 
 import json
