@@ -24,6 +24,9 @@ def decode_alone(
     config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0, bos_token_id=bos)
     own, model.generation_config = model.generation_config, config
     input_ids = torch.tensor([prompt], device=model.device)
+    if len(prompt) == 1:
+        # RecurrentGemma's modules keep their states: one token continues the text before, unless a pass drops them.
+        model(input_ids, use_cache=False)
     try:
         model.generate(
             input_ids,

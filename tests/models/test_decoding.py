@@ -160,6 +160,16 @@ def test_models_whose_rows_cannot_share_a_batch_are_decoded_one_by_one(reason):
 
 
 @pytest.mark.parametrize("family", [*MODELS, *ALONE])
+def test_a_prompt_of_one_token_does_not_continue_the_text_before(family):
+    draw = random.Random()
+    for _ in range(5):
+        model, prompt = (MODELS | ALONE)[family]().eval(), tokens(draw, 1)
+        first = decode(model, [prompt], 6, [])
+        decode(model, [tokens(draw, 5)], 6, [])
+        assert decode(model, [prompt], 6, []) == first
+
+
+@pytest.mark.parametrize("family", [*MODELS, *ALONE])
 def test_the_logits_after_several_tokens_are_those_of_the_whole_text(family):
     model, draw, text = (MODELS | ALONE)[family]().eval(), random.Random(), []
     decoder = Decoder(model, keeps=True)
