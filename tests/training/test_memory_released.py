@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from builders import limit_rows, make_sentences, outlined
-from failing_memory import RECIPE, Failing, gradients, recovering_learner, uneven_examples
+from failing_memory import RECIPE, Failing, accumulate_within, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
@@ -17,7 +17,6 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.learner import Learner
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.run import TrainingRun
@@ -84,7 +83,7 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
     if case == "checkpoints":
         run_with(MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True))
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
-    recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
+    recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 2} | changes)
     seen, tensors = set(), []
 
     def see(event):
@@ -118,15 +117,9 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
 
 @pytest.mark.parametrize("number", [300, 700])
 def test_too_little_memory_for_one_example_raises_one_sentence_and_releases_memory(make, number, monkeypatch):
-    accumulate, made = Learner.accumulate, []
-
-    def failing(self, micro_batch, loss_tokens):
-        with Watching(made, number):
-            accumulate(self, micro_batch, loss_tokens)
-
-    personalizer, events = make(), []
+    made, personalizer, events = [], make(), []
     personalizer.on_event = events.append
-    monkeypatch.setattr(Learner, "accumulate", failing)
+    accumulate_within(lambda _: Watching(made, number), monkeypatch)
     gc.disable()
     try:
         with pytest.raises(MachineError, match="Out of CPU memory before the first step; nothing was saved") as raised:
