@@ -238,6 +238,7 @@ def test_an_uncached_model_is_downloaded_once_with_the_token(small_hub, tmp_path
     assert small_hub.requests == []
 
 
+@pytest.mark.slow
 def test_each_failure_of_the_hub_is_one_sentence_with_a_remedy(small_hub, tmp_path):
     expected = {
         "org/gated": ("ModelAccessError", "accept its licence at huggingface.co/org/gated"),
@@ -257,6 +258,7 @@ def test_each_failure_of_the_hub_is_one_sentence_with_a_remedy(small_hub, tmp_pa
         assert "\n" not in result["message"]
 
 
+@pytest.mark.slow
 def test_a_gated_catalog_model_suggests_its_open_alternative(tmp_path, small_hub):
     small_hub.RequestHandlerClass = type("Gated", (_Handler,), {"do_HEAD": lambda self: self._gate()})
     small_hub.RequestHandlerClass._gate = lambda self: self._refuse(401, "GatedRepo", "restricted")
@@ -267,6 +269,7 @@ def test_a_gated_catalog_model_suggests_its_open_alternative(tmp_path, small_hub
     )
 
 
+@pytest.mark.slow
 def test_weights_in_formats_other_than_safetensors_are_refused(small_hub, tmp_path):
     small_hub.files["pytorch_model.bin"] = small_hub.files.pop("model.safetensors")
     (found,) = look_up("org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
