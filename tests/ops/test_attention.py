@@ -8,11 +8,8 @@ from model_families import MODELS
 
 from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
-from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.patches import attention as attention_patch
 from sebp_edge.sparse.patches.attention import FusedAttention
-from sebp_edge.sparse.patches.counts import MAX_DQ_BYTES
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import RowPlan
 
@@ -304,24 +301,6 @@ def test_fused_attention_changes_no_loss_and_no_gradient(family):
     largest = max(value.norm() for value in wanted.values())
     for name, value in wanted.items():
         assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
-
-
-@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, MAX_DQ_BYTES)])
-def test_heads_run_in_groups_if_blocks_are_chunked(is_chunked, expected, monkeypatch):
-    limits, attend = [], attention_patch.sequence_attention_
-
-    def recording(*given):
-        limits.append(given[-1])
-        return attend(*given)
-
-    monkeypatch.setattr(attention_patch, "sequence_attention_", recording)
-    monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
-    batch = padded_batch()
-    with Hoisted(make_llama(), chunked_blocks=is_chunked) as hoisted:
-        limits.clear()
-        hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
-    assert len(limits) >= 2
-    assert set(limits) == {expected}
 
 
 def test_a_modified_attention_block_is_not_replaced():

@@ -11,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -67,9 +66,8 @@ TOGETHER = {
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(fused_modules, monkeypatch):
+def as_on_a_gpu(fused_modules, fits_flash_attention):
     """Attaches the parts that are otherwise attached only where they are faster."""
-    monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
 
 
 def model_for(kind):

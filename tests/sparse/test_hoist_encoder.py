@@ -55,7 +55,13 @@ def assert_same_training(model, batch, tolerance=1e-5):
     assert_same_gradients(gradient, wanted, tolerance)
 
 
-@pytest.mark.parametrize(("adapt", "dtype"), [("full", torch.float64), ("lora", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "head", "adapt", "dtype"),
+    [
+        *((family, head, "full", torch.float64) for family in FAMILIES for head in ENCODER_HEADS),
+        *((*each, "lora", torch.float32) for each in EACH_ONCE),
+    ],
+)
 def test_losses_and_gradients_are_the_padded_dense_ones(family, head, adapt, dtype):
     model = make_encoder(family, head)
     if adapt == "lora":
