@@ -78,9 +78,9 @@ def alive():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["lora", "full", "folds", "not kept", "checkpoints"])
+@pytest.mark.parametrize("case", ["lora", "full", "folds, checkpoints", "not kept"])
 def test_nothing_of_a_training_stays_alive(make, case, run_with):
-    if case == "checkpoints":
+    if "checkpoints" in case:
         run_with(MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True))
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 2} | changes)
@@ -102,13 +102,13 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
     known = {id(one) for one in before}
     gc.disable()
     try:
-        result = personalizer.adapt(make_sentences(9, words=60) if case == "folds" else make_sentences(24, words=30))
+        result = personalizer.adapt(make_sentences(9, words=60) if "folds" in case else make_sentences(24, words=30))
         assert [type(one) for one in alive() if id(one) not in known] == []
         assert [tensor().shape for tensor in tensors if tensor() is not None] == []
     finally:
         gc.enable()
     assert len(seen) >= 8
-    assert len(tensors) > (100 if case == "folds" else 20)
+    assert len(tensors) > (100 if "folds" in case else 20)
     assert result.passed == (case != "not kept")
     model = personalizer.in_use.base.model
     assert not any("forward" in vars(module) for module in model.modules())
