@@ -1,7 +1,7 @@
 """Hoists a decoder if it computes the same on active rows as on padded batches; otherwise returns the reason."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.sparse.copy_trial import copy_mismatch
+from sebp_edge.sparse.copy_trial import copy_mismatch, padded_losses
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
+from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 
 # Lengths in tokens of the sequences whose losses are compared.
 LENGTHS = (48, 31)
@@ -50,8 +50,7 @@ class _HoistedIfExact(Hoisted):
             raise SparsityError(reason)
         input_ids, plan = (part.to(self._decoder.device) for part in self._batch)
         with evaluating(self.model, with_hooks=True):
-            with Sparsified(self.model) as padded, Stops(self.model, self._check) if self._check else nullcontext():
-                expected = padded.row_losses(input_ids, plan)
+            expected = self._padded_losses(input_ids, plan)
             super()._attach()
             with self._attaching():
                 try:
@@ -65,6 +64,17 @@ class _HoistedIfExact(Hoisted):
                     raise SparsityError(
                         f"its losses on active rows differ from the padded ones by {percent(difference, 2)}."
                     )
+
+    def _padded_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+        """The losses that the model's own code computes, [C]."""
+        with ExitStack() as patches:
+            if getattr(self._decoder, "is_loaded_in_4bit", False):
+                # On CPUs, bitsandbytes' own code would pack the weights for inference.
+                patches.enter_context(fused := FusedLora(self.model)).attach()
+                patches.enter_context(fused.refreshed())
+            if self._check is not None:
+                patches.enter_context(Stops(self.model, self._check))
+            return padded_losses(self.model, input_ids_BT, plan)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:
