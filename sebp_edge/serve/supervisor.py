@@ -314,7 +314,7 @@ class Supervisor:
                 if asked is None:
                     raise cancelled()
                 if asked[0] == "plan" and self._worker is None:
-                    message = "This model, or this machine's GPU, has not been read here yet, and a plan wakes no worker."
+                    message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
                     raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
                 self._ask_worker(id, *asked)
                 return

@@ -82,11 +82,12 @@ def describe(model: nn.Module, inner: nn.Module) -> list | None:
     of_all = (getattr(all_modules, "_global" + name) for name in HOOKS)
     if any(chain(hooks, of_all, map(foreign_forward, modules), (layer.lora_variant for layer in adapted))):
         return None
+    plain = [[(name, _copy(value)) for name, value in _public_attributes(one) if _is_plain(value)] for one in modules]
     tensors = chain(model.named_parameters(), model.named_buffers())
     return [
         [*zip(named, map(type, modules), strict=True)],
         [each.forward for each in classes],
-        [[(name, _copy(value)) for name, value in _public_attributes(module) if _is_plain(value)] for module in modules],
+        plain,
         [(layer.disable_adapters, list(layer.active_adapters)) for layer in adapted],
         [_copy(vars(config)) for config in configs_of(model)],
         [getattr(inner, "loss_function", None), *attention_functions(own_attention(inner))],
