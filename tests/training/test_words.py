@@ -103,8 +103,8 @@ def test_the_counts_are_those_of_completing_after_each_space(sure):
 @pytest.mark.parametrize("path", ["hoisted", "padded", "graphs"])
 @pytest.mark.parametrize("max_rows", [64, 4096])
 def test_losses_and_words_are_the_same_on_every_path(sure, path, max_rows):
-    examples, options = uneven_examples(), {"padded": path == "padded", "words": lambda: reader_of(sure)}
-    with recovering_learner(sure, examples, max_rows=max_rows, **options) as own:
+    examples = uneven_examples()
+    with recovering_learner(sure, examples, max_rows=max_rows, padded=path == "padded", words=reader_of(sure)) as own:
         if path == "graphs":
             own.begin_graphs()
         alone = evaluate(own, evaluated(own, examples))
