@@ -33,7 +33,7 @@ NUM_SHARED = 4
 def copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
     """Returns what `find_copy_mismatch` does; a copy that has passed is not tried again in this process."""
     try:
-        _try_copy(_Code.of(decoder), shares_prefixes)
+        _try_copy(Code.of(decoder), shares_prefixes)
     except SparsityError as error:
         return str(error)
     return None
@@ -53,7 +53,7 @@ def padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tens
 
 
 @dataclass(frozen=True)
-class _Code:
+class Code:
     """What a copy depends on: its class, all classes and functions beside it and its bases, and the config's values."""
 
     kind: type[nn.Module]
@@ -62,7 +62,7 @@ class _Code:
     config: Any = field(compare=False)
 
     @classmethod
-    def of(cls, decoder: nn.Module) -> "_Code":
+    def of(cls, decoder: nn.Module) -> "Code":
         kind, config = type(decoder), decoder.config
         modules = dict.fromkeys(sys.modules[base.__module__] for base in kind.__mro__)
         beside = [part for module in modules for part in vars(module).values() if isinstance(part, type | FunctionType)]
@@ -72,7 +72,7 @@ class _Code:
 
 
 @functools.lru_cache(maxsize=32)
-def _try_copy(code: _Code, shares_prefixes: bool) -> None:
+def _try_copy(code: Code, shares_prefixes: bool) -> None:
     """Raises a SparsityError, which is not kept, with the reason for a mismatch."""
     if (reason := _find_mismatch(code.kind, code.config, shares_prefixes)) is not None:
         raise SparsityError(reason)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.sparse.copy_trial import copy_mismatch, padded_losses
+from sebp_edge.sparse.copy_trial import Code, copy_mismatch, padded_losses
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
 from sebp_edge.sparse.patches.lora import FusedLora
@@ -66,7 +66,7 @@ class _HoistedIfExact(Hoisted):
         model, device = describe(self.model, self._decoder), self._decoder.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
-        return None if model is None else [model, autocast, options]
+        return None if model is None else [model, Code.of(self._decoder), autocast, options]
 
     def _attach_on_trial(self) -> None:
         input_ids, plan = (part.to(self._decoder.device) for part in self._batch)

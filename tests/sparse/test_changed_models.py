@@ -541,6 +541,9 @@ def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(m
     with torch.autocast("cpu", torch.bfloat16):
         assert hoist(model) == 6
     assert hoist(lora_model()) == 7  # other weights
+    rotate = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *given, **options: rotate(*given, **options))
+    assert [hoist(model), hoist(model)] == [8, 8]
     for each in (*model.parameters(), *other.parameters()):
         each.data.mul_(1.01)
     model.base_model.model.model.layers[1].mlp.register_forward_hook(mix_all_rows)
