@@ -86,7 +86,7 @@ def runnable(table):
 @pytest.mark.parametrize(
     ("changes", "table"),
     [
-        ({}, LORA),
+        ({"batches": [TEXTS]}, LORA),
         ({"full": True, "batches": [TEXTS]}, FULL),
         ({"four_bit": True, "batches": [TEXTS]}, FOUR_BIT),
         ({"loss_share": 0.25, "batches": [TEXTS]}, LOSS_SHARE),
