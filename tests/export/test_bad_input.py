@@ -162,7 +162,7 @@ def test_a_disk_without_space_is_refused_before_anything_is_written(stored, mode
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["gguf", "merged", "peft"])
-def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypatch, no_memory, format):
+def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypatch, format):
     disk = mount_disk("64k")
     monkeypatch.setattr("sebp_edge.export.export.check_space", lambda target, size: None)
     assert_one_sentence(export(model, "--to", disk / "out", "--format", format), "Cannot export to")

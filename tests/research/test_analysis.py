@@ -417,20 +417,22 @@ def test_a_conversation_is_analyzed_with_both_losses(personalizer):
 
 
 @pytest.mark.slow
-def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder):
+def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder, after_learning, tmp_path):
     before = personalizer.analyze(notes_folder)
-    personalizer.adapt(notes_folder)
+    learnt = after_learning(AdapterStore(tmp_path / "learnt"))
+    personalizer.load_adapter(learnt.adapter("default").open().path)
     logits = [personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits]
     assert personalizer.analyze(notes_folder) == before
     logits.append(personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits)
     assert torch.equal(*logits)
 
 
-def test_running_out_of_memory_is_one_sentence(personalizer, monkeypatch):
+def test_running_out_of_memory_is_one_sentence(personalizer):
     def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("sebp_edge.research.analysis.analysis.row_gradients", run_out)
+    personalizer.analyze(make_sentences(9), examples=1)
+    personalizer.in_use.base.model.register_forward_pre_hook(run_out)
     with pytest.raises(
         MachineError, match="Out of CPU memory in a dense backward pass over 64 tokens; choose a smaller"
     ):

@@ -9,7 +9,6 @@ from chat_templates import DEEPSEEK_R1, GEMMA, LLAMA_3, PHI_3, QWEN_3, SMOLLM_2
 from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError
-from sebp_edge.texts import conversations
 from sebp_edge.texts.conversations import plain_message, render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, Unreadable
 from sebp_edge.texts.examples import encode
@@ -317,12 +316,11 @@ def test_a_system_message_that_the_template_ignores_is_not_lost_without_a_word()
     assert item.reason == "the model's chat template has no place for messages of the role system"
 
 
-def test_a_conversation_of_very_many_turns_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(conversations, "MAX_RENDERED", 100)
-    messages = messages_of(*["so"] * 18) * 2
+def test_a_conversation_of_very_many_turns_is_refused_at_once():
+    messages = messages_of(*["so"] * 18) * 180
     with pytest.raises(Unreadable, match="so many turns"):
         render_conversation(messages, tokenizer_with(SMOLLM_2))
-    assert len(parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE))[0]) == 18
+    assert len(parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE))[0]) == 18 * 90
 
 
 # What Anna wrote to Bob, to whom she writes first.
