@@ -88,7 +88,7 @@ def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(so
 @pytest.mark.parametrize("family", ["gemma2", "phi3"])
 def test_llama_cpp_computes_what_we_do_with_an_adapters_file(source, tmp_path, family):
     model, adapter = source(family)
-    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="gguf-lora", texts=long_texts())
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="gguf-lora")
     assert (result.read_back_by, result.files) == ("llama.cpp", ("adapter-lora.gguf",))
     assert result.largest_difference <= MAX_DIFFERENCE
 

@@ -203,7 +203,7 @@ def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(lla
 
     monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
     with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):
-        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16", texts=long_texts())
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16")
     assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "notes"}
 
 
@@ -244,7 +244,7 @@ def test_a_fully_fine_tuned_model_is_exported_densely(llama, tmp_path):
     found = load_file(tmp_path / "merged" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name]) for name in weights)
-    assert personalizer.export(tmp_path / "full", tmp_path / "gguf", quant="f16", texts=long_texts()).loss > 0
+    assert personalizer.export(tmp_path / "full", tmp_path / "gguf", quant="f16").loss > 0
 
 
 @pytest.mark.parametrize("format", ["peft", "gguf-lora", "mlx"])
