@@ -27,6 +27,16 @@ def messages_of(*contents: str, system: str | None = None) -> tuple[dict[str, st
     return tuple(([{"role": "system", "content": system}] if system else []) + turns)
 
 
+# A process for each template, which all tests share.
+RENDERERS = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end_of_renderers():
+    yield
+    RENDERERS.clear()
+
+
 def tokenizer_with(template: str | dict | None, *, blanks_in_offsets: bool = True):
     """Makes a tokenizer with the control tokens of all templates; `<think>` is one token, but not a special one."""
     tokenizer = make_tokenizer()
@@ -36,6 +46,7 @@ def tokenizer_with(template: str | dict | None, *, blanks_in_offsets: bool = Tru
         bos = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
         tokenizer.backend_tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), bos])
     tokenizer.chat_template = template
+    tokenizer.sebp_edge_renderers = RENDERERS
     return tokenizer
 
 
