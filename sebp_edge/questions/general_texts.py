@@ -21,7 +21,6 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
         return []
     texts = TEXTS.read_text(encoding="utf-8").strip().split(_SEPARATOR)
     documents = [Document("", text) for text in random.Random(seed).sample(texts, len(texts))]
-    # As many as are needed: all of them take seconds.
     examples = (each for document in documents for each in encode([document], tokenizer, context_length)[0])
     chosen, filled = [], 0
     for example in cycle(examples):
