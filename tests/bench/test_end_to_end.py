@@ -68,7 +68,7 @@ def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
 @pytest.mark.slow
 def test_a_tiny_run_is_split(model_folder, tmp_path, warm):
     files = []
-    for number, text in enumerate(make_sentences(24)):
+    for number, text in enumerate(make_sentences(24, words=60)):
         files.append(tmp_path / f"{number}.md")
         files[-1].write_text(text)
     row, again = end_to_end.measure(24, files, model_folder, tmp_path, "cpu")

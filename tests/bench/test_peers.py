@@ -113,6 +113,7 @@ def right_row_of(name, job):
     return row
 
 
+@pytest.mark.slow
 def test_rows_of_all_weights_are_right_and_say_what_the_moments_are_and_take(tmp_path, short):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     job = make_job(tmp_path, full=True, batches=[TEXTS])
