@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_958
+MAX_LINES = 50_960
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -67,7 +67,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_574,
     "sparse.patches": 2_273,
     "sparse.rows": 765,
-    "texts": 10_428,
+    "texts": 10_430,
     "training": 3_698,
 }
 MAX_ENTRIES_AT_ROOT = 22
