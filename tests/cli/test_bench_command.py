@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import make_llama
-from conftest import write_notes
+from shared_fixtures import write_notes
 from terminals import draw_on_terminal
 from typer.testing import CliRunner
 

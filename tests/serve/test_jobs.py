@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 from command import RECIPE
-from conftest import write_notes
 from jsonschema import Draft202012Validator
 from served import SECONDS, Refused, Server, all_gone, environment, processes_below, start_server, wait_until
+from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.basics.schema import read_schema
