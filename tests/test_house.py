@@ -448,4 +448,5 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 def test_every_module_can_be_imported_alone():
     for path in sorted((ROOT / "sebp_edge").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        assert importlib.import_module(name)
+        if path.stem.isidentifier():  # else it is a hook that PyInstaller runs, see test_frozen.py
+            assert importlib.import_module(name)

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     write_notes(folder / "notes")
     (folder / "test.toml").write_text(RECIPE)
-    (folder / "short.toml").write_text(RECIPE.replace("epochs = 3", "epochs = 1") + "refit = false\n")
+    (folder / "short.toml").write_text(RECIPE + "refit = false\n")
     return folder
 
 

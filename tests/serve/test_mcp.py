@@ -75,7 +75,7 @@ def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_n
 ):
     """The tools return at once; a path outside of the notes is refused."""
     model = tmp_path / "micro"
-    make_llama(max_position_embeddings=1024).save_pretrained(model)
+    make_llama(max_position_embeddings=1024, num_hidden_layers=1).save_pretrained(model)
     tokenizer.save_pretrained(model)
     first = f"import sebp_edge.serve.client as client; client.command_of = lambda *_: {warm_servers.command}\n"
 
