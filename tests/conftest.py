@@ -14,6 +14,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+# Failed assertions in these modules show the compared values, as in a test file.
+pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
+
 
 def pytest_xdist_auto_num_workers(config):
     """One process per core, at most eight; tests named one by one run in this process, which a debugger needs."""
@@ -33,9 +36,15 @@ def pytest_collection_modifyitems(items):
         seen.add(test)
 
 
-def pytest_configure(config):
-    if config.getoption("dist") == "no":  # else this process runs no tests, but starts those that do
-        config.pluginmanager.import_plugin("shared_fixtures")
+def pytest_addoption(pluginmanager):
+    """Loads the fixtures, before other conftests import what they need, unless this process only hands out tests."""
+    options = pluginmanager.get_plugin("pytestconfig").known_args_namespace
+    runs_here = options.usepdb or any("::" in argument for argument in options.file_or_dir)
+    if runs_here or "PYTEST_XDIST_WORKER" in os.environ or not getattr(options, "numprocesses", None):
+        pluginmanager.import_plugin("shared_fixtures")
+
+
+def pytest_configure():
     if os.environ.get("SEBP_EDGE_RECORD"):
         evidence.machine()  # fails before the tests, not after them, if there is no GPU
 

@@ -33,9 +33,6 @@ if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
 
     interpreter.work_once()
 
-# Failed assertions in these modules show the compared values, as in a test file.
-pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
-
 import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs

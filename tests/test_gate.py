@@ -287,6 +287,7 @@ def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compar
 
 # ---------------------------------------------------------------------------------------- the best version so far
 
+
 @pytest.fixture(scope="module")
 def lived(stores, tmp_path_factory, model):
     """The store of NOTES, in which a second, weak version was activated anyway."""
