@@ -16,6 +16,7 @@ from sebp_edge import AdapterStore
 from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, TextsError
+from sebp_edge.events import silent
 from sebp_edge.texts.split_history import SplitHistory
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -226,12 +227,12 @@ def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, n
 
 
 @pytest.fixture
-def forgotten(make, notes_folder, monkeypatch):
-    """A Personalizer whose adapter has a receipt, and that trains nothing when it verifies."""
+def forgotten(make, notes_folder):
+    """A Personalizer whose adapter has a receipt, and that must not train."""
     personalizer = make(recipe=make().recipe.replace(epochs=1))
     personalizer.adapt(notes_folder, activate_anyway=True)
     personalizer.forget("note-03.md", activate_anyway=True)
-    monkeypatch.setattr("sebp_edge.run.verifying.train_again", lambda *_, **__: pytest.fail("trains"))
+    personalizer.on_event = lambda event: event.event != "training_started" or pytest.fail("trains")
     return personalizer
 
 
@@ -266,6 +267,7 @@ def test_what_a_training_need_not_show_is_said_without_one(forgotten, notes_fold
     with pytest.raises(MachineError, match="verify with device='cpu'"):
         forgotten.verify_forgotten()
     forgotten.in_use.device = torch.device("cpu")
+    forgotten.on_event = silent
     forgotten.adapt(notes_folder, activate_anyway=True)
     says("Version 3 of 'default' knows what was forgotten; it was learnt again", verified=False)
 

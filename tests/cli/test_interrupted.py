@@ -144,6 +144,7 @@ def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_i
     assert errors == "" if one.returncode == 0 else "is saved and active" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
 def test_a_process_without_streams_still_works(closed):
     code = (

@@ -100,6 +100,7 @@ def test_the_base_model_is_read_once(base):
     assert other.general_before == first.general_before and other.general_after != first.general_after
 
 
+@pytest.mark.slow
 def test_another_model_precision_or_probe_has_its_own_losses(base, short_probes, monkeypatch):
     adaptation = changed(base)
     _, work = measured(base, adaptation)
