@@ -110,8 +110,8 @@ def test_another_base_model_is_refused_before_anything_is_removed(make, notes_fo
 
 
 @pytest.mark.slow
-def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_folder, model_folder, own_data_folder):
-    assert run(*adapt).exit_code == 0
+def test_the_command_says_first_what_it_removes_and_needs_a_yes(after_learning, notes_folder, model_folder):
+    after_learning(AdapterStore())
     command = ["forget", notes_folder / "note-03.md", "--texts", notes_folder, "--model", model_folder]
     refused = run(*command)
     assert refused.exit_code == 2
@@ -273,8 +273,8 @@ def test_what_a_training_need_not_show_is_said_without_one(forgotten, notes_fold
 
 
 @pytest.mark.slow
-def test_the_command_verifies_the_last_receipt(adapt, notes_folder, model_folder):
-    assert run(*adapt, "--activate-anyway").exit_code == 0
+def test_the_command_verifies_the_last_receipt(after_learning, notes_folder, model_folder):
+    after_learning(AdapterStore())
     command = ["--model", model_folder, "--texts", notes_folder]
     assert run("forget", "note-03.md", *command, "--yes", "--activate-anyway").exit_code == 0
     for wrong in (["forget"], ["forget", "note-04.md", "--verify"]):
