@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
 def pytest_addoption(pluginmanager):
     """Loads the fixtures, before other conftests import what they need, unless this process only hands out tests."""
     options = pluginmanager.get_plugin("pytestconfig").known_args_namespace
-    runs_here = options.usepdb or any("::" in argument for argument in options.file_or_dir)
+    runs_here = options.usepdb or options.collectonly or any("::" in argument for argument in options.file_or_dir)
     if runs_here or "PYTEST_XDIST_WORKER" in os.environ or not getattr(options, "numprocesses", None):
         pluginmanager.import_plugin("shared_fixtures")
 
