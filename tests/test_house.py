@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_852
+MAX_LINES = 50_855
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -58,7 +58,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_987,
     "machine": 860,
     "memory": 1_582,
-    "models": 4_815,
+    "models": 4_818,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
