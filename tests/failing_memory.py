@@ -37,7 +37,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
         layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
     try:
         collator = Collator(64, base.pad_token_id)
-        options |= {"guard": limit, "words": words}
+        options |= {"guard": limit, "words": lambda: words}
         with RecoveringLearner(adaptation, recipe, examples, collator, events.append, **options) as learner:
             assert (learner.row_losses.hoisted is None) == padded
             limit_rows(learner, max_rows)

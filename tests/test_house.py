@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_855
+MAX_LINES = 50_958
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -62,13 +62,13 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_406,
-    "serve": 2_713,
-    "sparse": 1_541,
-    "sparse.patches": 2_240,
+    "run": 5_418,
+    "serve": 2_737,
+    "sparse": 1_574,
+    "sparse.patches": 2_273,
     "sparse.rows": 765,
     "texts": 10_428,
-    "training": 3_697,
+    "training": 3_698,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -242,11 +242,15 @@ def test_a_worker_is_unloaded(shared):
     assert shared.worker() is None
 
 
-def test_a_model_that_is_new_here_is_read_once_by_the_worker(settings, request_of):
+def test_a_model_that_is_new_here_is_read_once_by_the_worker_which_no_plan_wakes(settings, request_of):
     texts = {key: value for key, value in request_of().items() if key != "name"}
     with Server(warm=True) as server:
         server.initialize(**settings)
-        first = server.call("plan", **texts)
+        with pytest.raises(Refused, match="a plan wakes no worker") as caught:
+            server.call("plan", **texts)
+        assert caught.value.code == "not_known" and "inspect" in caught.value.error["data"]["hint"]
+        assert server.worker() is None
+        first = server.call("inspect", **texts)["plan"]
         assert server.worker() is not None
         server.call("unload")
         again = server.call("plan", **texts)

@@ -21,9 +21,10 @@ from transformers.models.llama import modeling_llama
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
+from sebp_edge.sparse import hoist_if_exact as hoisting
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
-from sebp_edge.sparse.patches.state import ModelState
+from sebp_edge.sparse.patches.state import ModelState, describe
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
@@ -501,6 +502,49 @@ def test_a_model_that_is_exact_no_longer_is_hoisted_no_longer(name):
         with pytest.raises(SparsityError, match=r"has changed .* differ from the padded ones"):
             row_losses(hoisted, batch["input_ids"], plan)
     assert model.config._attn_implementation == "sdpa"
+
+
+# Of these, the code of the model is the same afterwards.
+VALUES_ONLY = {
+    *("nothing", "head replaced", "blocks swapped", "generated", "hook on the weight", "rounded", "weights replaced")
+}
+
+
+@pytest.mark.parametrize("name", sorted((CHANGES | LORA_CHANGES).keys() - VALUES_ONLY))
+def test_a_model_that_has_passed_is_tried_again_if_anything_but_values_has_changed(name):
+    model = lora_model() if name in LORA_CHANGES else dense_model()
+    before = describe(model, model)
+    assert before is not None and before == describe(model, model)
+    (CHANGES | LORA_CHANGES)[name](model)
+    assert describe(model, model) != before
+
+
+def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(monkeypatch):
+    trials, lines = [], [[5, 6, 7, 8, 9, 10], [8, 9, 10]]
+    padded = hoisting.padded_losses
+    monkeypatch.setattr(hoisting, "padded_losses", lambda *given: trials.append(given) or padded(*given))
+
+    def hoist(model, **options):
+        hoisted, reason = hoist_if_exact(model, lines, 2, **options)
+        with hoisted:
+            assert reason is None
+            batch = padded_batch(prompt=5)
+            row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        return len(trials)
+
+    model = lora_model()
+    other = copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+    assert [hoist(each) for each in (model, model, other, model)] == [1, 1, 1, 1]
+    assert [hoist(model, checkpoints=1), hoist(model, checkpoints=1), hoist(model)] == [2, 2, 3]
+    layer_of(other).scaling.update(default=3.0)
+    assert [hoist(other), hoist(other), hoist(model)] == [4, 4, 5]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert hoist(model) == 6
+    assert hoist(lora_model()) == 7  # other weights
+    for each in (*model.parameters(), *other.parameters()):
+        each.data.mul_(1.01)
+    model.base_model.model.model.layers[1].mlp.register_forward_hook(mix_all_rows)
+    assert hoist_if_exact(model, lines, 2)[0] is None
 
 
 @pytest.mark.parametrize("name", ["head with a bias", "hook on the head", "head's forward replaced"])
