@@ -248,6 +248,8 @@ def test_imports_within_functions_are_few():
     """They keep torch out of the command line; elsewhere they mostly hide a circle."""
     count = 0
     for path in (ROOT / "sebp_edge").rglob("*.py"):
+        if not re.search(r"^\s+(from|import) ", path.read_text(encoding="utf-8"), re.MULTILINE):
+            continue
         tree = tree_of(path)
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         inner = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
@@ -448,4 +450,5 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 def test_every_module_can_be_imported_alone():
     for path in sorted((ROOT / "sebp_edge").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        assert importlib.import_module(name)
+        if path.stem.isidentifier():  # else it is a hook that PyInstaller runs, see test_frozen.py
+            assert importlib.import_module(name)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from builders import make_step
-from command import RECIPE, process, records, run, start
+from command import LONGER, RECIPE, process, records, run, start
 from failing_memory import recovering_learner, uneven_examples
 from fake_machine import write_supplies
 from safetensors.torch import load_file
@@ -445,7 +445,8 @@ def until(one, wanted):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /sys")
-def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, tmp_path, own_data_folder):
+def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, recipe, tmp_path, own_data_folder):
+    recipe.write_text(LONGER)
     write_supplies(tmp_path / "power", plugged=True)
     command = [ON_BATTERY, tmp_path / "power", *adapt, "--polite", "--json"]
     with start(command) as one:
