@@ -22,7 +22,7 @@ from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import draw_splits
 
 # Every fourth file event is a kill here; 1 takes all.
-STEP = 15
+STEP = 9
 RECORD = {"recipe": {"name": "notes", "description": "", "method": "lora"}, "seed": 3}
 
 
