@@ -1,7 +1,7 @@
 """Compares techniques for small data with the training as it is: the same documents, seed and test documents.
 
     python kernels/bench/quality/small_data.py FOLDER... [--model tiny] [--arms "other cuts" "general 0.1"] [--notes 24]
-                                               [--tested 20] [--characters 200 2000] [--seeds 0 1 2] [--context 256]
+                                               [--tested 20] [--characters 200 1200] [--seeds 0 1 2] [--context 128]
                                                [--outcomes FILE] [--minutes 8] [--record [FILE]]
 
 Each folder has the notes of one author, of which the seed draws some to train on (and to validate and judge with, as
@@ -86,9 +86,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--arms", nargs="+", default=[OTHER_CUTS, f"{GENERAL} 0.1"])
     parser.add_argument("--notes", type=int, default=24)
     parser.add_argument("--tested", type=int, default=20)
-    parser.add_argument("--characters", type=int, nargs=2, default=[200, 2000])
+    parser.add_argument("--characters", type=int, nargs=2, default=[200, 1200])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--outcomes", type=Path, help="a file with a line for each job; goes on where it ends")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further job begins")
     options = parser.parse_args(arguments)
