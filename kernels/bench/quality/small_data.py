@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from time import perf_counter, process_time
 from typing import NamedTuple
 from unittest.mock import patch
@@ -53,7 +53,7 @@ from sebp_edge.texts.formats import FORMATS
 from sebp_edge.texts.general_probe import encode_probe
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules, shuffled_batches
-from sebp_edge.training.comparison import compare
+from sebp_edge.training.comparison import compare, t_quantile
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import Gate
 from sebp_edge.training.run import Task, TrainingRun
@@ -323,9 +323,10 @@ def together(model: str, arm: str, cases: list[dict[str, dict]]) -> dict:
         **interval(as_it_is, own, unit_of),
     }
     row["general"] = mean(arms(found)[arm]["general"] for found in cases)
-    return evidence.show(
-        row | {"better": sum(losses(arms(each)[arm]).mean < losses(arms(each)[AS_IT_IS]).mean for each in cases)}
-    )
+    gains = [1 - losses(arms(each)[arm]).mean / losses(arms(each)[AS_IT_IS]).mean for each in cases]
+    row |= {"better": sum(gain > 0 for gain in gains), "mean of cases": mean(gains)}
+    error = stdev(gains) / len(gains) ** 0.5 * t_quantile(len(gains) - 1, 0.975) if len(gains) > 1 else math.nan
+    return evidence.show(row | {"cases at least": mean(gains) - error, "cases at most": mean(gains) + error})
 
 
 def arms(found: dict[str, dict]) -> dict[str, dict]:
