@@ -77,8 +77,8 @@ def gradients(model, losses):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def all_gradients(model, checkpoints, prompt=0, **options):
-    batch = padded_batch(prompt=prompt)
+def all_gradients(model, checkpoints, prompt=0, lengths=LENGTHS, **options):
+    batch = padded_batch(lengths, prompt=prompt)
     plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model, checkpoints=checkpoints, **options) as rows:
         return gradients(model, row_losses(rows, batch["input_ids"], plan))

@@ -10,6 +10,7 @@ from sebp_edge import Recipe
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training.learner import Learner
+from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 
@@ -36,7 +37,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
         layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
     try:
         collator = Collator(64, base.pad_token_id)
-        options |= {"guard": limit, "words": words}
+        options |= {"guard": limit, "words": lambda: words}
         with RecoveringLearner(adaptation, recipe, examples, collator, events.append, **options) as learner:
             assert (learner.row_losses.hoisted is None) == padded
             limit_rows(learner, max_rows)
@@ -62,21 +63,39 @@ class Failing(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def accumulate_within(around, patch):
+    """Makes learners run each micro-batch within the context manager that `around` returns for it."""
+    accumulate = Learner.accumulate
+
+    def watched(self, micro_batch, loss_tokens):
+        with around(micro_batch):
+            accumulate(self, micro_batch, loss_tokens)
+
+    patch.setattr(Learner, "accumulate", watched)
+
+
+def losses_within(around, patch):
+    """Makes micro-batches, of these examples, compute their losses within the context manager of `around`."""
+    compute = RowLosses.__call__
+
+    def watched(losses, examples):
+        with around(examples):
+            return compute(losses, examples)
+
+    patch.setattr(RowLosses, "__call__", watched)
+
+
 def gradients(learner, examples, failing, monkeypatch):
     """Runs a step whose micro-batches run within `failing`; returns its loss, followed by its gradients."""
-    accumulate, found = Learner.accumulate, []
-
-    def watched(self, *arguments):
-        with failing:
-            accumulate(self, *arguments)
+    found = []
 
     def keep(self):
         found.extend(parameter.grad.clone() for parameter in trainable(learner.adaptation))
         self.reset()
-        return torch.zeros(())
+        return torch.zeros((), device=found[0].device)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "accumulate", watched)
+        accumulate_within(lambda _: failing, patch)
         patch.setattr(Update, "finish", keep)
         loss = learner.step(make_step(learner, examples), 1e-3).loss
     return [loss, *found]

@@ -1,6 +1,6 @@
 """Practice notes that the recipe `ask` trains on in tests, its recipe, and what tests read from an adaptation.
 
-A random model of two layers learns to answer questions about these notes in seconds, since their answers are the same.
+A random model of one layer learns to answer questions about these notes in seconds, since their answers are the same.
 """
 
 import random
@@ -48,8 +48,9 @@ def use_notes(patch, notes=NOTES):
 def save_model(folder, tokenizer, **changes):
     """Saves a model with random weights so large that a few steps change its answers."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 256, "initializer_range": 0.1}
+    sizes |= {"num_hidden_layers": 1} | changes
     torch.manual_seed(0)
-    make_llama(**(sizes | changes)).save_pretrained(folder)
+    make_llama(**sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -16,6 +16,7 @@ from sebp_edge import AdapterStore
 from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, TextsError
+from sebp_edge.events import silent
 from sebp_edge.texts.split_history import SplitHistory
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -109,8 +110,8 @@ def test_another_base_model_is_refused_before_anything_is_removed(make, notes_fo
 
 
 @pytest.mark.slow
-def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_folder, model_folder, own_data_folder):
-    assert run(*adapt).exit_code == 0
+def test_the_command_says_first_what_it_removes_and_needs_a_yes(after_learning, notes_folder, model_folder):
+    after_learning(AdapterStore())
     command = ["forget", notes_folder / "note-03.md", "--texts", notes_folder, "--model", model_folder]
     refused = run(*command)
     assert refused.exit_code == 2
@@ -226,12 +227,12 @@ def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, n
 
 
 @pytest.fixture
-def forgotten(make, notes_folder, monkeypatch):
-    """A Personalizer whose adapter has a receipt, and that trains nothing when it verifies."""
+def forgotten(make, notes_folder):
+    """A Personalizer whose adapter has a receipt, and that must not train."""
     personalizer = make(recipe=make().recipe.replace(epochs=1))
     personalizer.adapt(notes_folder, activate_anyway=True)
     personalizer.forget("note-03.md", activate_anyway=True)
-    monkeypatch.setattr("sebp_edge.run.verifying.train_again", lambda *_, **__: pytest.fail("trains"))
+    personalizer.on_event = lambda event: event.event != "training_started" or pytest.fail("trains")
     return personalizer
 
 
@@ -266,13 +267,14 @@ def test_what_a_training_need_not_show_is_said_without_one(forgotten, notes_fold
     with pytest.raises(MachineError, match="verify with device='cpu'"):
         forgotten.verify_forgotten()
     forgotten.in_use.device = torch.device("cpu")
+    forgotten.on_event = silent
     forgotten.adapt(notes_folder, activate_anyway=True)
     says("Version 3 of 'default' knows what was forgotten; it was learnt again", verified=False)
 
 
 @pytest.mark.slow
-def test_the_command_verifies_the_last_receipt(adapt, notes_folder, model_folder):
-    assert run(*adapt, "--activate-anyway").exit_code == 0
+def test_the_command_verifies_the_last_receipt(after_learning, notes_folder, model_folder):
+    after_learning(AdapterStore())
     command = ["--model", model_folder, "--texts", notes_folder]
     assert run("forget", "note-03.md", *command, "--yes", "--activate-anyway").exit_code == 0
     for wrong in (["forget"], ["forget", "note-04.md", "--verify"]):

@@ -30,7 +30,8 @@ from sebp_edge.texts.remembered import Shingles
 from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 
 pytestmark = pytest.mark.usefixtures("unassessed")
-RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=1, batch_tokens=200)
+WEAK = RECIPE.replace(learning_rate=5e-3)
 NO_EFFECT = 1e-6
 NOTES, MORE = make_sentences(40)[:30], make_sentences(40)[30:]
 FEW = NOTES[:13]
@@ -196,7 +197,7 @@ def test_boilerplate_is_shown_apart_and_left_out_of_the_gain(make, model, tokeni
 
 @pytest.mark.slow
 def test_a_weak_second_version_does_not_replace_the_first(make):
-    personalizer = make(after=NOTES, recipe=RECIPE.replace(learning_rate=2e-3))
+    personalizer = make(after=NOTES, recipe=WEAK)
     first = personalizer.store.adapter("default").open().path
     personalizer.load_adapter("default")
     result = personalizer.adapt(NOTES, fresh=True)
@@ -212,7 +213,7 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
 
 @pytest.mark.slow
 def test_a_better_second_version_replaces_the_first(make):
-    personalizer = make(after=NOTES, recipe=RECIPE.replace(epochs=6))
+    personalizer = make(after=NOTES, recipe=RECIPE.replace(epochs=2))
     result = personalizer.adapt(NOTES, fresh=True)
     assert (result.verdict, result.active, result.version, result.compared_with) == ("better", True, 2, 1)
     assert abs(result.gain_over_active) < result.tolerance
@@ -285,8 +286,6 @@ def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compar
 
 
 # ---------------------------------------------------------------------------------------- the best version so far
-
-WEAK = RECIPE.replace(learning_rate=2e-3)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_852
+MAX_LINES = 50_960
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -58,17 +58,17 @@ MAX_LINES_OF_ROOM = {
     "export": 1_987,
     "machine": 860,
     "memory": 1_582,
-    "models": 4_815,
+    "models": 4_818,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_406,
-    "serve": 2_713,
-    "sparse": 1_541,
-    "sparse.patches": 2_240,
+    "run": 5_418,
+    "serve": 2_737,
+    "sparse": 1_574,
+    "sparse.patches": 2_273,
     "sparse.rows": 765,
-    "texts": 10_428,
-    "training": 3_697,
+    "texts": 10_430,
+    "training": 3_698,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -248,6 +248,8 @@ def test_imports_within_functions_are_few():
     """They keep torch out of the command line; elsewhere they mostly hide a circle."""
     count = 0
     for path in (ROOT / "sebp_edge").rglob("*.py"):
+        if not re.search(r"^\s+(from|import) ", path.read_text(encoding="utf-8"), re.MULTILINE):
+            continue
         tree = tree_of(path)
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         inner = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
@@ -448,4 +450,5 @@ sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 def test_every_module_can_be_imported_alone():
     for path in sorted((ROOT / "sebp_edge").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        assert importlib.import_module(name)
+        if path.stem.isidentifier():  # else it is a hook that PyInstaller runs, see test_frozen.py
+            assert importlib.import_module(name)

@@ -23,9 +23,7 @@ from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("unassessed")
-RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
-# What is learnt on after it need not be good.
-SHORT = RECIPE.replace(epochs=1)
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=1, batch_tokens=200)
 NOTES = make_sentences(40)
 OLD, NEW = NOTES[:30], NOTES[30:]
 FEW = NOTES[:13]
@@ -48,7 +46,7 @@ def make(model, tmp_path, request):
         events = []
         if after:
             shutil.copytree(request.getfixturevalue("store_of_old"), tmp_path / store)
-        options = {"recipe": SHORT if after else RECIPE, "device": "cpu", "on_event": events.append} | options
+        options = {"recipe": RECIPE, "device": "cpu", "on_event": events.append} | options
         made = Personalizer(model, store=tmp_path / store, **options)
         made.events = events
         return made
@@ -151,7 +149,7 @@ def test_another_seed_starts_over(make):
     ],
 )
 def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make, changes, said):
-    personalizer = make(after=True, recipe=dataclasses.replace(SHORT, **changes))
+    personalizer = make(after=True, recipe=dataclasses.replace(RECIPE, **changes))
     begun = personalizer.inspect([*OLD, NEW[0]]).beginning
     assert begun.endswith(f"All documents are learnt again, since version 1 was trained with {said}.")
     assert begun.startswith(f"Version 1 of the adapter 'default' was trained with {said}. To keep the two apart, give")
@@ -185,9 +183,9 @@ def test_all_other_values_of_a_recipe_learn_on(make):
 def test_other_epochs_are_said_if_nothing_is_new(make):
     result = make(after=True, recipe=RECIPE.replace(epochs=7, patience=2)).adapt(OLD)
     assert result.unchanged
-    assert result.changes == (("epochs = 3", "epochs = 7"), ("patience = 1", "patience = 2"))
+    assert result.changes == (("epochs = 1", "epochs = 7"), ("patience = 1", "patience = 2"))
     assert result.summary.endswith(
-        "It was trained with epochs = 3 and patience = 1, and this recipe has epochs = 7 and patience = 2; --fresh "
+        "It was trained with epochs = 1 and patience = 1, and this recipe has epochs = 7 and patience = 2; --fresh "
         "(fresh=True) learns all documents again with that."
     )
 
@@ -243,7 +241,7 @@ def test_a_changed_system_message_is_a_change(make):
             for contents in ((system, *texts) for texts in zip(OLD[:18], reversed(OLD[:18]), strict=True))
         ]
 
-    personalizer = make(recipe=SHORT.replace(context_length=128))
+    personalizer = make(recipe=RECIPE.replace(context_length=128))
     personalizer.adapt(chats("the wind"), activate_anyway=True)
     assert personalizer.adapt(chats("the wind")).unchanged
     changed = personalizer.adapt([*chats("the wind")[:17], chats("the ferry")[17]])
@@ -251,21 +249,21 @@ def test_a_changed_system_message_is_a_change(make):
 
 
 @pytest.fixture
-def adapted(notes_folder, model, recipe):
-    """The command that has adapted a model to a folder of notes."""
-    command = ["adapt", str(notes_folder), "--model", str(model), "--recipe", str(recipe)]
-    assert run(*command, "--activate-anyway").exit_code == 0
-    return command
+def adapted(adapt, after_learning):
+    """The command that adapts a model to a folder of notes, which are learnt already."""
+    after_learning(AdapterStore())
+    return adapt
 
 
 @pytest.mark.slow
-def test_the_command_says_that_nothing_is_new_without_torch(adapted):
+def test_the_command_says_that_nothing_is_new_without_torch(adapt):
+    assert run(*adapt).exit_code == 0
     code = (
         "import sys; from sebp_edge.cli import main\n"
         "try: main()\n"
         "finally: print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *adapted], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, *adapt], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Nothing is new in 24 documents: version 1 of the adapter 'default' has learnt all")
     assert done.stderr == "[]\n"
@@ -325,7 +323,7 @@ def test_it_learns_on_and_improves(make, trained):
 @pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
 def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(make, trained, texts):
     """Through a chain of versions, by the roles that each has recorded."""
-    personalizer, current = make(recipe=SHORT), list(texts)
+    personalizer, current = make(recipe=RECIPE), list(texts)
     assert personalizer.adapt(current, activate_anyway=True).learnt_on_from is None
     learnt = {phase: {current[number] for number in numbers} for phase, numbers in trained.items()}
     for number, new in enumerate(NEW[:2]):
@@ -365,8 +363,8 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(make):
     """Also in another store, whose hashes differ, and from a fresh process' state."""
     found = []
     for store in ("one", "other"):
-        make(store, recipe=SHORT).adapt(OLD, activate_anyway=True)
-        path = make(store, recipe=SHORT).adapt([*OLD, *NEW[:2]], activate_anyway=True).adapter_path
+        make(store, recipe=RECIPE).adapt(OLD, activate_anyway=True)
+        path = make(store, recipe=RECIPE).adapt([*OLD, *NEW[:2]], activate_anyway=True).adapter_path
         found.append({file.relative_to(path): load_file(file) for file in sorted(path.rglob(WEIGHTS))})
     assert found[0].keys() == found[1].keys()
     for file, weights in found[0].items():
@@ -390,7 +388,7 @@ def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch
 @pytest.mark.slow
 def test_conversations_learn_on(make):
     chats = [{"prompt": prompt, "completion": text} for prompt, text in zip(NOTES, reversed(NOTES), strict=True)]
-    personalizer = make(recipe=SHORT.replace(chat_template=True, context_length=128))
+    personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
     personalizer.adapt(chats[:20], activate_anyway=True)
     result = personalizer.adapt(chats[:25], activate_anyway=True)
     assert (result.learnt_on_from, result.new + result.changed) == (1, 5)
@@ -399,7 +397,7 @@ def test_conversations_learn_on(make):
 
 @pytest.mark.slow
 def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
-    personalizer = make(after=True, recipe=dataclasses.replace(SHORT, r=None), memory_budget="8GB")
+    personalizer = make(after=True, recipe=dataclasses.replace(RECIPE, r=None), memory_budget="8GB")
     result = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
     assert result.learnt_on_from == 1
     assert 0 < result.peak_memory_bytes <= 8e9 and result.predicted_peak_bytes <= 8e9
@@ -436,7 +434,7 @@ def test_sync_makes_what_fresh_makes_of_the_remaining_documents(make, tmp_path):
     syncing, found = make("sync", after=True), {}
     syncing.adapt([*OLD, NEW[0]], activate_anyway=True)
     shutil.copytree(tmp_path / "sync", tmp_path / "fresh")
-    for store, personalizer in {"sync": syncing, "fresh": make("fresh", recipe=SHORT)}.items():
+    for store, personalizer in {"sync": syncing, "fresh": make("fresh", recipe=RECIPE)}.items():
         result = personalizer.adapt(OLD[3:], activate_anyway=True, **{store: True})
         assert (result.version, result.learnt_on_from) == (3, None)
         found[store] = load_file(result.adapter_path / WEIGHTS)
@@ -524,7 +522,7 @@ def test_it_starts_over_and_says_why(make, change, why):
 @pytest.mark.parametrize("store", ["store", "another"])
 def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path, store):
     make(after=True).store.adapter("default").export_archive(tmp_path / "one.tar")
-    personalizer = make(store, recipe=SHORT)
+    personalizer = make(store, recipe=RECIPE)
     imported = personalizer.store.import_archive(tmp_path / "one.tar", "copy")
     personalizer.store.adapter("copy").activate(imported.version)
     assert personalizer.adapt(OLD, name="copy").unchanged
@@ -534,7 +532,7 @@ def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path
 @pytest.mark.slow
 def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
     """The text was gone before, but the second version still knows it."""
-    personalizer = make(recipe=SHORT)
+    personalizer = make(recipe=RECIPE)
     texts = [{"text": text, "name": f"note {number}"} for number, text in enumerate([*OLD, NEW[0]])]
     personalizer.adapt(texts[:-1], activate_anyway=True)
     second = personalizer.adapt(texts[2:], activate_anyway=True)

@@ -45,7 +45,7 @@ from sebp_edge.models.decoding import Decoder
 from sebp_edge.run import samples
 from sebp_edge.run.start import latest_history
 
-RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=1, batch_tokens=200, context_length=64)
 NO_GAIN = RECIPE.replace(learning_rate=1e-12)
 
 
@@ -330,7 +330,7 @@ def test_what_an_interruption_of_folds_saves_is_not_comparable(make):
         if isinstance(event, StepDone) and (event.phase, event.step) == ("fold 2", 2):
             raise KeyboardInterrupt
 
-    personalizer = make(on_event=sink)
+    personalizer = make(on_event=sink, recipe=RECIPE.replace(epochs=2))
     with pytest.raises(Interrupted, match=r"The best state so far is saved as version 1 .*; it is not active"):
         personalizer.adapt(texts)
     saved = personalizer.store.adapter("default").open(1)
@@ -505,7 +505,7 @@ def test_a_nonfinite_loss_after_a_better_state_saves_that_state(make, notes_fold
             layer = next(p for p in personalizer.in_use.base.model.parameters() if p.requires_grad)
             layer.data.fill_(math.nan)
 
-    personalizer = make(on_event=poison)
+    personalizer = make(on_event=poison, recipe=RECIPE.replace(epochs=2))
     with pytest.raises(NonFiniteLoss, match=r"step \d+.*saved as version 1 of the adapter 'default'; it is not active"):
         personalizer.adapt(notes_folder)
     saved = load_file(personalizer.store.adapter("default").open(1).path / "adapter_model.safetensors")

@@ -182,7 +182,7 @@ def test_an_event_set_during_the_call_stops_it_and_the_best_state_is_saved(make,
 
 @pytest.mark.slow
 def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
-    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
+    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=1)
     worker = Worker(make, AdapterSaved, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert worker.error is None
     assert worker.personalizer.store.adapter("default").active() == 1

@@ -21,7 +21,7 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
         return []
     texts = TEXTS.read_text(encoding="utf-8").strip().split(_SEPARATOR)
     documents = [Document("", text) for text in random.Random(seed).sample(texts, len(texts))]
-    examples, _ = encode(documents, tokenizer, context_length)
+    examples = (each for document in documents for each in encode([document], tokenizer, context_length)[0])
     chosen, filled = [], 0
     for example in cycle(examples):
         if filled >= num_tokens:

@@ -17,6 +17,8 @@ from sebp_edge.run.job import Job
 
 # How often it is looked whether there is a reason to wait, and whether a wait is over or was ended.
 LOOK_SECONDS, POLL_SECONDS = 1.0, 0.1
+# How often it is looked during a rest whether something else is to be done.
+REST_SECONDS = 0.02
 # A wait that takes longer frees the memory of the model.
 HELD_SECONDS = 300.0
 # Without a checkpoint of what would be lost, nothing is freed; it is tried again after so many seconds.
@@ -34,7 +36,7 @@ class GivingWay:
 
     Args:
         job: receives the events; its clock stands still during a wait.
-        meanwhile: called several times a second during a wait.
+        meanwhile: called several times a second during a wait or a rest.
 
     Attributes:
         frees: whether `wait` has requested a pause.
@@ -115,18 +117,28 @@ class GivingWay:
             self._signal.can_pause = False
 
     def rest(self) -> None:
-        """Waits for the GPU's work since the last call, then leaves the GPU to others for their share of the time."""
+        """Waits for the GPU's work since the last call, then leaves the GPU to others for their share of the time.
+
+        What comes meanwhile is done at once; the time that it takes is work, too, and is rested for afterwards.
+        """
         share = self.politeness.gpu_share / 100
         if share == 1:
             return
-        devices.synchronize(self._device)
-        now = time.perf_counter()
-        until = now + min(now - self._rested, _LONGEST_WORK) * (1 / share - 1)
+        owed = 1 / share - 1
+        until = self._work_since(self._rested) * owed + time.perf_counter()
         while (left := until - time.perf_counter()) > 0 and not self._signal.is_requested:
-            time.sleep(min(left, POLL_SECONDS))
+            time.sleep(min(left, REST_SECONDS))
+            begin = time.perf_counter()
+            self._meanwhile()
+            until = until - begin + self._work_since(begin) * owed + time.perf_counter()
         self._rested = time.perf_counter()
 
     # -------------------------------------------------------------------------------------------------------- private
+
+    def _work_since(self, begin: float) -> float:
+        """Waits for the GPU; returns the seconds since then."""
+        devices.synchronize(self._device)
+        return min(time.perf_counter() - begin, _LONGEST_WORK)
 
     def _watch(self) -> None:
         """Begins to watch the memory, and the GPU if that is possible."""

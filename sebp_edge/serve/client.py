@@ -100,20 +100,26 @@ class Client:
         return await self._call(method, params, on_text)
 
     async def events(self, job: str, since: int = 0) -> AsyncIterator[dict]:
-        """Yields the events of a job after a number, up to the one with which it is paused or has ended."""
+        """Yields the events of a job after a number, up to the one with which it is paused or has ended.
+
+        Raises:
+            ServerError: there is no such job; the server has ended; or another iteration follows this job since then.
+        """
         queue = asyncio.Queue()
 
         def begin() -> None:
             # Events before the answer are an earlier subscription's.
+            if job in self._events:
+                self._events[job].put_nowait(_superseded())
             self._events[job] = queue
 
         try:
             await self._call("jobs.subscribe", {"id": job, "since": since}, on_result=begin)
-            while (event := await queue.get()) is not None:
+            while not isinstance(event := await queue.get(), ServerError):
                 yield event
                 if event["event"].get("state") in ENDED | {"paused"}:
                     return
-            raise _ended()
+            raise event
         finally:
             if self._events.get(job) is queue:  # else another iteration has taken its place
                 del self._events[job]
@@ -175,7 +181,7 @@ class Client:
             if not request.answer.done():
                 request.answer.set_exception(_ended())
         for queue in self._events.values():
-            queue.put_nowait(None)
+            queue.put_nowait(_ended())
 
     def _answer(self, message: dict) -> None:
         request = self._requests.get(message["id"])
@@ -187,6 +193,11 @@ class Client:
         if request.on_result is not None:
             request.on_result()
         request.answer.set_result(message["result"])
+
+
+def _superseded() -> ServerError:
+    data = {"code": "superseded", "hint": "Follow each job in one place.", "retry": False}
+    return ServerError("Another iteration follows the events of this job now.", data)
 
 
 def _ended() -> ServerError:

@@ -47,12 +47,19 @@ export class ServerError extends Error {
 const serverEnded = () =>
   new ServerError("The server has ended.", { code: "server_ended", hint: "Start another one.", retry: true });
 
+const superseded = () =>
+  new ServerError("Another iteration follows the events of this job now.", {
+    code: "superseded",
+    hint: "Follow each job in one place.",
+    retry: false,
+  });
+
 export class Client {
   readonly process: ChildProcess;
   private number = 0;
   private ended = false;
   private readonly waiting = new Map<number, Waiting>();
-  private readonly subscribers = new Map<string, (event: JobEvent | null) => void>();
+  private readonly subscribers = new Map<string, (event: JobEvent | ServerError) => void>();
 
   private constructor(process: ChildProcess) {
     this.process = process;
@@ -89,17 +96,19 @@ export class Client {
     });
   }
 
-  /** Yields the events of a job after a number, up to the one with which it is paused or has ended. */
+  /** Yields the events of a job after a number, up to the one with which it is paused or has ended; throws a
+   * ServerError once another iteration follows this job. */
   async *events(job: string, since = 0): AsyncGenerator<JobEvent> {
-    const queue: (JobEvent | null)[] = [];
+    const queue: (JobEvent | ServerError)[] = [];
     let wake = () => {};
-    const receive = (event: JobEvent | null) => {
+    const receive = (event: JobEvent | ServerError) => {
       queue.push(event);
       wake();
     };
     try {
       await new Promise<void>((answered, reject) => {
         const resolve = () => {
+          this.subscribers.get(job)?.(superseded());
           this.subscribers.set(job, receive); // what came before the answer is an earlier subscription's
           answered();
         };
@@ -108,7 +117,7 @@ export class Client {
       for (;;) {
         while (queue.length === 0) await new Promise<void>((resolve) => (wake = resolve));
         const event = queue.shift()!;
-        if (event === null) throw serverEnded();
+        if (event instanceof ServerError) throw event;
         yield event;
         if (event.event.event === "state" && LAST_STATES.has(event.event.state)) return;
       }
@@ -156,6 +165,6 @@ export class Client {
     this.ended = true;
     for (const { reject } of this.waiting.values()) reject(serverEnded());
     this.waiting.clear();
-    for (const subscriber of this.subscribers.values()) subscriber(null);
+    for (const subscriber of this.subscribers.values()) subscriber(serverEnded());
   }
 }

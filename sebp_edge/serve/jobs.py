@@ -65,12 +65,16 @@ class Jobs:
     Attributes:
         queue: ids of those that wait, in order.
         params: what the worker needs for each that waits; never written.
+        subscriptions: for each job whose events the app wants, the number of the last one that was sent.
+        last_events: of forgotten jobs, the last event, if the app still waits for that.
     """
 
     def __init__(self, journal: Journal, is_resumable: Callable[[Job], bool]):
         self._journal = journal
         self.queue: deque[str] = deque()
         self.params: dict[str, dict] = {}
+        self.subscriptions: dict[str, int] = {}
+        self.last_events: list[dict] = []
         self._jobs: dict[str, Job] = {}
         self._digests: dict[str, bytes] = {}
         self._changed: set[str] = set()
@@ -201,7 +205,10 @@ class Jobs:
         return [self._recent.get((id, record["number"]), record) for record in found]
 
     def forget(self, id: str) -> None:
-        """Deletes all that is known of a job that does not run."""
+        """Deletes all that is known of a job that does not run, but for its last event if that is not sent."""
+        last = self._jobs[id].last_event
+        if self.subscriptions.pop(id, last) < last:
+            self.last_events += self.events(id, last - 1, 1)
         self._journal.forget(id)
         self._journal.commit()
         self._changed.discard(id)

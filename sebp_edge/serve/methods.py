@@ -92,7 +92,7 @@ def subscribe(server, params: SubscribeParams) -> dict:
     """Sends the events of a job after a number, and those to come, as notifications `job.event`."""
     job = server.jobs.get(params.id)
     # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
-    server.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
+    server.jobs.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
     return {"job": asdict(job)}
 
 

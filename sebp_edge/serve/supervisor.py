@@ -64,7 +64,6 @@ class Supervisor:
     Attributes:
         folders: those that the app may use.
         jobs: all jobs; None before `initialize`.
-        subscriptions: for each job whose events the app wants, the number of the last one that was sent.
     """
 
     def __init__(self, descriptors: tuple[int, int], starter: int | None):
@@ -83,7 +82,6 @@ class Supervisor:
         self._journal: Journal | None = None
         self.folders: list[Path] = []
         self.jobs: Jobs | None = None
-        self.subscriptions: dict[str, int] = {}
         self._worker: WorkerProcess | None = None
         self._running: str | None = None  # the id of the job that the worker has
         self._kill_at: float | None = None  # if it has not ended the job by then
@@ -268,12 +266,17 @@ class Supervisor:
 
     def _send_events(self) -> None:
         """Sends new events of jobs, as many as the reader keeps up with: the journal has the others."""
-        for id, sent in list(self.subscriptions.items()):
+        if self.jobs is None:
+            return
+        last_events, self.jobs.last_events = self.jobs.last_events, []
+        for event in last_events:
+            self._send({"method": "job.event", "params": event})
+        for id, sent in self.jobs.subscriptions.items():
             while self._outbox.has_room and (events := self.jobs.events(id, sent, _EVENTS_AT_ONCE)):
                 self.jobs.commit()  # so that no number that an app has seen is given again
                 for event in events:
                     self._send({"method": "job.event", "params": event})
-                self.subscriptions[id] = sent = events[-1]["number"]
+                self.jobs.subscriptions[id] = sent = events[-1]["number"]
 
     # --------------------------------------------------------------------------------------------------- the shelf
 
@@ -304,12 +307,15 @@ class Supervisor:
         self._planning.ask(id, asked | self._worker_settings())
 
     def _answer_plan(self, id: str | int, answer: dict) -> None:
-        """Passes an answer on; what is not known without torch is asked of the worker."""
+        """Passes an answer on; what is not known without torch is asked of the worker, which no plan wakes."""
         asked = self._planned.pop(id)
         if answer == {"asks": "worker"}:
             try:
                 if asked is None:
                     raise cancelled()
+                if asked[0] == "plan" and self._worker is None:
+                    message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
+                    raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
                 self._ask_worker(id, *asked)
                 return
             except Exception as error:

@@ -33,7 +33,7 @@ NUM_SHARED = 4
 def copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
     """Returns what `find_copy_mismatch` does; a copy that has passed is not tried again in this process."""
     try:
-        _try_copy(_Code.of(decoder), shares_prefixes)
+        _try_copy(Code.of(decoder), shares_prefixes)
     except SparsityError as error:
         return str(error)
     return None
@@ -44,8 +44,16 @@ def find_copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> 
     return _find_mismatch(type(decoder), decoder.config, shares_prefixes)
 
 
+def padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+    """The loss of every loss row of a right-padded batch by the model's own code, in nats: fp32 [C]."""
+    # Needs no mask: no row attends to padding on its right. In some classes, rows whose keys are all masked give NaN.
+    logits_BTV = model(input_ids=input_ids_BT, use_cache=False).logits
+    logits_CV = logits_BTV.flatten(0, 1)[plan.loss_rows].float()
+    return nn.functional.cross_entropy(logits_CV, plan.targets, reduction="none")
+
+
 @dataclass(frozen=True)
-class _Code:
+class Code:
     """What a copy depends on: its class, all classes and functions beside it and its bases, and the config's values."""
 
     kind: type[nn.Module]
@@ -54,7 +62,7 @@ class _Code:
     config: Any = field(compare=False)
 
     @classmethod
-    def of(cls, decoder: nn.Module) -> "_Code":
+    def of(cls, decoder: nn.Module) -> "Code":
         kind, config = type(decoder), decoder.config
         modules = dict.fromkeys(sys.modules[base.__module__] for base in kind.__mro__)
         beside = [part for module in modules for part in vars(module).values() if isinstance(part, type | FunctionType)]
@@ -64,7 +72,7 @@ class _Code:
 
 
 @functools.lru_cache(maxsize=32)
-def _try_copy(code: _Code, shares_prefixes: bool) -> None:
+def _try_copy(code: Code, shares_prefixes: bool) -> None:
     """Raises a SparsityError, which is not kept, with the reason for a mismatch."""
     if (reason := _find_mismatch(code.kind, code.config, shares_prefixes)) is not None:
         raise SparsityError(reason)
@@ -74,7 +82,7 @@ def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) ->
     try:
         model = small_copy(config, kind).model
         input_ids_BT, plan = _batch(NUM_SHARED if shares_prefixes else 0)
-        expected = _gradients(model, lambda: _padded_losses(model, input_ids_BT, plan))
+        expected = _gradients(model, lambda: padded_losses(model, input_ids_BT, plan))
         with Hoisted(model) as hoisted:
             tokens = ActiveTokens.gather(input_ids_BT, plan)
             tokens = share_prefixes(tokens, NUM_SHARED) if shares_prefixes else tokens
@@ -99,12 +107,6 @@ def _batch(num_shared: int) -> tuple[Tensor, RowPlan]:
     labels_BT = input_ids_BT.masked_fill(is_padding_BT, IGNORE)
     labels_BT[:, : num_shared + 1] = IGNORE
     return input_ids_BT.masked_fill(is_padding_BT, 0), RowPlan.from_labels(labels_BT)
-
-
-def _padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-    # Needs no mask: no row attends to padding on its right. In some classes, rows whose keys are all masked give NaN.
-    logits_BTV = model(input_ids=input_ids_BT, use_cache=False).logits
-    return nn.functional.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows], plan.targets, reduction="none")
 
 
 @torch.enable_grad()

@@ -20,7 +20,7 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of, head_size_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
-from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
+from sebp_edge.ops import Scores, backend, gather_rows, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.sparse.patches.agreement import trial_batch
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -193,7 +193,7 @@ def _refuse_convolutions(decoder: PreTrainedModel) -> None:
 def _fits_flash_attention(decoder: PreTrainedModel) -> bool:
     """Whether flash attention takes the model's heads; only then are our attention blocks faster."""
     config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
-    return runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
+    return backend.runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
 
 
 # Keywords that transformers' attention layers pass on and that have no effect here.

@@ -1,7 +1,7 @@
 """Hoists a decoder if it computes the same on active rows as on padded batches; otherwise returns the reason."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.sparse.copy_trial import copy_mismatch
+from sebp_edge.sparse.copy_trial import Code, copy_mismatch, padded_losses
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
+from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.state import are_equal, describe
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 
+# Attribute of a decoder's embedding, which all copies of a model share: what its last trial depended on.
+_PASSED = "_sebp_edge_passed"
 # Lengths in tokens of the sequences whose losses are compared.
 LENGTHS = (48, 31)
 
@@ -27,7 +30,8 @@ def hoist_if_exact(
     """Returns the hoisted model and None if its results equal the padded model's, else None and the reason in words.
 
     Compares gradients of a small copy of the model, and the model's own losses on two short sequences; again if the
-    model changes later, when a difference is a SparsityError.
+    model changes later, when a difference is a SparsityError. These losses are not computed again while all that
+    `describe` says of the model is as it was when the model passed, or another one with its embedding.
     """
     starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
     try:
@@ -37,7 +41,7 @@ def hoist_if_exact(
 
 
 class _HoistedIfExact(Hoisted):
-    """A hoisted model that is compared with the padded one whenever it is attached."""
+    """A hoisted model that is compared with the padded one when it is attached, unless the same one has passed."""
 
     def __init__(self, model: nn.Module, input_ids_BT: Tensor, plan: RowPlan, **options):
         self._batch = input_ids_BT, plan
@@ -48,10 +52,26 @@ class _HoistedIfExact(Hoisted):
         reason = copy_mismatch(self._decoder)
         if reason is not None:
             raise SparsityError(reason)
+        embedding = vars(self._decoder.get_input_embeddings().weight)
+        facts, passed = self._facts(), embedding.pop(_PASSED, None)
+        if facts is not None and are_equal(facts, passed):
+            super()._attach()
+        else:
+            self._attach_on_trial()
+        if facts is not None:
+            embedding[_PASSED] = facts
+
+    def _facts(self) -> list | None:
+        """Returns what the trial depends on, besides the values of weights; None if it must be made in any case."""
+        model, device = describe(self.model, self._decoder), self._decoder.device.type
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
+        return None if model is None else [model, Code.of(self._decoder), autocast, options]
+
+    def _attach_on_trial(self) -> None:
         input_ids, plan = (part.to(self._decoder.device) for part in self._batch)
         with evaluating(self.model, with_hooks=True):
-            with Sparsified(self.model) as padded, Stops(self.model, self._check) if self._check else nullcontext():
-                expected = padded.row_losses(input_ids, plan)
+            expected = self._padded_losses(input_ids, plan)
             super()._attach()
             with self._attaching():
                 try:
@@ -65,6 +85,17 @@ class _HoistedIfExact(Hoisted):
                     raise SparsityError(
                         f"its losses on active rows differ from the padded ones by {percent(difference, 2)}."
                     )
+
+    def _padded_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+        """The losses that the model's own code computes, [C]."""
+        with ExitStack() as patches:
+            if getattr(self._decoder, "is_loaded_in_4bit", False):
+                # On CPUs, bitsandbytes' own code would pack the weights for inference.
+                patches.enter_context(fused := FusedLora(self.model)).attach()
+                patches.enter_context(fused.refreshed())
+            if self._check is not None:
+                patches.enter_context(Stops(self.model, self._check))
+            return padded_losses(self.model, input_ids_BT, plan)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:

@@ -1,6 +1,7 @@
 """Patterns of files in the syntax of .gitignore: those of `Folder`, .gitignore and .sebpignore."""
 
 import re
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,9 +66,9 @@ def read_ignore_files(folder: Path) -> list[IgnoreFile]:
 
 
 def _parse(folder: Path, name: str, lines: list[str]) -> IgnoreFile:
-    valid = [line for line in lines if is_valid_pattern(line)]
-    invalid = [number for number, line in enumerate(lines, start=1) if not is_valid_pattern(line)]
-    return IgnoreFile(folder, name, GitIgnoreSpec.from_lines(valid), invalid)
+    is_valid = [is_valid_pattern(line) for line in lines]
+    invalid = [number for number, valid in enumerate(is_valid, start=1) if not valid]
+    return IgnoreFile(folder, name, GitIgnoreSpec.from_lines(compress(lines, is_valid)), invalid)
 
 
 def ignored_by(path: Path, files: list[IgnoreFile], *, is_folder: bool) -> str | None:

@@ -174,7 +174,8 @@ def _draw_split(before: Mapping[int, str | None], sizes: Counter) -> dict[int, s
         VALIDATION: (_MIN_VALIDATION, min(100, max(_MIN_VALIDATION, len(before) // 10))),
     }
     # A cluster with more than a tenth of the documents would be most of a split.
-    large = {own for own in before if 10 * sizes[own] > sizes.total()}
+    num_documents = sizes.total()
+    large = {own for own in before if 10 * sizes[own] > num_documents}
     split = dict.fromkeys(before, TRAIN)
     for name, (_, quota) in quotas.items():
         # There are more if most documents were removed, but not those of this split.

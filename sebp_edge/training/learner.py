@@ -49,7 +49,7 @@ class Learner:
         options: what the training holds in memory at once.
         guard: checks how much memory the process uses.
         check: see `RowLosses`.
-        words: reads the words of test documents; None to compute their losses only.
+        words: returns what reads the words of test documents; None to compute their losses only.
 
     Attributes:
         adaptation: the adaptation whose parameters are trained.
@@ -69,7 +69,7 @@ class Learner:
         options: MemoryOptions,
         guard: MemoryGuard,
         check: Check = lambda: None,
-        words: WordReader | None = None,
+        words: Callable[[], WordReader | None] = lambda: None,
     ):
         self.adaptation, self._on_event, self._guard, self.words = adaptation, on_event, guard, words
         self.parameters = trainable(adaptation)
@@ -103,7 +103,7 @@ class Learner:
         """Starts to capture micro-batches, and replaces earlier graphs."""
         graphs = GraphPool(self.device, self._on_event)
         hoisted, updates = self.row_losses.hoisted, {GRADIENTS: self._update}
-        self.graphs = MicroBatchGraphs(graphs, hoisted, updates, self._loss, self.words)
+        self.graphs = MicroBatchGraphs(graphs, hoisted, updates, self._loss, self.words())
 
     def plan_graphs(
         self, trained: Iterable[MicroBatch], validation: Iterable[MicroBatch], test: Iterable[MicroBatch]
@@ -128,7 +128,7 @@ class Learner:
 
         If it reads words, instead of the losses what it has read, [C, 6].
         """
-        examples, words = micro_batch.examples, self.words if reads_words else None
+        examples, words = micro_batch.examples, self.words() if reads_words else None
         if self.graphs is not None:
             tokens, graphs = self.row_losses.pack(examples), self.graphs
             found = self._captured(lambda: graphs.losses(tokens, LOSSES if words is None else WORDS))

@@ -92,7 +92,7 @@ class RecoveringLearner(Learner):
         guard: MemoryGuard | None = None,
         check: Check = lambda: None,
         rest: Callable[[], None] = lambda: None,
-        words: WordReader | None = None,
+        words: Callable[[], WordReader | None] = lambda: None,
     ):
         self._check, self._rest, self._is_stepping = check, rest, False
         device = trainable(adaptation)[0].device

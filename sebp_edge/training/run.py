@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
@@ -99,7 +100,7 @@ class TrainingRun:
     ):
         self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
-        self._words = _word_reader(base, task)
+        self._words = cache(partial(_word_reader, base, task))  # made when a test needs it
         self._judged = [schedule for schedule in task.schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
         self.progress: list[TrainingProgress] = []
@@ -246,7 +247,7 @@ class TrainingRun:
         tokens_of, options = self.task.dataset.all_examples, self.task.options
         examples = [tokens_of[outline.number] for outline in chosen]
         sink, device = self._on_event, self.base.device
-        return score(adaptation.model, examples, self._collator, device, sink, options, self._check, self._words)
+        return score(adaptation.model, examples, self._collator, device, sink, options, self._check, self._words())
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""

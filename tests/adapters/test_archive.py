@@ -230,10 +230,10 @@ def test_a_pipe_or_a_folder_or_no_file_is_refused_at_once(other, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_archive_is_imported_in_bounded_memory(other, archive):
-    """The process may hold 200 MB beside a file of 600 MB."""
+    """The process may hold 200 MB beside a file of 300 MB."""
     found = members(archive)
     listed = json.loads(found[0][1])
-    size = 600_000_000
+    size = 300_000_000
     listed["files"][0].update(size=size)
     header = tarfile.TarInfo(listed["files"][0]["path"])
     header.size = size

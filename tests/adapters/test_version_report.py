@@ -200,12 +200,12 @@ def test_a_page_can_be_read_without_seeing_it(store_of_notes):
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_an_interrupted_version_has_a_page(personalizer, notes_folder):
+def test_an_interrupted_version_has_a_page(make, personalizer, notes_folder):
     def stop(event):
         if isinstance(event, StepDone) and event.step == 3:
             personalizer.stop()
 
-    personalizer.on_event = stop
+    personalizer = make(recipe=personalizer.recipe.replace(epochs=2), on_event=stop)
     with pytest.raises(Interrupted):
         personalizer.adapt(notes_folder, keep_samples=True)
     report = personalizer.store.adapter("default").report(1, with_samples=True)

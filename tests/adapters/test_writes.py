@@ -79,6 +79,7 @@ def test_a_file_instead_of_the_folder_is_one_sentence(tmp_path, record):
     assert store.names() == []
 
 
+@pytest.mark.slow
 def test_processes_that_save_at_the_same_time_get_versions_of_their_own(store):
     script = """
     print("ready", flush=True)

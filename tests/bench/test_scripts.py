@@ -9,6 +9,7 @@ HELP = """
 import contextlib, io, pathlib, runpy, sys
 
 before, folder = sys.path[1:], pathlib.Path(sys.argv[1])
+own = {path.name for path in folder.iterdir()}
 scripts = [path for path in sorted(folder.glob("*/*.py")) if "parse_args" in path.read_text(encoding="utf-8")]
 for script in scripts:
     if '__name__ == "__main__"' not in script.read_text(encoding="utf-8"):
@@ -16,7 +17,7 @@ for script in scripts:
     sys.path[:] = [str(script.parent), *before]
     # As in a process of its own: nothing of the benchmarks is known.
     for name, module in list(sys.modules.items()):
-        if str(folder) in str(getattr(module, "__file__", "")) or name in {path.name for path in folder.iterdir()}:
+        if str(folder) in str(getattr(module, "__file__", "")) or name in own:
             del sys.modules[name]
     sys.argv[:] = [str(script), "--help"]
     out = io.StringIO()

@@ -57,6 +57,7 @@ def test_without_an_answer_no_model_is_loaded(folder, tmp_path):
     assert personalizer.in_use.base is None
 
 
+@pytest.mark.slow
 def test_a_refusal_imports_no_torch(folder):
     code = "import sys; from sebp_edge.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     question = "What horsepower has my tractor?"

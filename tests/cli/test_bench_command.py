@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import make_llama
-from conftest import write_notes
+from shared_fixtures import write_notes
 from terminals import draw_on_terminal
 from typer.testing import CliRunner
 
@@ -63,7 +63,7 @@ def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
 def files(tmp_path_factory):
     """The result of a benchmark of notes with a config alone, and its table and plot with what was written there."""
     folder = tmp_path_factory.mktemp("bench")
-    make_llama().config.save_pretrained(folder / "only")
+    make_llama(num_hidden_layers=1).config.save_pretrained(folder / "only")
     targets = (folder / "b.csv", folder / "b.svg")
     options = ["--device", "cpu", "--csv", str(targets[0]), "--plot", str(targets[1])]
     given = ["bench", str(write_notes(folder / "notes")), "--context", "64", "--model", str(folder / "only"), "--json"]

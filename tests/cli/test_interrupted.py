@@ -48,7 +48,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
     shared = {".numbers", "where.json"}
     files = [path for path in store.folder.rglob("*") if path.is_file() and shared.isdisjoint(path.parts)]
     before = {path: path.read_bytes() for path in files}
-    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
+    recipe.write_text(RECIPE.replace("epochs = 1", "epochs = 1000\npatience = 1000"))
     with process(*adapt, "--json", "--fresh") as one:
         for line in one.stdout:
             if json.loads(line).get("epoch", 0) >= 2:
@@ -70,7 +70,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store):
-    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
+    recipe.write_text(RECIPE.replace("epochs = 1", "epochs = 1000\npatience = 1000"))
     with process(*adapt) as one:
         for line in one.stdout:
             if line.startswith("  after epoch 1"):
@@ -144,6 +144,7 @@ def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_i
     assert errors == "" if one.returncode == 0 else "is saved and active" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
 def test_a_process_without_streams_still_works(closed):
     code = (
@@ -183,7 +184,7 @@ def test_an_interruption_while_the_command_starts_is_one_sentence(number, after,
 @pytest.mark.slow
 def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
     pytest.importorskip("resource")
-    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
+    recipe.write_text(RECIPE.replace("epochs = 1", "epochs = 1000\npatience = 1000"))
     limit, left = 2**26, 20_000
     limit_file_size = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
     with (tmp_path / "log").open("ab") as log:

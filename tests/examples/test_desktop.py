@@ -19,6 +19,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from desktop.app import Window
 from desktop.backend import Settings
 from desktop.ghost_text import GhostEdit
+from sebp_edge.serve.client import ServerError
 
 pytestmark = pytest.mark.slow
 OF_EXAMPLE = Path(__file__).parents[2] / "examples" / "notes"
@@ -104,6 +105,16 @@ def begin_to_learn(window):
     assert "GB it may use" in words(window.learn)
     press(window.learn, "Learn")
     wait(lambda: window.backend.job is not None and window.backend.job["state"] == "running")
+
+
+def test_a_model_that_no_plan_knows_yet_is_inspected(warm_servers, open_window, notes):
+    window = open_window(notes)
+    wait(lambda: window.learn._plan.start.isEnabled())
+    window.learn._plan.show_words("", can_learn=False)
+    window.learn._inspect_or_say(ServerError("", {"code": "not_known"}))
+    wait(lambda: window.learn._plan.start.isEnabled())
+    window.learn._inspect_or_say(ServerError("", {"code": "machine"}))
+    assert not window.learn._plan.start.isEnabled()
 
 
 def server(window, started=()):

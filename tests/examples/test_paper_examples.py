@@ -22,7 +22,7 @@ def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoder")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
         BertModel(BertConfig(vocab_size=320, max_position_embeddings=64, **sizes)).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
@@ -234,6 +234,7 @@ def test_an_invalid_question_names_its_line(line, tmp_path):
 
 @pytest.mark.slow
 def test_lm_trains_all_weights_through_the_sdk(model_folder, recipe, tmp_path, capsys):
+    recipe.write_text(RECIPE.replace("batch_tokens = 8", "batch_tokens = 200"))
     texts = make_sentences(40)
     (tmp_path / "lines.txt").write_text("\n".join(texts[:20]))
     questions = [{"ctx": text, "endings": ["It was late.", "So we left."], "label": 0} for text in texts[20:]]

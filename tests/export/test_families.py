@@ -70,9 +70,9 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["phi3-long"])
-def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(source, tmp_path, family):
+def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(source, tmp_path, no_memory, family):
     model, adapter = source(family)
-    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16")
     file = tmp_path / "out" / "adapter-f16.gguf"
     adapter = make_adapter(tmp_path / "of the file", file)
     Personalizer(file, device="cpu").export(adapter, tmp_path / "merged", format="merged")
@@ -88,16 +88,16 @@ def test_a_merged_model_of_a_file_says_its_settings_under_the_older_names_too(so
 @pytest.mark.parametrize("family", ["gemma2", "phi3"])
 def test_llama_cpp_computes_what_we_do_with_an_adapters_file(source, tmp_path, family):
     model, adapter = source(family)
-    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="gguf-lora", texts=long_texts())
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="gguf-lora")
     assert (result.read_back_by, result.files) == ("llama.cpp", ("adapter-lora.gguf",))
     assert result.largest_difference <= MAX_DIFFERENCE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", ["f16", "q5_1"])
-def test_a_tensor_is_the_merged_one_rounded_as_llama_cpp_rounds(source, tmp_path, quant):
+def test_a_tensor_is_the_merged_one_rounded_as_llama_cpp_rounds(source, tmp_path, no_memory, quant):
     model, adapter = source("qwen3")
-    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant=quant, texts=long_texts())
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant=quant)
     tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out" / f"adapter-{quant}.gguf").tensors}
     weights = load_file(model / "model.safetensors")
     lora = load_file(adapter / "adapter_model.safetensors")
@@ -126,10 +126,10 @@ def test_a_weight_too_large_for_f16_is_refused():
 
 
 @pytest.mark.slow
-def test_rows_that_are_no_multiple_of_a_block_are_f16(source, tmp_path, monkeypatch):
+def test_rows_that_are_no_multiple_of_a_block_are_f16(source, tmp_path, monkeypatch, no_memory):
     monkeypatch.setitem(FAMILIES, "odd", lambda: Qwen2Config(**SIZES | {"intermediate_size": 72}))
     model, adapter = source("odd")
-    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="q4_0", texts=long_texts())
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="q4_0")
     kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "out" / "adapter-q4_0.gguf").tensors}
     assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q4_0")
 
@@ -158,11 +158,11 @@ def test_a_setting_that_llama_cpp_lacks_is_refused(family, changes, words):
 
 
 @pytest.mark.slow
-def test_a_window_that_llama_cpp_lacks_shortens_the_context(source, tmp_path, monkeypatch):
+def test_a_window_that_llama_cpp_lacks_shortens_the_context(source, tmp_path, monkeypatch, no_memory):
     monkeypatch.setitem(FAMILIES, "windowed", lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=240))
     model, adapter = source("windowed")
-    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
-    assert "reads 240 tokens" in result.warnings[0]
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16")
+    assert "reads 240 tokens" in result.warnings[1]
     field = GGUFReader(tmp_path / "out" / "adapter-f16.gguf").get_field("llama.context_length")
     assert field.contents() == 240
 

@@ -70,7 +70,7 @@ def test_a_merged_folder_is_the_model_with_the_adapter(llama, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
+def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path, no_memory):
     model, adapter = llama
     values = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(values | {"only_other_programs_read_it": [1, 2]}))
@@ -86,12 +86,6 @@ def test_a_merged_folder_begins_with_the_files_of_its_base(llama, tmp_path):
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
     before, after = (AutoTokenizer.from_pretrained(folder) for folder in (model, tmp_path / "out"))
     assert before("the <|user|> ferry")["input_ids"] == after("the <|user|> ferry")["input_ids"]
-
-
-@pytest.fixture
-def no_memory(machine):
-    """Leaves an export no memory to run the model in."""
-    machine.has_memory(1000)
 
 
 @pytest.mark.slow
@@ -124,15 +118,6 @@ def test_a_merged_model_that_mlx_lm_computes_otherwise_says_so(tmp_path):
     (warning,) = result.warnings
     assert warning.startswith("mlx-lm has no sliding windows for mistral models")
     assert "more than 16 tokens" in warning
-
-
-@pytest.mark.slow
-def test_the_bases_file_is_not_changed(llama, tmp_path):
-    model, adapter = llama
-    before = (model / "model.safetensors").read_bytes()
-    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="ollama", texts=long_texts())
-    assert (model / "model.safetensors").read_bytes() == before
-    assert result.gain_kept[0].quant == "q8_0"
 
 
 @pytest.mark.slow
@@ -218,7 +203,7 @@ def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(lla
 
     monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
     with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):
-        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16", texts=long_texts())
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16")
     assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "notes"}
 
 
@@ -259,7 +244,7 @@ def test_a_fully_fine_tuned_model_is_exported_densely(llama, tmp_path):
     found = load_file(tmp_path / "merged" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name]) for name in weights)
-    assert personalizer.export(tmp_path / "full", tmp_path / "gguf", quant="f16", texts=long_texts()).loss > 0
+    assert personalizer.export(tmp_path / "full", tmp_path / "gguf", quant="f16").loss > 0
 
 
 @pytest.mark.parametrize("format", ["peft", "gguf-lora", "mlx"])
@@ -270,7 +255,7 @@ def test_a_fully_fine_tuned_model_is_no_adapter(llama, tmp_path, format):
 
 
 @pytest.mark.slow
-def test_an_adapter_of_a_4_bit_base_is_merged_into_the_full_weights(llama, tmp_path):
+def test_an_adapter_of_a_4_bit_base_is_merged_into_the_full_weights(llama, tmp_path, no_memory):
     model, _ = llama
     recipe = {"name": "notes", "method": "lora", "load_in_4bit": True}
     adapter = make_adapter(tmp_path / "adapter4", model, recipe=recipe)
@@ -300,13 +285,15 @@ def test_the_smallest_quantisation_that_keeps_the_gain_is_chosen(llama, tmp_path
 
 
 @pytest.mark.slow
-def test_the_gain_is_measured_on_rounded_weights(llama, tmp_path):
+def test_the_gain_is_measured_on_rounded_weights_and_the_bases_file_is_not_changed(llama, tmp_path):
+    before = (llama[0] / "model.safetensors").read_bytes()
     result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="q8_0", texts=long_texts())
     kept = result.gain_kept[0]
     assert kept.loss == pytest.approx(result.loss, abs=1e-6)
     assert kept.loss_base != result.loss_base
     gain = result.loss_base - result.loss_adapter
     assert kept.share == (pytest.approx((result.loss_base - kept.loss) / gain) if gain > 0 else None)
+    assert kept.quant == "q8_0" and (llama[0] / "model.safetensors").read_bytes() == before
 
 
 def weaken(adapter, factor):
@@ -321,16 +308,12 @@ def test_a_file_that_is_worse_than_the_model_without_the_adapter_says_so(tmp_pat
     model = make_source(tmp_path / "model", "llama", num_hidden_layers=4)  # to whose loss rounding adds
     adapter = make_adapter(tmp_path / "adapter", model)
     weaken(adapter, 1e-3)
-    texts = long_texts()
-    export = Personalizer(model, device="cpu").export
-    rounded = export(adapter, tmp_path / "q4_0", quant="q4_0", texts=texts)
+    rounded = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="q4_0", texts=long_texts())
     assert rounded.loss > rounded.loss_base
     said = f"worse than the model without the adapter: {rounded.loss:.3f} instead of {rounded.loss_base:.3f}"
     (warning,) = rounded.warnings
     assert said in warning
     assert "on these texts" in warning
-    merged = export(adapter, tmp_path / "merged", format="merged", texts=texts)
-    assert not any("worse than" in warning for warning in merged.warnings)
 
 
 @pytest.mark.parametrize(
@@ -382,13 +365,13 @@ def _without_gain(result):
 @pytest.mark.slow
 @pytest.mark.parametrize(("trained_for", "quant"), [("q4_0", None), ("../q4_0", None), ("q4_0", "q8_0")])
 def test_an_adapter_is_exported_as_it_was_trained_unless_another_quantisation_is_asked_for(
-    llama, tmp_path, trained_for, quant
+    llama, tmp_path, no_memory, trained_for, quant
 ):
     adapter = make_adapter(tmp_path / "trained", llama[0], recipe=RECIPE | {"merge_for": trained_for})
     result = Personalizer(llama[0], device="cpu").export(adapter, tmp_path / "out", quant=quant)
     assert result.quant == (quant or (trained_for if trained_for in QUANTISATIONS else "q8_0"))
     warned = ("This adapter was trained for q4_0, and may gain less in q8_0.",) if quant else ()
-    assert result.warnings == warned
+    assert result.warnings[1:] == warned
 
 
 def test_k_quants_need_llama_quantize(llama, tmp_path, monkeypatch):
@@ -398,7 +381,7 @@ def test_k_quants_need_llama_quantize(llama, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_k_quants_are_made_by_llama_quantize(llama, tmp_path, monkeypatch):
+def test_k_quants_are_made_by_llama_quantize(llama, tmp_path, monkeypatch, no_memory):
     program = tmp_path / "llama-quantize"
     program.write_text('#!/bin/sh\n[ "$3" = Q4_K_M ] && /bin/cp "$1" "$2"\n')
     program.chmod(0o755)

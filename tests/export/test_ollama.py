@@ -153,7 +153,7 @@ def test_an_adapter_that_was_not_trained_on_chats_continues_texts(template):
         ({"recipe": {"name": "know", "method": "lora", "questions": "rules"}}, None, f"Question: {RAW}\nAnswer:"),
     ],
 )
-def test_ollama_renders_prompts_as_the_adapter_was_trained(tmp_path, record, template, expected):
+def test_ollama_renders_prompts_as_the_adapter_was_trained(tmp_path, no_memory, record, template, expected):
     model = make_source(tmp_path / "model", "llama", tokenizer_with(template))
     adapter = make_adapter(tmp_path / "adapter", model, **record)
     result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="ollama")

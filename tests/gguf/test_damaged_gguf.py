@@ -180,8 +180,8 @@ def test_pipes_folders_and_unreadable_files_are_refused(tmp_path):
         ({"tokenizer__ggml__tokens": ["a" * 2000] * 320}, "tokens that are too long"),
     ],
 )
-def test_models_that_cannot_be_read_are_refused(changes, message, tmp_path):
-    path = write_gguf(tmp_path / "model.gguf", make_llama(), make_tokenizer(), **changes)
+def test_models_that_cannot_be_read_are_refused(changes, message, tokenizer, tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", make_llama(), tokenizer, **changes)
     with pytest.raises(ModelError, match=message):
         load(path)
 

@@ -111,22 +111,18 @@ def make(case):
     return model.eval()
 
 
-def load(path, **changes):
-    return load_base_model(resolve(path), Recipe.load("notes").replace(**changes), torch.device("cpu"))
-
-
 @pytest.fixture(scope="module", params=CONFIGS)
 def case(request, tmp_path_factory):
-    """A random model's name, the model, and its GGUF file."""
+    """A random model's name, the model, its GGUF file, and the base model that is read from it."""
     model = make(request.param)
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    return request.param, model, write_gguf(path, model, make_tokenizer(), **FURTHER.get(request.param, {}))
+    write_gguf(path, model, make_tokenizer(), **FURTHER.get(request.param, {}))
+    return request.param, model, path, load_base_model(resolve(path), Recipe.load("notes"), torch.device("cpu"))
 
 
 @torch.no_grad()
 def test_a_model_of_each_family_computes_what_its_original_does(case):
-    _, model, path = case
-    base = load(path)
+    _, model, _, base = case
     assert base.num_parameters == model.num_parameters()
     torch.testing.assert_close(base.model(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
 
@@ -138,14 +134,13 @@ def test_every_family_has_a_case():
 @torch.no_grad()
 def test_llama_cpp_computes_what_the_read_model_does(case):
     pytest.importorskip("xllamacpp")
-    name, _, path = case
+    name, _, path, base = case
     if name == "phi3 with long contexts":
         pytest.skip("llama.cpp chooses between both factors by the largest context, and transformers by the text")
     prompts = [IDS[0, :length].tolist() for length in (1, 9, 60)]
     _, answers = ask_llama_cpp(path, prompts=prompts)
-    model = load(path).model
     for prompt, answer in zip(prompts, answers, strict=True):
-        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
+        expected = base.model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
         ids = [token for token, _ in answer]
         assert len(ids) == 20
         torch.testing.assert_close(
@@ -154,7 +149,7 @@ def test_llama_cpp_computes_what_the_read_model_does(case):
 
 
 def test_the_shape_is_known_before_the_file_is_loaded(case):
-    name, model, path = case
+    name, model, path, _ = case
     shape = read_shape(resolve(path))
     assert shape.parameters == model.num_parameters()
     assert shape.longest == model.config.max_position_embeddings

@@ -277,6 +277,7 @@ def test_steps_of_full_fine_tuning_are_cut_last(shape_3b):
     assert any(each.options.checkpoints == 27 for each in whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_full_fine_tuning_is_reported_if_it_fits(shape_3b):
     assert plan_3b(shape_3b, "12GB").full is None
@@ -315,6 +316,7 @@ def test_a_refusal_never_needs_as_much_as_it_has(shape_3b, lacking, requested):
     assert len({*sizes}) == len({smallest, budget.size, budget.requested or budget.size}), sizes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_if_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, request):
     with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
@@ -325,6 +327,7 @@ def test_if_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, req
         plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("has_bitsandbytes")
 def test_what_4_bits_leave_of_the_budget_holds_dequantised_blocks(shape_3b):
     recipe, blocks = RECIPE.replace(load_in_4bit=True), len(shape_3b.blocks)
@@ -423,6 +426,7 @@ def test_full_fine_tuning_takes_more_memory_and_time_than_an_adapter(shape_3b):
     assert full.chosen.seconds > 1.3 * lora.chosen.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_more_text_takes_more_time_but_no_more_memory(shape_3b):
     few, many = (plan_3b(shape_3b, "10GB", make_dataset(count)) for count in (100, 800))
@@ -473,6 +477,7 @@ def test_a_plan_can_be_written_as_json(shape_3b):
     assert (record["method"], record["dtype"], record["r"]) == ("lora", "bfloat16", 4)
 
 
+@pytest.mark.slow
 def test_the_smallest_plan_runs_the_longest_examples_alone(two_layer_folder):
     shape, dataset = read_shape(resolve(two_layer_folder)), make_dataset(40, longest=30)
     plan = plan_of(shape, dataset, RECIPE, target_of(CPU, 0), MemoryBudget.parse("1GB"))

@@ -31,9 +31,8 @@ from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import LinearShape
-from sebp_edge.ops import attention
+from sebp_edge.ops import attention, backend
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches import norms_and_mlps
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
@@ -119,8 +118,7 @@ def operations_of_a_gpu():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
-        patch.setattr(hoist, "runs_flash_attention", lambda queries: True)
-        patch.setattr(attention.backend, "runs_flash_attention", lambda queries: True)
+        patch.setattr(backend, "runs_flash_attention", lambda queries: True)
         patch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention)
         yield
 

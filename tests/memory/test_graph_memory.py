@@ -1,15 +1,16 @@
 """Captured graphs save and release memory, and running out of memory during a capture leaves no trace."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from builders import evaluated, limit_rows, make_examples, make_step, schedule_of
+from failing_memory import gradients as step_that_fails
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.models.adaptation import trainable
-from sebp_edge.training.update import Update
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,16 +97,7 @@ class Hook:
 
 def step_gradients(learner, examples, monkeypatch):
     """Runs a step that updates nothing; returns its loss and gradients."""
-    found = []
-
-    def keep(update):
-        found.extend(parameter.grad.clone() for parameter in trainable(learner.adaptation))
-        update.reset()
-        return torch.zeros((), device="cuda")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Update, "finish", keep)
-        loss = learner.step(make_step(learner, examples), 1e-3).loss
+    loss, *found = step_that_fails(learner, examples, nullcontext(), monkeypatch)
     return float(loss), found
 
 

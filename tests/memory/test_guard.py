@@ -1,13 +1,15 @@
 """A training stays within its memory: a dry run before the first step shows what fits; exceeding it stops cleanly."""
 
 import json
+import random
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
 from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
 from command import start
-from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
+from failing_memory import CPU, RECIPE, Failing, equal, gradients, losses_within, recovering_learner, uneven_examples
 from fake_machine import FakeMachine
 
 from sebp_edge.cli.progress import ProgressPrinter
@@ -20,7 +22,6 @@ from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
-from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -61,7 +62,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
     examples = uneven_examples()
 
     def steps(learner):
-        outcomes = [learner.step(make_step(learner, group), 1e-2) for group in (examples[:5], examples[5:]) * 2]
+        outcomes = [learner.step(make_step(learner, group), 1e-2) for group in (examples[:5], examples[5:])]
         return [number for outcome in outcomes for number in outcome] + snapshot(learner.adaptation)
 
     def prepared(learner):
@@ -128,7 +129,7 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
             learner.prepare(schedule)
         before = snapshot(learner.adaptation)
         (largest,) = learner.limit.cut(outlined(learner, examples))
-        for number in range(1, counting.count, 1 + counting.count // 4):
+        for number in (1, random.randint(2, counting.count - 1)):
             limit_rows(learner, 4096)
             learner._largest_dry_run = (0, 0)
             learner.events.clear()
@@ -220,15 +221,15 @@ def hold_memory_beside(monkeypatch, rows, budget):
 
     What is lacking is measured then: what earlier tests have left may be freed at any time.
     """
-    held, compute = [], RowLosses.__call__
+    held = []
 
-    def hold(losses, examples):
+    def hold(examples):
         held.clear()
         if torch.is_grad_enabled() and sum(example.num_active_tokens for example in examples) > rows:
             held.append(torch.ones(beyond(budget) // 4))
-        return compute(losses, examples)
+        return nullcontext()
 
-    monkeypatch.setattr(RowLosses, "__call__", hold)
+    losses_within(hold, monkeypatch)
     return held
 
 
@@ -288,13 +289,8 @@ app(["adapt", *sys.argv[1:], "--json"])
 
 
 @pytest.mark.slow
-def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(tmp_path):
-    notes, recipe = tmp_path / "notes", tmp_path / "quick.toml"
-    notes.mkdir()
-    for number, text in enumerate(make_sentences(24, words=60)):
-        (notes / f"{number}.md").write_text(text)
-    recipe.write_text("r = 4\nlearning_rate = 2e-2\nepochs = 9\nbatch_tokens = 200\ncontext_length = 64\n")
-    with start([PROCESS, notes, "--recipe", recipe, "--device", "cpu", "--memory", "1GB"]) as one:
+def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(adapt):
+    with start([PROCESS, *adapt[1:], "--epochs", 9, "--device", "cpu", "--memory", "1GB"]) as one:
         output, errors = one.communicate(timeout=200)
     assert one.returncode == 1, errors
     assert errors.startswith("sebp-edge: This process used 1.")

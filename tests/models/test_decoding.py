@@ -49,7 +49,7 @@ def make_prompts(seed=0):
 
 
 @torch.no_grad()
-def alone(model, prompts, max_new_tokens=14, ends=ENDS):
+def alone(model, prompts, max_new_tokens=10, ends=ENDS):
     """The tokens of transformers' own generation, one prompt at a time."""
     ends = sorted({*ends, *end_ids_of(model)})
     config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=2)
@@ -64,7 +64,7 @@ def alone(model, prompts, max_new_tokens=14, ends=ENDS):
     return found
 
 
-def decode(model, prompts, max_new_tokens=14, ends=ENDS, *, check=lambda: None, **options):
+def decode(model, prompts, max_new_tokens=10, ends=ENDS, *, check=lambda: None, **options):
     """The tokens of the project's decoder, all prompts together."""
     return Decoder(model, **options).decode(prompts, ends, greedy(max_new_tokens), check=check)
 
@@ -127,7 +127,7 @@ def test_small_passes_give_the_same(model, monkeypatch):
 @pytest.mark.slow
 def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
-    questions = ["When does it leave?", "What does it need?", "Who said so?", "Where?"]
+    questions = ["When does it leave?", "What does it need?"]
     prompts = [tiny.tokenizer(f"{note}\n\n{asked}")["input_ids"] for note in notes for asked in questions]
     found = decode(tiny.model, prompts, 9, [])
     assert found == alone(tiny.model, prompts, 9, ends=[tiny.tokenizer.eos_token_id])
@@ -138,16 +138,16 @@ def test_the_bundled_model_answers_as_alone(tiny):
 @pytest.mark.slow
 def test_an_adapter_takes_part_and_is_not_remembered(tiny):
     prompts = [tiny.tokenizer(f"The ferry leaves at {hour}.")["input_ids"] for hour in ("six", "seven", "noon")]
-    before = decode(tiny.model, prompts, 12, [])
+    before = decode(tiny.model, prompts, 5, [])
     adapter = attach(tiny, Recipe.load("notes").replace(r=4), seed=0)
     with torch.no_grad():
         for parameter in trainable(adapter):
             parameter.add_(0.05)
-    found = [decode(model, prompts, 12, []) for model in (adapter.model, tiny.model)]
-    expected = alone(tiny.model, prompts, 12, ends=[])
+    found = [decode(model, prompts, 5, []) for model in (adapter.model, tiny.model)]
+    expected = alone(tiny.model, prompts, 5, ends=[])
     adapter.detach()
     assert found == [expected] * 2
-    assert expected != before == decode(tiny.model, prompts, 12, [])
+    assert expected != before == decode(tiny.model, prompts, 5, [])
 
 
 @pytest.mark.parametrize("reason", ALONE)
@@ -162,7 +162,7 @@ def test_models_whose_rows_cannot_share_a_batch_are_decoded_one_by_one(reason):
 @pytest.mark.parametrize("family", [*MODELS, *ALONE])
 def test_a_prompt_of_one_token_does_not_continue_the_text_before(family):
     draw = random.Random()
-    for _ in range(5):
+    for _ in range(2):
         model, prompt = (MODELS | ALONE)[family]().eval(), tokens(draw, 1)
         first = decode(model, [prompt], 6, [])
         decode(model, [tokens(draw, 5)], 6, [])
@@ -173,7 +173,7 @@ def test_a_prompt_of_one_token_does_not_continue_the_text_before(family):
 def test_the_logits_after_several_tokens_are_those_of_the_whole_text(family):
     model, draw, text = (MODELS | ALONE)[family]().eval(), random.Random(), []
     decoder = Decoder(model, keeps=True)
-    for _ in range(12):
+    for _ in range(8):
         text = text[: draw.randint(0, len(text))] + tokens(draw, draw.randint(1, 9))
         count = draw.randint(1, min(len(text), 4))
         with torch.no_grad():
@@ -217,6 +217,7 @@ def test_no_prompts_and_no_tokens(model):
     assert decode(model, [[20], [21, 22]], 1) == alone(model, [[20], [21, 22]], 1)
 
 
+@pytest.mark.slow
 def test_a_shared_prefix_is_computed_once_and_ended_rows_leave(model):
     draw, sizes = random.Random(5), []
     note = tokens(draw, 60)
@@ -275,12 +276,12 @@ def test_check_ends_the_call_at_any_block_and_the_cache_is_freed(model):
     decoder, passes, prompts = Decoder(model), [], make_prompts()
     hook = model.register_forward_pre_hook(lambda *call: passes.append(1))
     with pytest.raises(KeyboardInterrupt):
-        decoder.decode(prompts, [], greedy(14), check=check)
+        decoder.decode(prompts, [], greedy(10), check=check)
     hook.remove()
     assert len(calls) == end
     assert len(passes) == 1 + (end - 1) // (1 + model.config.num_hidden_layers)
     assert decoder._cache is None
-    assert decode(model, prompts[:1]) == alone(model, prompts[:1], 14)
+    assert decode(model, prompts[:1]) == alone(model, prompts[:1])
 
 
 def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
@@ -334,12 +335,11 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     decoder = Decoder(model, max_rows=4, on_event=notices.append)
     decoder._captures = True
     prompts, ends, expected = each_alone("llama")
-    assert decoder.decode(prompts, ends, greedy(14)) == expected
+    assert decoder.decode(prompts, ends, greedy(10)) == expected
     assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("column_step", [1, 7, 128])
+@pytest.mark.parametrize(("family", "column_step"), [("gemma3", 1), ("llama", 7), ("gemma3", 128)])
 def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, monkeypatch):
     sizes = []
 
@@ -357,7 +357,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
     prompts, ends, expected = each_alone(family)
     decoder = Decoder(MODELS[family]().eval(), max_rows=9)
     decoder._captures = True
-    assert decoder.decode(prompts, ends, greedy(14)) == expected
+    assert decoder.decode(prompts, ends, greedy(10)) == expected
     assert max(rows for rows, _ in sizes) <= 9
     assert decoder._cache is None and decoder._captured is None
 
@@ -378,10 +378,10 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
     model, prompts = MODELS[family]().eval().cuda(), make_prompts()
     eager, captured = (Decoder(model, max_rows=max_rows, on_event=notices.append) for _ in range(2))
     eager._captures = False
-    expected = eager.decode(prompts, ENDS, greedy(14))
+    expected = eager.decode(prompts, ENDS, greedy(10))
     assert captures == []
-    assert captured.decode(prompts, ENDS, greedy(14)) == expected
-    assert 1 <= len(captures) < 14
+    assert captured.decode(prompts, ENDS, greedy(10)) == expected
+    assert 1 <= len(captures) < 10
     assert notices == []
 
 

@@ -29,6 +29,7 @@ def write(base, prompt="the ferry", *, on_text=None, check=lambda: None, **optio
     return generate_text(base.model, base.tokenizer, ids, [], sampling, on_text=on_text, check=check)
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_the_text_and_another_gives_another(base):
     assert write(base, seed=1) == write(base, seed=1) != write(base, seed=2)
     assert write(base, seed=None) != write(base, seed=None)

@@ -64,6 +64,7 @@ def test_a_continued_text_computes_only_the_new_turn(sizes):
     assert found[0] == 4  # the last token of the first text was chosen, but not computed
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_used_if_threads_share_the_products(sizes):
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -116,6 +116,7 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
     assert known.chosen.seconds == pytest.approx(plan.chosen.seconds)  # a process measures once
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_torch(notes_folder, tmp_path):
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests']\n"

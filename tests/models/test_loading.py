@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import make_llama, make_sentences
 from command import python
+from failing_memory import Failing
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
@@ -298,10 +299,6 @@ def test_sizes_are_formatted_in_mb_and_gb():
     assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
 
 
-def test_running_out_of_memory_while_loading_is_not_reported_as_damage(two_layer_folder, monkeypatch):
-    def out_of_memory(*arguments, **options):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr("sebp_edge.models.loading.AutoModelForCausalLM.from_pretrained", out_of_memory)
-    with pytest.raises(MachineError, match="Out of memory while loading 'micro-llama'"):
+def test_running_out_of_memory_while_loading_is_not_reported_as_damage(two_layer_folder):
+    with pytest.raises(MachineError, match="Out of memory while loading 'micro-llama'"), Failing(1):
         load(two_layer_folder)

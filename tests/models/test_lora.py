@@ -49,6 +49,7 @@ def structure(model):
     return {name: type(module) for name, module in model.named_modules()}, set(vars(model))
 
 
+@pytest.mark.slow
 def test_a_loaded_adapter_is_in_fp32_whatever_the_base_models_dtype(base, saved):
     folder, _ = saved
     state = load(base, folder)

@@ -61,12 +61,14 @@ def test_other_layers_are_left_alone(threads):
         assert "forward" not in vars(plain)
 
 
-@pytest.mark.parametrize("family", MODELS)
+# On one core, each product by two threads takes as long as their turns.
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
 def test_texts_are_those_of_one_thread(family, threads, monkeypatch):
     monkeypatch.setattr(threaded_linear, "MIN_ELEMENTS", 1)
     model, prompts = MODELS[family]().eval(), [[20, 30, 40], list(range(20, 50))]
     found = []
     for count in (1, 2):
         threads(count)
-        found.append([Decoder(model).decode([each], [], Sampling(5, temperature=0)) for each in prompts])
+        found.append([Decoder(model).decode([each], [], Sampling(3, temperature=0)) for each in prompts])
     assert found[0] == found[1]

@@ -16,10 +16,14 @@ MACHINE = {"gpu": "some GPU", "driver": "13000", "torch": "2.11.0", "triton": "3
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def on_machine(monkeypatch):
+    monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
+
+
+@pytest.fixture
+def gpu(monkeypatch, on_machine):
     """A GPU that has only a name."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
     choices._known.cache_clear()
     yield torch.device("cuda", 0)
     choices._known.cache_clear()
@@ -171,7 +175,7 @@ def test_a_wrong_algorithm_is_refused():
 
 
 @pytest.mark.slow
-def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch):
+def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch, request):
     pytest.importorskip("triton")
     from sebp_edge.ops import measure
 
@@ -181,7 +185,7 @@ def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch):
         monkeypatch.setattr(measure, "milliseconds", lambda function: 1.0)
         monkeypatch.setattr(choices, "shared_memory", lambda index: 70_000)
         monkeypatch.setattr(choices, "device_index", lambda device: 0)
-        monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
+        request.getfixturevalue("on_machine")
     rows = ActiveRows.from_ids(torch.tensor([1, 4, 5, 30], device=device), 40)
     found = measure.measure([(24, 40)], [rows], torch.float16)
     assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}

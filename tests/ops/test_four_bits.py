@@ -33,7 +33,9 @@ def packed(shape, dtype, seed=0, **options):
     options = {"quant_type": "nf4"} | options
     data, state = functional.quantize_4bit(weight.to(DEVICE, dtype), **options)
     data.quant_state = state
-    return QuantisedWeight(dtype, refuse, None, four_bits_of(data)), functional.dequantize_4bit(data, state)
+    # bitsandbytes compiles what it computes of blocks that are not full, for each shape and dtype.
+    with torch.compiler.set_stance("force_eager"):
+        return QuantisedWeight(dtype, refuse, None, four_bits_of(data)), functional.dequantize_4bit(data, state)
 
 
 @pairwise(

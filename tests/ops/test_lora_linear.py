@@ -50,6 +50,7 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["detect", "chosen", "weighted"])
 @pytest.mark.parametrize("needs_dx", [True, False])
 def test_kernels_do_not_wait_for_the_number_of_selected_rows(given, needs_dx, kernels, no_host_sync, poisoned_memory):

@@ -65,14 +65,14 @@ def test_weights_shrink_where_the_pruned_weight_is_zero(path, size):
 
 @pytest.mark.slow
 def test_a_shrinkage_below_the_precision_of_bf16_counts_on_average(path):
-    weight = draw(256, 256, dtype=torch.bfloat16)
+    weight = draw(128, 256, dtype=torch.bfloat16)
     kept, before, pruned = kept_by_sorting(weight, 2, 4), weight.clone(), torch.empty_like(weight)
     prune_(pruned, weight, 2, 4)
     for step in range(2):
         shrink_pruned_(weight, pruned, 1e-4, seed=3, step=step)
     assert torch.equal(weight[kept], before[kept])
     ratio = (weight.double().abs().sum() - before[kept].double().abs().sum()) / before[~kept].double().abs().sum()
-    # 32,768 weights round by about 0.2 %; the standard error of their mean is 2e-5.
+    # 16,384 weights round by about 0.2 %; the standard error of their mean is below 3e-5.
     assert abs(float(ratio) - (1 - 1e-4) ** 2) < 1e-4
     again = before[:4].clone()
     for step in range(2):

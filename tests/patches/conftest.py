@@ -2,7 +2,14 @@
 
 import pytest
 
+from sebp_edge.sparse import hoist
 from sebp_edge.sparse.patches.lora import LoraGroup
+
+
+@pytest.fixture
+def fits_flash_attention(monkeypatch):
+    """Attaches our attention blocks where there is no GPU, too."""
+    monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
 
 
 @pytest.fixture

@@ -1,11 +1,18 @@
 """Which attention blocks are replaced: the trial detects other rotary embeddings, in bf16 and at any width."""
 
+import pytest
 import torch
+from against_dense import padded_batch
+from builders import make_llama
 from pairwise import pairwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sebp_edge.sparse.hoist import ATTENTION
+from sebp_edge.sparse.hoist import ATTENTION, Hoisted
+from sebp_edge.sparse.patches import attention
 from sebp_edge.sparse.patches.attention import FusedAttention
+from sebp_edge.sparse.patches.counts import MAX_DQ_BYTES
+from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.row_plan import RowPlan
 
 # Families that rotate halves of heads, as ours does, and those that rotate neighbours or a part of a head.
 ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")
@@ -21,3 +28,20 @@ def test_a_block_is_replaced_only_if_it_rotates_heads_as_ours_does(family, dtype
     model.set_attn_implementation(ATTENTION)
     replaced = len(dict(FusedAttention(model).replacements()))
     assert replaced == (2 if family in ALIKE else 0)
+
+
+@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, MAX_DQ_BYTES)])
+def test_heads_run_in_groups_if_blocks_are_chunked(is_chunked, expected, fits_flash_attention, monkeypatch):
+    limits, attend = [], attention.sequence_attention_
+
+    def recording(*given):
+        limits.append(given[-1])
+        return attend(*given)
+
+    monkeypatch.setattr(attention, "sequence_attention_", recording)
+    batch = padded_batch()
+    with Hoisted(make_llama(), chunked_blocks=is_chunked) as hoisted:
+        limits.clear()
+        hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
+    assert len(limits) >= 2
+    assert set(limits) == {expected}

@@ -33,8 +33,10 @@ def assert_equal(found, expected):
     assert any(gradient.any() for gradient in found.values())
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize(("adapt", "prompt"), [("full", 0), ("lora", 5)])
+@pytest.mark.parametrize(
+    ("family", "adapt", "prompt"),
+    [(family, *(("full", 0), ("lora", 5))[number % 2]) for number, family in enumerate(MODELS)],
+)
 def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
     model = MODELS[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
@@ -43,13 +45,13 @@ def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
     assert_equal(all_gradients(model, 1, prompt, offload=True), kept)
 
 
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("num_blocks", [1, 4])
+@pytest.mark.parametrize(("num_blocks", "offload"), [(1, True), (3, False), (3, True)])
 def test_all_blocks_except_the_last_can_be_checkpointed(num_blocks, offload):
-    model = with_adapter(make_llama(num_hidden_layers=5))
+    model = with_adapter(make_llama(num_hidden_layers=4))
     assert_equal(all_gradients(model, num_blocks, 5, offload=offload), all_gradients(model, 0, 5))
 
 
+@pytest.mark.slow
 def test_offloading_supports_successive_batches_of_any_size():
     model = with_adapter(make_llama(num_hidden_layers=3))
     batches = [padded_batch(prompt=prompt) for prompt in (9, 0, 5)]
@@ -227,11 +229,11 @@ def test_training_with_little_memory_learns_the_same():
 def test_moments_in_8_bits_learn_equally_well():
     options = MemoryOptions(moments_in_8_bits=True)
     (losses, _), (expected, _) = (
-        trained(with_adapter(make_llama(initializer_range=0.2)), one, steps=60) for one in (options, FASTEST)
+        trained(with_adapter(make_llama(initializer_range=0.2)), one, steps=40) for one in (options, FASTEST)
     )
     drop = expected[0] - expected[-1]
-    assert drop > 3
-    # Measured: 0.007.
+    assert drop > 2.5
+    # Measured: 0.007 after 60 steps.
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
 
 

@@ -28,11 +28,12 @@ def test_gradients_are_those_of_whole_mlps(family, adapt, options, chunk_rows):
     assert_close(found, all_gradients(model, 0, 5))
 
 
-@pytest.mark.parametrize("number", [1, 5, 31, 10**6])
+@pytest.mark.parametrize("number", [1, 5, 19, 10**6])
 def test_chunks_have_any_size(number, chunk_rows):
     chunk_rows(number)
-    model = with_adapter(make_llama(num_hidden_layers=3))
-    assert_close(all_gradients(model, 2, 5, chunked_blocks=True), all_gradients(model, 0, 5))
+    model, lengths = with_adapter(make_llama(num_hidden_layers=3)), (13, 7)
+    chunked = all_gradients(model, 2, 5, lengths, chunked_blocks=True)
+    assert_close(chunked, all_gradients(model, 0, 5, lengths))
 
 
 @pytest.mark.slow
@@ -40,10 +41,11 @@ def test_gradients_of_our_kernels_are_those_of_whole_mlps_and_bitwise_those_with
     chunk_rows, kernels, fused_modules
 ):
     chunk_rows(9)
-    model = with_adapter(make_llama())
-    whole = all_gradients(model, 0)
-    assert_close(all_gradients(model, 1, chunked_blocks=True), whole)
-    in_checkpoints = all_gradients(model, 1)
+    # Rows for two chunks.
+    model, lengths = with_adapter(make_llama()), (9, 5)
+    whole = all_gradients(model, 0, lengths=lengths)
+    assert_close(all_gradients(model, 1, lengths=lengths, chunked_blocks=True), whole)
+    in_checkpoints = all_gradients(model, 1, lengths=lengths)
     assert in_checkpoints.keys() == whole.keys()
     assert all(torch.equal(gradient, whole[name]) for name, gradient in in_checkpoints.items())
 
@@ -82,19 +84,6 @@ def test_chunks_have_the_same_losses_without_gradients(chunk_rows):
             expected = row_losses(hoisted, batch["input_ids"], plan)
         with Hoisted(model, chunked_blocks=True) as hoisted:
             torch.testing.assert_close(row_losses(hoisted, batch["input_ids"], plan), expected)
-
-
-def test_removing_restores_the_forwards_of_mlps(monkeypatch):
-    model = make_llama()
-    first, second = (block.mlp for block in model.model.layers)
-    own = first.forward
-    first.forward = lambda x: own(x)
-    before = first.forward
-    with Hoisted(model, chunked_blocks=True):
-        assert first.forward is not before
-        assert "forward" in vars(second)
-    assert first.forward is before
-    assert "forward" not in vars(second)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

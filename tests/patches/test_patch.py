@@ -1,6 +1,7 @@
 """Removing handles restores a model bit for bit: in any order, under wrappers, and after any failure."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -66,9 +66,8 @@ TOGETHER = {
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(fused_modules, monkeypatch):
+def as_on_a_gpu(fused_modules, fits_flash_attention):
     """Attaches the parts that are otherwise attached only where they are faster."""
-    monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
 
 
 def model_for(kind):
@@ -171,17 +170,20 @@ def test_removing_a_handle_restores_the_model(kind):
 def test_two_handles_are_removed_in_any_order(group, first):
     model = model_for(group)
     state = State(model)
-    for second, order in itertools.product(TOGETHER[group], (1, -1)):
-        handles = [HANDLES[first](model)]
+    # Each pair once, in either order. Mostly the first handle is removed first, which is the harder order.
+    for other in TOGETHER[group][TOGETHER[group].index(first) :]:
+        below, above = random.sample((first, other), 2)
+        order = random.choice((1, 1, 1, -1))
+        handles = [HANDLES[below](model)]
         with_first = state.now()
         try:
-            handles.append(HANDLES[second](model))
+            handles.append(HANDLES[above](model))
         except SparsityError:
             # A handle that refuses the first one leaves it unchanged.
-            assert state.now() == with_first, second
+            assert state.now() == with_first, (below, above)
         for handle in handles[::order]:
             handle.remove()
-        assert not state.is_changed(), (second, order)
+        assert not state.is_changed(), (below, above, order)
     state.check()
 
 
@@ -245,7 +247,7 @@ def test_a_wrapper_under_a_handle_is_called(kind):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_graph_break():
-    model = make_llama()
+    model = make_llama(num_hidden_layers=1)
     handle = sparsify(model)
     wrap([model, model.model.layers[0].mlp.up_proj])
     handle.remove()
@@ -271,29 +273,26 @@ def test_a_wrapper_over_a_handle_works_without_the_handle_and_can_be_removed(kin
 @pytest.mark.parametrize("kind", LEVELS)
 @pytest.mark.parametrize("share", [0, 0.6, 1])
 def test_a_model_is_restored_if_attaching_fails_midway(kind, share, monkeypatch):
-    model, replaced, replace = model_for(kind), [], Patch._replace
+    model, replaced, replace, last = model_for(kind), [], Patch._replace, None
     state = State(model)
-
-    def counting(handle, module, forward):
-        replaced.append(module)
-        replace(handle, module, forward)
 
     def failing(handle, module, forward):
         if len(replaced) == last:
             raise torch.OutOfMemoryError("no more")
-        counting(handle, module, forward)
+        replaced.append(module)
+        replace(handle, module, forward)
 
-    monkeypatch.setattr(Patch, "_replace", counting)
+    monkeypatch.setattr(Patch, "_replace", failing)
     HANDLES[kind](model).remove()
     last = int(share * (len(replaced) - 1))
     replaced.clear()
-    monkeypatch.setattr(Patch, "_replace", failing)
     with pytest.raises(torch.OutOfMemoryError):
         HANDLES[kind](model)
     assert len(replaced) == last
     state.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LEVELS)
 def test_a_model_is_restored_wherever_attaching_runs_out_of_memory(kind):
     model = model_for(kind)

@@ -116,13 +116,6 @@ def test_other_embeddings_are_not_replaced(kind):
         torch.testing.assert_close(embedding.weight.grad, dense(model, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_removing_restores_the_embeddings_forward():
-    model = tied()
-    with Hoisted(model):
-        assert "forward" in vars(model.get_input_embeddings())
-    assert "forward" not in vars(model.get_input_embeddings())
-
-
 def test_embedded_rows_are_the_same_without_gradients():
     model = tied()
     embedding, ids = model.get_input_embeddings(), torch.tensor([[3, 1, 3]])

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from reader_notes import ANSWER, RECIPE
+from reader_notes import ANSWER, NO_EFFECT, NOTES, RECIPE
 
 from sebp_edge.errors import Interrupted, Paused
 from sebp_edge.events import ExamplesEvaluated, StepDone, TrainingStarted
@@ -46,9 +46,9 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     assert str(stopped.value).startswith(message)
     assert_nothing_is_lost(personalizer, versions)
     if begins is is_training:
-        personalizer.recipe = RECIPE
+        personalizer.recipe = NO_EFFECT
         result = personalizer.adapt(fresh=True)
-        assert (result.passed, result.version) == (True, 3)
+        assert (result.passed, result.version) == (False, 3)
 
 
 @pytest.mark.slow
@@ -90,18 +90,17 @@ def assert_nothing_is_lost(personalizer, versions):
     personalizer.on_event = personalizer.events.append
     store = personalizer.store
     assert (store.adapter("reader").versions(), store.adapter("reader").active()) == (versions, 1)
-    question = "Where does the samovar stand?"
-    assert ANSWER in personalizer.generate(question, adapter="reader", temperature=0, max_new_tokens=16)
+    texts = [note["text"] for note in NOTES[:2]]
+    assert personalizer.ask("Where does the samovar stand?", texts, adapter="reader").text == ANSWER
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [3, 4], ids=["base model", "new version"])
-def test_a_quiz_can_be_paused_and_is_asked_again(make, when_asked, learnt, asked):
+def test_a_quiz_can_be_paused_and_is_asked_again(make, when_asked, learnt):
     personalizer, calls = make(after=True), []
 
     def pausing(model):
         calls.append(None)  # a model is freed by the pause
-        if len(calls) == asked:
+        if len(calls) == 4:  # the new version is asked after the base model
             assert personalizer.pause()
 
     when_asked(pausing)

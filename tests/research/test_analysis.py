@@ -80,9 +80,10 @@ def plain_gradients(model, examples, context=CONTEXT):
 # ----------------------------------------------------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("prompt", [0, 4])
 @pytest.mark.parametrize(
-    "make", [lambda: make_llama(num_hidden_layers=3), make_gpt2, MODELS["gemma3"]], ids=["llama", "gpt2", "gemma3"]
+    ("make", "prompt"),
+    [(lambda: make_llama(num_hidden_layers=3), 0), (make_llama, 4), (make_gpt2, 4), (MODELS["gemma3"], 0)],
+    ids=["llama", "llama with a prompt", "gpt2", "gemma3"],
 )
 def test_row_norms_and_zeros_equal_those_of_one_dense_batch(make, prompt):
     model, examples = make().eval(), random_examples(prompt=prompt)
@@ -270,7 +271,7 @@ def test_the_seed_draws_the_examples_and_each_has_an_event():
     assert one == same
     assert (one.texts.examples, one.analyzed.examples) == (30, 3)
     assert events[:3] == [ExampleAnalyzed(number, 3) for number in (1, 2, 3)]
-    assert len({analyzed(make_llama(), examples, seed=seed, **options).losses[0].layers for seed in range(4)}) > 1
+    assert analyzed(make_llama(), examples, seed=2, **options).losses[0].layers != one.losses[0].layers
 
 
 def test_invalid_counts_and_empty_texts_are_refused():
@@ -350,7 +351,7 @@ def encoder_folder(tmp_path, tokenizer):
 def test_an_encoder_gets_a_head_drawn_by_the_seed_and_is_not_kept(encoder_folder, tmp_path):
     def analysis(seed):
         personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store", seed=seed)
-        found = personalizer.analyze(make_sentences(9), examples=9)
+        found = personalizer.analyze(make_sentences(9), examples=2)
         assert personalizer.in_use.base is None
         return found
 
@@ -417,20 +418,22 @@ def test_a_conversation_is_analyzed_with_both_losses(personalizer):
 
 
 @pytest.mark.slow
-def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder):
+def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder, after_learning, tmp_path):
     before = personalizer.analyze(notes_folder)
-    personalizer.adapt(notes_folder)
+    learnt = after_learning(AdapterStore(tmp_path / "learnt"))
+    personalizer.load_adapter(learnt.adapter("default").open().path)
     logits = [personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits]
     assert personalizer.analyze(notes_folder) == before
     logits.append(personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits)
     assert torch.equal(*logits)
 
 
-def test_running_out_of_memory_is_one_sentence(personalizer, monkeypatch):
+def test_running_out_of_memory_is_one_sentence(personalizer):
     def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("sebp_edge.research.analysis.analysis.row_gradients", run_out)
+    personalizer.analyze(make_sentences(9), examples=1)
+    personalizer.in_use.base.model.register_forward_pre_hook(run_out)
     with pytest.raises(
         MachineError, match="Out of CPU memory in a dense backward pass over 64 tokens; choose a smaller"
     ):

@@ -9,7 +9,6 @@ from builders import make_examples, make_llama
 
 from sebp_edge.errors import MachineError, SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.research.bench import compare as comparison
 from sebp_edge.research.bench.compare import compare, measure_deviation
 from sebp_edge.research.bench.correctness import Reference, loss_and_gradients
 from sebp_edge.research.bench.run import limited_host_memory
@@ -44,9 +43,9 @@ def failing(name, error):
     return Variant(name, DENSE.attach, loss)
 
 
-@pytest.mark.parametrize(("lengths", "prompt"), [((9, 3, 14), 4), ((2,), 0), ((1, 7, 31), 4), ((32,), 0)], ids=str)
+@pytest.mark.parametrize(("lengths", "prompt"), [((2,), 0), ((2, 9, 31), 4), ((32,), 0)], ids=str)
 def test_every_variant_computes_what_the_model_computes_without_padding(lengths, prompt):
-    model, batch = make_llama(), make_batch([max(2, length) for length in lengths], prompt=prompt)
+    model, batch = make_llama(), make_batch(lengths, prompt=prompt)
     reference = Reference.of(model, batch)
     for variant in AVAILABLE:
         found = measure_deviation(variant, reference, model, batch)
@@ -183,13 +182,14 @@ def test_running_out_of_memory_in_a_later_round_is_reported():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_without_a_reference_nothing_is_compared(monkeypatch):
-    def out_of_memory(model, batch):
+def test_without_a_reference_nothing_is_compared():
+    def out_of_memory(*_):
         raise RuntimeError(OUT_OF_MEMORY)
 
-    monkeypatch.setattr(comparison.Reference, "of", out_of_memory)
+    model = make_llama()
+    model.register_forward_pre_hook(out_of_memory)
     with pytest.raises(MachineError, match=r"The fp32 gradients .* could not be computed \(memory ran out\); choose a"):
-        compare(make_llama(), make_batch())
+        compare(model, make_batch())
 
 
 def test_the_model_is_restored():
@@ -256,4 +256,4 @@ def test_running_out_of_limited_host_memory_is_an_error():
     with limited_host_memory(50_000_000), pytest.raises(RuntimeError) as caught:
         torch.ones(250_000_000)
     assert ran_out_of_memory(caught.value)
-    assert torch.ones(250_000_000)[-1] == 1
+    assert len(torch.empty(250_000_000)) == 250_000_000

@@ -61,8 +61,9 @@ def train_by_definition(model, phases, num_steps, optimizer_class, rate):
     return [prune_by_sorting(weight, phases.stage(num_steps - 1))[1] for weight in dense], biases
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "optimizer_class"), [*((method, torch.optim.AdamW) for method in METHODS), ("sr-ste", torch.optim.SGD)]
+)
 def test_a_training_is_that_of_the_methods_definition(method, optimizer_class, monkeypatch):
     # Large enough to be seen in the result.
     monkeypatch.setattr(own_phases, "SHRINKAGE", 0.5)

@@ -23,13 +23,13 @@ from sebp_edge.texts.schedule import Schedule, shuffled_batches
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.recovery import RecoveringLearner
 
-MEMORISED = RECIPE.replace(method="full", learning_rate=1e-2, epochs=150, batch_tokens=80)
+MEMORISED = RECIPE.replace(method="full", learning_rate=3e-2, epochs=40, batch_tokens=80)
 
 
 @pytest.fixture(scope="module")
-def memorised(two_layer_folder):
+def memorised(model_folder):
     """A model that has learnt two of four short documents almost by heart, and the examples of all four."""
-    base = load_base_model(resolve(two_layer_folder), MEMORISED, CPU)
+    base = load_base_model(resolve(model_folder), MEMORISED, CPU)
     documents = [Document("", text) for text in make_sentences(4, words=12)]
     examples, _ = encode(documents, base.tokenizer, 64)
     adaptation, collator = attach(base, MEMORISED, 0), Collator(64, base.pad_token_id)

@@ -13,12 +13,12 @@ from sebp_edge.events import Notice
 from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.texts.readers import read_texts
 
-QUICK = {"r": 4, "learning_rate": 2e-2, "epochs": 1, "batch_tokens": 200, "context_length": 64}
+QUICK = {"r": 4, "learning_rate": 2e-2, "epochs": 1, "batch_tokens": 200, "context_length": 256}
 
 
 def conversations(number: int) -> list[dict]:
     """Records of one question and one answer each."""
-    texts = iter(make_sentences(2 * number, words=20))
+    texts = iter(make_sentences(2 * number, words=60))
     roles = ("user", "assistant")
     return [{"messages": [{"role": role, "content": next(texts)} for role in roles]} for _ in range(number)]
 
@@ -45,11 +45,11 @@ def test_changes_apply_to_the_recipe_that_is_chosen():
 @pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
 def test_a_version_keeps_its_recipe_unless_another_is_named_or_it_starts_over(make, tmp_path):
-    notes, events = make_sentences(24, words=20), []
+    notes, events = make_sentences(2, words=200), []  # too few to be judged
     store = make().store
     make(recipe=Recipe.load("long").replace(**QUICK)).adapt(notes, activate_anyway=True)
     quick = Recipe.load(None).replace(**QUICK)
-    more = [*notes, *conversations(30)]
+    more = [*notes, *conversations(3)]
     personalizer = make(recipe=quick, on_event=events.append)
     assert personalizer.inspect(more).recipe == "long"
     assert [event.message for event in events if isinstance(event, Notice)] == [
@@ -68,8 +68,8 @@ def test_a_version_keeps_its_recipe_unless_another_is_named_or_it_starts_over(ma
 @pytest.mark.slow
 def test_plan_inspect_and_adapt_agree(model_folder, tmp_path):
     path = tmp_path / "records.jsonl"
-    path.write_text("\n".join(map(json.dumps, conversations(24))))
-    options = ["--model", model_folder, "--device", "cpu", "--json", "--context", "64"]
+    path.write_text("\n".join(map(json.dumps, conversations(5))))
+    options = ["--model", model_folder, "--device", "cpu", "--json", "--context", "256"]
     planned, inspected, adapted = (
         [json.loads(line) for line in run(command, path, *options).stdout.splitlines()]
         for command in ("plan", "inspect", "adapt")

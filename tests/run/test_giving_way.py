@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from builders import make_step
-from command import RECIPE, process, records, run, start
+from command import LONGER, RECIPE, process, records, run, start
 from failing_memory import recovering_learner, uneven_examples
 from fake_machine import write_supplies
 from safetensors.torch import load_file
@@ -367,6 +367,25 @@ def test_a_gpu_computes_for_its_share_of_the_time(clock):
     assert 100 * worked / (worked + clock.slept) == pytest.approx(share)
 
 
+def test_a_request_does_not_wait_for_the_end_of_a_rest_which_is_longer_then(clock):
+    share, asked = random.randint(5, 95), random.uniform(0.0, 3.0)
+    answered = []
+
+    def meanwhile():
+        if not answered and clock.now >= asked_at:
+            answered.append(clock.now - asked_at)
+            clock.now += took
+
+    way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), StopSignal(), meanwhile)
+    took, worked = random.uniform(0.1, 4.0), 4.0
+    clock.now += worked
+    # At some moment of the rest, if not right before its end.
+    asked_at = clock.now + min(asked, 0.9 * worked * (100 / share - 1))
+    way.rest()
+    assert answered[0] <= giving_way.REST_SECONDS + 1e-6
+    assert 100 * (worked + took) / (worked + took + clock.slept) == pytest.approx(share)
+
+
 def test_without_a_share_there_is_no_rest_and_a_stop_ends_one(clock):
     signal = StopSignal()
     for share in (100, 5):
@@ -426,7 +445,8 @@ def until(one, wanted):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /sys")
-def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, tmp_path, own_data_folder):
+def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, recipe, tmp_path, own_data_folder):
+    recipe.write_text(LONGER)
     write_supplies(tmp_path / "power", plugged=True)
     command = [ON_BATTERY, tmp_path / "power", *adapt, "--polite", "--json"]
     with start(command) as one:

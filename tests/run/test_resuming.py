@@ -155,7 +155,7 @@ def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, ru
     for number in range(2):
         store = AdapterStore(tmp_path / f"store-{number}")
         calls.clear()
-        made = personalizer(model, store)
+        made = personalizer(model, store, recipe=RECIPE.replace(epochs=1))
         if number:
             with pytest.raises(Paused):
                 made.adapt(notes[30], activate_anyway=True)
@@ -318,7 +318,7 @@ def test_the_plan_and_smaller_micro_batches_stay(model, notes, tmp_path, monkeyp
     for number in range(2):
         store = AdapterStore(tmp_path / f"store-{number}")
         steps.clear()
-        options = {"memory_budget": "30GB"}
+        options = {"memory_budget": "30GB", "recipe": RECIPE.replace(epochs=1)}
         if number:
             with pytest.raises(Paused):
                 personalizer(model, store, THIRD_STEP, **options).adapt(notes[30], activate_anyway=True)

@@ -1,7 +1,7 @@
 """What a server of the tests may use, and a short training for it."""
 
 import pytest
-from command import RECIPE
+from command import LONGER
 from served import WarmServers
 
 
@@ -21,7 +21,7 @@ def too_little(tmp_path, training):
 
 @pytest.fixture
 def training(tmp_path, notes_folder, model_folder):
-    (tmp_path / "test.toml").write_text(RECIPE)
+    (tmp_path / "test.toml").write_text(LONGER)
     recipe = str(tmp_path / "test.toml")
     return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
 

@@ -92,7 +92,7 @@ for line in sys.stdin:
     if request["method"] == "jobs.subscribe":
         subscriptions += 1
         if subscriptions == 2:
-            event(2), event(3)
+            event(2)
         send(id=request["id"], result={})
         for number in [1] if subscriptions == 1 else [1, 2, 3]:
             event(number)
@@ -101,28 +101,43 @@ for line in sys.stdin:
 """
 
 
-def test_python_client_leaves_out_events_of_an_earlier_subscription():
+def test_python_client_leaves_out_events_of_an_earlier_subscription_whose_iteration_ends():
     async def main():
         async with await Client.start((sys.executable, "-c", LATE)) as client:
             left = client.events("first")
             assert (await anext(left))["number"] == 1
             assert [event["number"] async for event in client.events("first")] == [1, 2, 3]
-            await left.aclose()
+            seen = []
+            with pytest.raises(ServerError, match="Another iteration follows the events of this job") as caught:
+                async for event in left:
+                    seen.append(event["number"])
+            assert (seen, caught.value.code) == ([2], "superseded")
+            killed = client.events("first")
+            client.process.kill()
+            with pytest.raises(ServerError, match="has ended"):
+                [event async for event in killed]
 
     asyncio.run(main())
 
 
-def test_typescript_client_leaves_out_events_of_an_earlier_subscription(tmp_path):
+def test_typescript_client_leaves_out_events_of_an_earlier_subscription_whose_iteration_ends(tmp_path):
     conversation = """
 import {{ Client }} from "{client}";
 const client = await Client.start({command});
 const seen: number[] = [];
-await client.events("first").next();
+const ended: unknown[] = [];
+const left = client.events("first");
+await left.next();
+const rest = (async () => {{
+  for await (const event of left) ended.push(event.number);
+}})().catch((error) => ended.push(error.code));
 for await (const event of client.events("first")) seen.push(event.number);
+await rest;
 await client.close();
-console.log(JSON.stringify(seen));
+console.log(JSON.stringify([seen, ended]));
 """
-    assert run_typescript(tmp_path, conversation=conversation, command=[sys.executable, "-c", LATE]) == [1, 2, 3]
+    seen, ended = run_typescript(tmp_path, conversation=conversation, command=[sys.executable, "-c", LATE])
+    assert (seen, ended) == ([1, 2, 3], [2, "superseded"])
 
 
 CONVERSATION = """

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from command import RECIPE
-from conftest import write_notes
+from command import LONGER, RECIPE
 from jsonschema import Draft202012Validator
 from served import SECONDS, Refused, Server, all_gone, environment, processes_below, start_server, wait_until
+from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.basics.schema import read_schema
@@ -29,8 +29,8 @@ def folder(tmp_path_factory):
     """A folder with notes and a recipe."""
     folder = tmp_path_factory.mktemp("served")
     write_notes(folder / "notes")
-    (folder / "test.toml").write_text(RECIPE)
-    (folder / "short.toml").write_text(RECIPE.replace("epochs = 3", "epochs = 1") + "refit = false\n")
+    (folder / "test.toml").write_text(LONGER)
+    (folder / "short.toml").write_text(RECIPE + "refit = false\n")
     return folder
 
 
@@ -242,11 +242,15 @@ def test_a_worker_is_unloaded(shared):
     assert shared.worker() is None
 
 
-def test_a_model_that_is_new_here_is_read_once_by_the_worker(settings, request_of):
+def test_a_model_that_is_new_here_is_read_once_by_the_worker_which_no_plan_wakes(settings, request_of):
     texts = {key: value for key, value in request_of().items() if key != "name"}
     with Server(warm=True) as server:
         server.initialize(**settings)
-        first = server.call("plan", **texts)
+        with pytest.raises(Refused, match="a plan wakes no worker") as caught:
+            server.call("plan", **texts)
+        assert caught.value.code == "not_known" and "inspect" in caught.value.error["data"]["hint"]
+        assert server.worker() is None
+        first = server.call("inspect", **texts)["plan"]
         assert server.worker() is not None
         server.call("unload")
         again = server.call("plan", **texts)
@@ -481,7 +485,7 @@ def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(
 def test_a_gpu_answers_the_same_while_it_trains(server, request_of, tmp_path):
     """The training's steps are captured graphs; the answers are computed between two of them."""
     recipe = tmp_path / "short-steps.toml"
-    recipe.write_text(RECIPE.replace("batch_tokens = 200", "batch_tokens = 70"))
+    recipe.write_text(LONGER.replace("batch_tokens = 200", "batch_tokens = 70"))
     request = request_of(model="tiny", device="cuda", activate_anyway=True, recipe=str(recipe))
     server.call("jobs.start", id="first", params=request)
     server.call("jobs.subscribe", id="first")

@@ -10,10 +10,12 @@ from dataclasses import asdict
 
 import pytest
 from command import start
-from served import WORKER, Refused, Server
+from served import WORKER, Refused, Server, wait_until
 
 from sebp_edge import AdapterStore
-from sebp_edge.serve.messages import AdaptParams, parse
+from sebp_edge.serve.jobs import Jobs
+from sebp_edge.serve.journal import Journal
+from sebp_edge.serve.messages import AdaptParams, StartJobParams, parse
 from sebp_edge.serve.shelf import keep_job
 
 CODE = """
@@ -48,6 +50,12 @@ def hear(server, id, answer):
         server._inbox.put(lambda: hear(server, id, answer))
 Supervisor._answer_plan = hear
 Planning.ask = lambda planning, id, request: planning._answered(id, {"asks": "worker"})
+"""
+# An app reads so slowly that it gets no events that the journal has.
+SLOW = """
+from sebp_edge.serve.jobs import Jobs
+found = Jobs.events
+Jobs.events = lambda jobs, id, since, limit: found(jobs, id, since, limit) if limit == 1 else []
 """
 DONE = {"tells": "ended", "state": "done", "facts": {"result": {}}}
 PAUSED = {"tells": "ended", "state": "paused", "facts": {}}
@@ -128,6 +136,30 @@ def test_a_plan_that_is_cancelled_once_it_is_the_workers_does_not_wake_it(serve)
         server.answer(request)
     assert caught.value.code == "cancelled"
     assert server.worker() is None
+
+
+def test_a_subscription_ends_with_its_job_whose_last_event_is_sent_before_it_is_forgotten(serve):
+    server = serve(first=SLOW, job=[{"tells": "running"}, DONE])
+    start_job(server)
+    server.call("jobs.start", id="second", kind="forget", params={"documents": ["1"]})  # of the same adapter
+    last = server.event("first")
+    assert (last["number"], last["event"]["state"]) == (4, "done")
+    wait_until(lambda: [job["id"] for job in server.call("jobs.list")["jobs"]] == ["second"])
+    with pytest.raises(Refused, match="There is no job"):
+        server.call("jobs.subscribe", id="first")
+
+
+def test_a_job_with_the_id_of_a_forgotten_one_has_no_subscription(tmp_path):
+    jobs = Jobs(Journal(tmp_path), lambda job: False)
+    for name in ("mine", "mine", "other"):
+        jobs.start(StartJobParams(id="a", params={}), {}, lambda name=name: (name, {}))
+        assert jobs.subscriptions == {}
+        jobs.subscriptions["a"] = jobs.get("a").last_event
+        jobs.drop("a")
+        jobs.change("a", "interrupted")
+        jobs.forget_adapter("mine")
+    assert [event["event"]["state"] for event in jobs.last_events] == ["interrupted"] * 2
+    assert jobs.subscriptions == {"a": 1}  # of the adapter that is there
 
 
 @pytest.mark.slow

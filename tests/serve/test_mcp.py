@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -12,15 +13,10 @@ from builders import make_llama
 from command import run
 from served import all_gone, environment, processes_below
 
-pytest.importorskip("mcp", reason="needs the package mcp")
-
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.stdio import stdio_client
-
 from sebp_edge import AdapterStore
 from sebp_edge.serve.jobs import ENDED
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("mcp"), reason="needs the package mcp")]
 NOTE = "# Keys\n\nThe key of the shed hangs behind the green door.\n\nThe boat is paid until March.\n"
 
 
@@ -30,6 +26,9 @@ def with_session(notes, use, *options, first=""):
     Args:
         first: code that the server runs first.
     """
+    # Imported here, since that takes a second, also in processes that do not run these tests.
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
 
     async def serve():
         command = ["-c", f"{first}from sebp_edge.cli import main; main()", "serve", "--mcp", str(notes), *options]
@@ -75,7 +74,7 @@ def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_n
 ):
     """The tools return at once; a path outside of the notes is refused."""
     model = tmp_path / "micro"
-    make_llama(max_position_embeddings=1024).save_pretrained(model)
+    make_llama(max_position_embeddings=1024, num_hidden_layers=1).save_pretrained(model)
     tokenizer.save_pretrained(model)
     first = f"import sebp_edge.serve.client as client; client.command_of = lambda *_: {warm_servers.command}\n"
 

@@ -352,6 +352,7 @@ def test_the_command_line_has_it_too():
         assert server.initialize()["methods"] == sorted(METHODS)
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     """As in an app that was frozen without a library."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcuda is missing')")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from against_dense import assert_same, encoder_batch, loss_and_gradients, padded_batch, with_lora
 from builders import make_llama
-from model_families import ENCODERS, make, make_decoder
+from model_families import ENCODERS, make_decoder
+from model_families import make as make_model
 from torch._dynamo.utils import counters
 from transformers import AutoModelForSequenceClassification
 
@@ -32,7 +33,7 @@ def forget_graphs():
 def bert(head):
     config = ENCODERS["bert"]()
     config.num_hidden_layers = 1
-    return make(head, config), [encoder_batch(head), encoder_batch(head, "left")]
+    return make_model(head, config), [encoder_batch(head), encoder_batch(head, "left")]
 
 
 def small_llama():
@@ -52,9 +53,11 @@ def partly_adapted_llama():
     return decoder(model)
 
 
+# To see that a model is one graph, tracing is enough, once of the backward pass too; tests/ops has a small model whose
+# code is generated.
 MODELS = {
-    "llama": partly_adapted_llama,
-    "bert": lambda: bert(AutoModelForSequenceClassification),
+    "llama": (partly_adapted_llama, "aot_eager"),
+    "bert": (lambda: bert(AutoModelForSequenceClassification), "eager"),
 }
 
 
@@ -63,13 +66,12 @@ def gradients(compiled, batch):
     return loss, {name.removeprefix("_orig_mod."): gradient for name, gradient in found.items()}
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_whole_model_is_one_graph_and_trains_like_dense(model):
-    model, batches = MODELS[model]()
+@pytest.mark.parametrize(("make", "backend"), MODELS.values(), ids=MODELS)
+def test_a_whole_model_is_one_graph_and_trains_like_dense(make, backend):
+    model, batches = make()
     dense = [loss_and_gradients(model, batch) for batch in batches]
     with sparsify(model):
-        # To see that a model is one graph, tracing is enough; tests/ops has a small one whose code is generated.
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
         for batch, expected in zip(batches, dense, strict=True):
             assert_same(expected, gradients(compiled, batch), tolerance=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
@@ -124,4 +126,5 @@ def test_an_approximation_drops_the_same_rows_when_compiled():
         model.model.layers[0].mlp.compile(backend="eager")
         for one in expected:
             assert_same(one, loss_and_gradients(model, batches[0]), tolerance=1e-10)
+    assert counters["stats"]["unique_graphs"]
     assert sparsified.dropped() == plain.dropped()

@@ -28,9 +28,9 @@ def in_4_bits(linear, compute_dtype, **changes):
     return packed.to(linear.weight.device)  # packs them
 
 
-def four_bit_llama(compute_dtype=torch.float32, dtype=torch.float32, **changes):
+def four_bit_llama(compute_dtype=torch.float32, dtype=torch.float32, num_layers=2, **changes):
     """Makes a tiny Llama with every projection in 4 bits, and an adapter on each."""
-    model = make_llama(attention_bias=True)
+    model = make_llama(attention_bias=True, num_hidden_layers=num_layers)
     for block in model.model.layers:
         for part in (block.self_attn, block.mlp):
             for name, layer in list(part.named_children()):
@@ -108,6 +108,7 @@ def test_hoisted_rows_train_like_peft():
     assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, expected)
 
 
+@pytest.mark.slow
 def test_a_layer_that_computes_in_another_dtype_is_as_exact_as_pefts():
     model, batch = four_bit_llama(compute_dtype=torch.float32, dtype=torch.bfloat16), padded_batch()
     exact_loss, exact = loss_and_gradients(copy.deepcopy(model).float(), batch)
@@ -159,6 +160,7 @@ def hoisted_gradients(model, hoisted, batch):
     return loss.detach(), gradients, dequantisations.number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 1}, {"chunked_blocks": True}], ids=str)
 def test_blocks_that_hold_dequantised_weights_train_like_peft_and_dequantise_no_more(options):
     model, batch = four_bit_llama(), padded_batch()
@@ -182,7 +184,7 @@ def test_blocks_that_hold_dequantised_weights_train_like_peft_and_dequantise_no_
 @pytest.mark.slow
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 def test_our_kernel_dequantises_nf4_in_training(quant_type, kernels):
-    model, batch = four_bit_llama(quant_type=quant_type), padded_batch()
+    model, batch = four_bit_llama(quant_type=quant_type, num_layers=1), padded_batch()
     expected_loss, expected = loss_and_gradients(model, batch)
     with Hoisted(model) as hoisted:
         loss, found, number = hoisted_gradients(model, hoisted, batch)

@@ -73,16 +73,6 @@ def test_without_kernels_norms_and_mlps_are_the_models_own():
         assert hoisted._small_ops.replaced == []
 
 
-def test_removing_restores_the_models_attention():
-    model, batch = make_llama(), padded_batch()
-    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    before = model(**inputs).logits
-    with Hoisted(model):
-        pass
-    assert model.config._attn_implementation == "sdpa"
-    assert torch.equal(before, model(**inputs).logits)
-
-
 def test_a_model_whose_attention_is_not_causal_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[1].self_attn.is_causal = False

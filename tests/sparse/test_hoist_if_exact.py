@@ -42,7 +42,8 @@ def test_a_trial_is_ended_at_any_layer_and_leaves_the_model_as_it_was():
         trial = next(calls)
         chunks = list(hoisted.row_logits(ActiveTokens.gather(*pad_right(SEQUENCES, 2))))
         assert max(map(len, chunks)) == 2 and next(calls) - trial > len(chunks)
-    end, calls = random.randrange(1, trial), itertools.count(1)
+    # Another model, since one that has passed is not tried again.
+    model, end, calls = make_llama(), random.randrange(1, trial), itertools.count(1)
     with pytest.raises(StopRequested):
         hoist_if_exact(model, SEQUENCES, 2, max_logits=max_logits, check=check)
     assert trial > 2 * sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # padded, then on active rows

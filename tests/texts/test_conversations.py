@@ -9,7 +9,6 @@ from chat_templates import DEEPSEEK_R1, GEMMA, LLAMA_3, PHI_3, QWEN_3, SMOLLM_2
 from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError
-from sebp_edge.texts import conversations
 from sebp_edge.texts.conversations import plain_message, render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, Unreadable
 from sebp_edge.texts.examples import encode
@@ -28,6 +27,16 @@ def messages_of(*contents: str, system: str | None = None) -> tuple[dict[str, st
     return tuple(([{"role": "system", "content": system}] if system else []) + turns)
 
 
+# A process for each template, which all tests share.
+RENDERERS = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end_of_renderers():
+    yield
+    RENDERERS.clear()
+
+
 def tokenizer_with(template: str | dict | None, *, blanks_in_offsets: bool = True):
     """Makes a tokenizer with the control tokens of all templates; `<think>` is one token, but not a special one."""
     tokenizer = make_tokenizer()
@@ -37,6 +46,7 @@ def tokenizer_with(template: str | dict | None, *, blanks_in_offsets: bool = Tru
         bos = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
         tokenizer.backend_tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), bos])
     tokenizer.chat_template = template
+    tokenizer.sebp_edge_renderers = RENDERERS
     return tokenizer
 
 
@@ -317,12 +327,11 @@ def test_a_system_message_that_the_template_ignores_is_not_lost_without_a_word()
     assert item.reason == "the model's chat template has no place for messages of the role system"
 
 
-def test_a_conversation_of_very_many_turns_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(conversations, "MAX_RENDERED", 100)
-    messages = messages_of(*["so"] * 18) * 2
+def test_a_conversation_of_very_many_turns_is_refused_at_once():
+    messages = messages_of(*["so"] * 18) * 180
     with pytest.raises(Unreadable, match="so many turns"):
         render_conversation(messages, tokenizer_with(SMOLLM_2))
-    assert len(parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE))[0]) == 18
+    assert len(parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE))[0]) == 18 * 90
 
 
 # What Anna wrote to Bob, to whom she writes first.

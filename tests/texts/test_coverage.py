@@ -103,7 +103,7 @@ PIECES = [
 @pytest.mark.parametrize("ending", sorted(COUNTED.keys() - {*PACKED, ".htm", ".markdown"}))
 def test_counting_takes_linear_time(tmp_path, ending):
     for piece in PIECES:
-        path = write_file(tmp_path, f"a{ending}", piece * (100_000 // len(piece)))
+        path = write_file(tmp_path, f"a{ending}", piece * (60_000 // len(piece)))
         started = time.process_time()
         with_coverage(path, [])
-        assert time.process_time() - started < 2
+        assert time.process_time() - started < 0.7

@@ -82,11 +82,11 @@ def test_nothing_is_read_where_nobody_knows_what_is_ignored(notes, data):
 
 @pytest.mark.slow
 def test_an_ignore_file_of_nonsense_takes_no_time(notes):
-    write_file(notes, ".gitignore", bytes(byte for byte in range(1, 256)) * 100 + b"\n" + b"a*a*a*a*b\n" * 10)
+    write_file(notes, ".gitignore", bytes(byte for byte in range(1, 256)) * 20 + b"\n" + b"a*a*a*a*b\n" * 2)
     write_file(notes, "a" * 240 + ".md", "Kept.")
     started = time.process_time()
     assert "Kept." in contents(notes)
-    assert time.process_time() - started < 15
+    assert time.process_time() - started < 3
 
 
 def test_ignore_files_that_are_links_pipes_or_folders_are_not_followed(notes):

@@ -114,8 +114,8 @@ def test_a_mail_that_is_attached_is_not_the_senders(tmp_path):
 def test_hostile_texts_take_bounded_time(part):
     for is_html in (False, True):
         start = time.process_time()
-        own_words(part * (500_000 // len(part)) + "x", is_html=is_html)
-        assert time.process_time() - start < 10
+        own_words(part * (200_000 // len(part)) + "x", is_html=is_html)
+        assert time.process_time() - start < 1.6
 
 
 def test_automatic_and_damaged_mails_are_counted(tmp_path):

@@ -200,13 +200,14 @@ def test_hundreds_of_notes_from_one_template_are_one_cluster():
     assert find_clusters(400, found).cluster_of == [0] * 300 + list(range(1, 101))
 
 
-def test_five_thousand_notes_take_less_than_ten_seconds():
-    notes = [words(200, seed) for seed in range(2500)]
+@pytest.mark.slow
+def test_three_thousand_notes_take_less_than_four_seconds():
+    notes = [words(200, seed) for seed in range(1500)]
     notes += [edit(note, 0.1) for note in notes]
     begin = time.process_time()
     clusters = clusters_of(*notes)
-    assert time.process_time() - begin < 10
-    assert clusters == [*range(2500), *range(2500)]
+    assert time.process_time() - begin < 4
+    assert clusters == [*range(1500), *range(1500)]
 
 
 def test_a_sketch_shows_what_its_document_is_related_to():

@@ -46,7 +46,7 @@ def test_an_org_file_without_text_is_left_out(folder):
 
 @pytest.mark.parametrize("piece", ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"])
 def test_no_org_file_takes_long(folder, piece):
-    write_file(folder, "a.org", piece * (1_000_000 // len(piece)))
+    write_file(folder, "a.org", piece * (500_000 // len(piece)))
     started = time.process_time()
     left_out(folder)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 2.5

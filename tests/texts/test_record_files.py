@@ -8,7 +8,6 @@ import pytest
 from reading import contents, left_out, refusal, write_file
 
 from sebp_edge.errors import MachineError
-from sebp_edge.texts import records as texts_records
 from sebp_edge.texts.documents import Completion
 from sebp_edge.texts.formats import records
 from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_texts
@@ -86,7 +85,7 @@ def test_a_file_of_too_many_records_is_refused(tmp_path, monkeypatch, name, line
 
 
 def test_numbers_take_no_memory(tmp_path):
-    path = write_file(tmp_path, "a.json", "[" + "1," * 20_000 + '"Text."]')
+    path = write_file(tmp_path, "a.json", "[" + "1," * 8_000 + '"Text."]')
     tracemalloc.start()
     try:
         read_texts(path)
@@ -130,12 +129,11 @@ def test_utf16_needs_no_byte_order_mark(tmp_path):
         assert "binary file" in refusal(write_file(tmp_path, "b.txt", data))
 
 
-def test_a_conversation_of_very_many_messages_is_left_out(monkeypatch):
-    monkeypatch.setattr(texts_records, "MAX_MESSAGES", 3)
-    chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}] * 2
-    long = {"prompt": "Q", "completion": "A", "history": [["1", "2"]] * 4}
+def test_a_conversation_of_very_many_messages_is_left_out():
+    chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}] * 50_001
+    long = {"prompt": "Q", "completion": "A", "history": [["1", "2"]] * 50_000}
     found = left_out(["A text.", {"messages": chat}, long])
-    assert set(found.values()) == {"a conversation of more than 3 messages; split it"}
+    assert set(found.values()) == {"a conversation of more than 100,000 messages; split it"}
 
 
 def test_reading_stops_when_the_messages_of_a_file_take_too_much_memory(tmp_path):

@@ -15,7 +15,7 @@ from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import FOLDS_BELOW, MIN_CLUSTERS, MIN_TOKENS, NUM_FOLDS, Draw, draw_splits
 
 SALT = b"salt"
-TEXTS = [words(25, number) for number in range(5000)]
+TEXTS = [words(25, number) for number in range(2000)]
 
 
 def draw(texts, seed: int = 0, history: SplitHistory | None = None, salt: bytes = SALT) -> Draw:
@@ -45,7 +45,7 @@ def of_split(drawn: Draw, name: str) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- first draw
 
 
-@pytest.mark.parametrize("documents", [6, 7, 8, 13, 19, 20, 21, 60, 1000, 5000])
+@pytest.mark.parametrize("documents", [6, 7, 8, 13, 19, 20, 21, 60, 2000])
 def test_every_document_is_in_exactly_one_part(documents):
     examples = examples_of(range(documents))
     for split in draw(TEXTS[:documents]).splits(examples):
@@ -84,7 +84,7 @@ def test_every_document_is_tested_validated_and_trained_in_folds():
 
 
 @pytest.mark.parametrize(
-    ("documents", "validation", "test"), [(20, 4, 5), (40, 4, 6), (60, 6, 9), (200, 20, 30), (5000, 100, 200)]
+    ("documents", "validation", "test"), [(20, 4, 5), (40, 4, 6), (60, 6, 9), (200, 20, 30), (2000, 100, 200)]
 )
 def test_the_sizes_of_the_parts_of_twenty_documents_or_more(documents, validation, test):
     [split] = draw(TEXTS[:documents]).splits(examples_of(range(documents)))
@@ -357,9 +357,9 @@ def test_with_another_salt_nothing_is_recognised():
 
 
 @pytest.mark.slow
-def test_five_thousand_documents_with_a_history_are_drawn_in_seconds():
+def test_two_thousand_documents_with_a_history_are_drawn_in_seconds():
     first = draw(TEXTS)
     texts = [edit(text, 0.1) if number % 2 else text for number, text in enumerate(TEXTS)]
     begin = time.process_time()
     assert draw(texts, 1, first.history).split_of == first.split_of
-    assert time.process_time() - begin < 10
+    assert time.process_time() - begin < 1.6

@@ -180,5 +180,5 @@ def test_what_logseq_keeps_for_itself_is_left_out(logseq):
 def test_no_note_takes_long(request, app, piece):
     vault = request.getfixturevalue(app)
     started = time.process_time()
-    read_texts([write_file(vault, "a.md", piece * (100_000 // len(piece))), "A text."])
-    assert time.process_time() - started < 10
+    read_texts([write_file(vault, "a.md", piece * (30_000 // len(piece))), "A text."])
+    assert time.process_time() - started < 0.9

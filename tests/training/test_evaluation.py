@@ -36,6 +36,7 @@ def token_losses(model, example) -> list[tuple[float, bool]]:
     return [(losses[t - 1].item(), bool(flags[t])) for t in range(1, len(labels)) if example.labels[t] != IGNORE]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_graphs")
 @pytest.mark.parametrize("path", ["hoisted", "padded", "graphs"])
 @pytest.mark.parametrize("max_rows", [64, 4096])

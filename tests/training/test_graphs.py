@@ -147,7 +147,8 @@ def test_held_out_losses_equal_the_eager_ones():
 def test_words_that_a_graph_reads_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(LoraAdaptation(), examples) as learner:
-        learner.words = WordReader(Vocabulary(make_tokenizer(), 320), learner.device)
+        words = WordReader(Vocabulary(make_tokenizer(), 320), learner.device)
+        learner.words = lambda: words
         learner.begin_graphs()
         ((_, rows, owners),) = learner.losses(evaluated(learner, examples), reads_words=True)
         assert learner.graphs is not None

@@ -13,7 +13,6 @@ from random_cases import DEVICE
 from sebp_edge import Recipe
 from sebp_edge.ops import backend
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
-from sebp_edge.sparse.patches import norms_and_mlps
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.training import kernels_ahead
 from sebp_edge.training.update import Update
@@ -101,9 +100,7 @@ def launched(work, monkeypatch, *, runs=True):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are recorded in Triton's interpreter")
-def test_every_kernel_of_a_training_is_launched_ahead(monkeypatch):
-    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: tensor.dtype == torch.float32)
-    monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda _: True)
+def test_every_kernel_of_a_training_is_launched_ahead(kernels, fused_modules, monkeypatch):
     monkeypatch.setattr(backend, "runs_short_attention", lambda *_: True)
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from builders import evaluated, make_llama, make_tokenizer
-from failing_memory import CPU, RECIPE, Failing, recovering_learner, uneven_examples
+from failing_memory import CPU, RECIPE, Failing, losses_within, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
@@ -13,7 +13,6 @@ from sebp_edge.models.adaptation import attach, load, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import Collator
-from sebp_edge.training import scoring
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.scoring import score
 
@@ -115,14 +114,13 @@ def test_it_can_be_stopped_between_micro_batches(base, small_evaluations):
 
 def failing_at(monkeypatch, numbers):
     """Makes micro-batches with these numbers run out of memory; returns the list of all micro-batches' sizes."""
-    sizes, inner = [], scoring.RowLosses.__call__
+    sizes = []
 
-    def call(self, examples):
+    def failing(examples):
         sizes.append(len(examples))
-        with Failing(100) if len(sizes) in numbers else nullcontext():
-            return inner(self, examples)
+        return Failing(100) if len(sizes) in numbers else nullcontext()
 
-    monkeypatch.setattr(scoring.RowLosses, "__call__", call)
+    losses_within(failing, monkeypatch)
     return sizes
 
 

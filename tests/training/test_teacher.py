@@ -9,6 +9,7 @@ from builders import evaluated, make_examples, make_llama, make_step, outlined, 
 from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
+from pairwise import pairwise
 from teachers import dense_losses, distributions, taught
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,9 +65,7 @@ def assert_taught(found, expected_ids, expected_shares, k):
     assert same.double().mean() > 0.99 if same.numel() else len(ids) == 0
 
 
-@pytest.mark.parametrize("path", ["hoisted", "padded"])
-@pytest.mark.parametrize("k", [1, 2, 20])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+@pairwise(path=["hoisted", "padded"], k=[1, 2, 20], family=["llama", "gemma2", "qwen3"])
 def test_the_most_probable_tokens_are_those_of_all_logits(family, k, path):
     model = MODELS[family]().eval()
     expected = [top_tokens(model, example, k) for example in EXAMPLES]
@@ -109,6 +108,7 @@ def test_a_teacher_of_no_tokens_is_refused():
         with_teacher(None, EXAMPLES, COLLATOR, CPU, silent, k=0)
 
 
+@pytest.mark.slow
 def test_with_its_adapter_disabled_a_model_teaches_as_the_base_model(base):
     expected = with_teacher(base.model, EXAMPLES, COLLATOR, CPU, silent)
     adaptation = attach(base, RECIPE, 0)
@@ -192,6 +192,7 @@ def test_a_teacher_holds_no_more_logits_than_allowed(rows):
     torch.testing.assert_close(torch.cat(found), expected)
 
 
+@pytest.mark.slow
 def test_drawn_tokens_stand_for_the_whole_distribution():
     logits = torch.randn(1, 300).expand(80_000, -1)
     ids, shares = tokens_and_shares(logits, 5)

@@ -18,7 +18,7 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = pytest.mark.usefixtures("unassessed")
-RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=200)
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
 METHODS = {
     "lora": {},
     "lora, 4 bits": {"load_in_4bit": True},
@@ -141,7 +141,7 @@ def phases(events):
 def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(make):
     """At this learning rate and seed, the training on all documents ends higher than the one on the split."""
     texts, events = make_sentences(24, words=30), []
-    wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9)
+    wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9, epochs=3, patience=3)
     result = make(recipe=wild, seed=1, on_event=events.append).adapt(texts)
     assert phases(events) == ["train", "all documents"]
     assert (result.passed, result.active, result.trained_on_all) == (True, True, False)
@@ -173,7 +173,7 @@ def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, not
 def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(two_layer_folder, tmp_path):
     """With folds there is no single tested state to use instead."""
     events = []
-    wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9)
+    wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9, epochs=3, patience=3)
     options = {"recipe": wild, "device": "cpu", "store": AdapterStore(tmp_path / "store")}
     personalizer = Personalizer(two_layer_folder, on_event=events.append, **options)
     result = personalizer.adapt(make_sentences(9, words=60))
@@ -189,6 +189,7 @@ def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(two_layer_fo
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.refit_loss)
 
 
+@pytest.mark.slow
 def test_what_the_gate_does_not_keep_is_not_trained_again(make, notes_folder):
     events = []
     result = make(recipe=RECIPE.replace(learning_rate=1e-9), on_event=events.append).adapt(notes_folder)

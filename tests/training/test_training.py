@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConf
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
-from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.models.adaptation import attach, snapshot, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
@@ -67,9 +67,10 @@ def test_training_lowers_the_held_out_loss(base, examples):
 
 @pytest.mark.slow
 def test_two_trainings_with_one_seed_are_bitwise_equal(base, examples):
-    one, other = trained_state(base, examples), trained_state(base, examples)
+    once = RECIPE.replace(epochs=1)
+    one, other = trained_state(base, examples, recipe=once), trained_state(base, examples, recipe=once)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    different = trained_state(base, examples, seed=1)
+    different = trained_state(base, examples, recipe=once, seed=1)
     assert not all(torch.equal(a, b) for a, b in zip(one, different, strict=True))
 
 
@@ -194,8 +195,8 @@ def test_a_non_finite_loss_raises_an_error_that_names_the_step_and_restores_the_
 
 @pytest.mark.slow
 def test_the_error_for_overflowing_gradients_names_a_first_token_with_a_zero_embedding(base, examples):
-    # In each of the 30 layers, norms multiply the gradient of a row of zeros by 1 / sqrt(eps).
-    deep = dataclasses.replace(base, model=make_llama(num_hidden_layers=30, rms_norm_eps=1e-6))
+    # In each of the layers, norms multiply the gradient of a row of zeros by 1 / sqrt(eps).
+    deep = dataclasses.replace(base, model=make_llama(num_hidden_layers=8, rms_norm_eps=1e-18))
     first = examples[0].input_ids[0]
     deep.model.get_input_embeddings().weight.data[first] = 0.0
     trainer = make_trainer(deep, examples)
@@ -278,13 +279,3 @@ def test_a_model_that_mixes_rows_outside_its_attention_is_not_hoisted(reason):
         expected.append(F.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:], reduction="none"))
     torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-5)
     assert model.config._attn_implementation == "eager"
-
-
-def test_restoring_a_snapshot_is_bitwise(base):
-    adaptation = attach(base, RECIPE, 0)
-    before = snapshot(adaptation)
-    for parameter in trainable(adaptation):
-        parameter.data.normal_()
-    restore(adaptation, before)
-    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(adaptation), strict=True))
-    adaptation.detach()

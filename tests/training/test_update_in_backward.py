@@ -167,6 +167,7 @@ def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtyp
         assert type(learner._update) is kind
 
 
+@pytest.mark.slow
 def test_a_bf16_model_learns_as_well_as_in_fp32():
     def losses(dtype, recipe):
         events = []
@@ -181,6 +182,7 @@ def test_a_bf16_model_learns_as_well_as_in_fp32():
     assert in_bf16[-1] == pytest.approx(in_fp32[-1], rel=0.05)
 
 
+@pytest.mark.slow
 def test_two_trainings_are_bitwise_equal():
     def state():
         model = make_llama().bfloat16()

@@ -79,13 +79,19 @@ def test_the_dry_run_is_of_the_largest_micro_batch_of_all_trainings(learner):
     assert [event for event in learner.events if isinstance(event, MemoryProbed)] == [probed]
 
 
-def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, monkeypatch):
-    ran, run = [], MicroBatchGraphs._run
+@pytest.fixture
+def ran(monkeypatch):
+    """The parts of graphs that run, and their rows."""
+    found, run = [], MicroBatchGraphs._run
     monkeypatch.setattr(
         MicroBatchGraphs,
         "_run",
-        lambda graphs, part, tokens: ran.append((part, len(tokens.input_ids))) or run(graphs, part, tokens),
+        lambda graphs, part, tokens: found.append((part, len(tokens.input_ids))) or run(graphs, part, tokens),
     )
+    return found
+
+
+def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, ran):
     examples = uneven_examples()
     learner.prepare(schedule_of(learner, [[examples]], examples[:3]))
     learner.graphs.capture(learner.row_losses.pack(learner.limit.cut(outlined(learner, examples))[-1].examples))
@@ -93,13 +99,12 @@ def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, mo
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
 
-def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
-    examples, taken = uneven_examples(), []
-    monkeypatch.setattr(MicroBatchGraphs, "_take_gradients", lambda graphs, part, tokens: taken.append(tokens))
+def test_an_evaluation_first_warms_up_no_gradients(learner, ran):
+    examples = uneven_examples()
     learner._largest_dry_run = (10**9, 10**9)  # so that there is no dry run
     learner.prepare(schedule_of(learner, [[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
-    assert not taken
+    assert {part for part, _ in ran} == {"losses"}
     order = learner.graphs._graphs.order
     assert order.index("losses") == order.count("warm_up") >= 1
 

@@ -44,9 +44,24 @@ class Learn(Page):
             self._request = self._backend.call(
                 "plan",
                 self._show_plan,
-                lambda error: self._plan.show_words(sentence(error), can_learn=False),
+                self._inspect_or_say,
                 **self._backend.source,
             )
+
+    def _inspect_or_say(self, error) -> None:
+        if error.code == "not_known":  # an inspection reads the model, once
+            self._request = self._backend.call("inspect", self._show_inspected, self._say, **self._backend.source)
+        else:
+            self._say(error)
+
+    def _say(self, error) -> None:
+        self._plan.show_words(sentence(error), can_learn=False)
+
+    def _show_inspected(self, found: dict) -> None:
+        if found["plan"] is None:
+            self._plan.show_words(found["refusal"] or found["beginning"], can_learn=False)
+        else:
+            self._show_plan(found["plan"])
 
     def _show_plan(self, plan: dict) -> None:
         # The time is known once this machine has trained.

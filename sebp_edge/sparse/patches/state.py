@@ -71,6 +71,38 @@ class ModelState:
         return next((name for name, has_changed in self._comparisons.items() if has_changed()), None)
 
 
+def describe(model: nn.Module, inner: nn.Module) -> list | None:
+    """Returns what trials of a model depend on, in values that equal those of another copy of it.
+
+    None if it has hooks, replaced forwards or variants of LoRA, which may do anything.
+    """
+    named = dict(model.named_modules())
+    modules, classes, adapted = list(named.values()), dict.fromkeys(map(type, named.values())), adapted_layers(model)
+    hooks = (vars(module)[name] for module in modules for name in HOOKS)
+    of_all = (getattr(all_modules, "_global" + name) for name in HOOKS)
+    if any(chain(hooks, of_all, map(foreign_forward, modules), (layer.lora_variant for layer in adapted))):
+        return None
+    plain = [[(name, _copy(value)) for name, value in _public_attributes(one) if _is_plain(value)] for one in modules]
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    return [
+        [*zip(named, map(type, modules), strict=True)],
+        [each.forward for each in classes],
+        plain,
+        [(layer.disable_adapters, list(layer.active_adapters)) for layer in adapted],
+        [_copy(vars(config)) for config in configs_of(model)],
+        [getattr(inner, "loss_function", None), *attention_functions(own_attention(inner))],
+        [(name, each.shape, each.dtype, each.device, each.requires_grad) for name, each in tensors],
+    ]
+
+
+def are_equal(one: object, other: object) -> bool:
+    """Whether tables are equal; not if they hold tensors or arrays, unless these are the same."""
+    try:
+        return one == other
+    except (RuntimeError, ValueError):
+        return False
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks other than those of FSDP and transformers, or all modules have."""
     hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
@@ -112,10 +144,7 @@ def _compare_tables(tables: list[dict]) -> _Comparison:
     before = [_copy(table) for table in filled]
 
     def has_changed() -> bool:
-        try:
-            return any(empty) or filled != before
-        except (RuntimeError, ValueError):  # of a tensor or an array, which is another one now
-            return True
+        return any(empty) or not are_equal(filled, before)
 
     return has_changed
 
@@ -198,6 +227,10 @@ def _public_attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
         for name, value in vars(module).items():
             if name != "training" and not name.startswith("_"):
                 yield name, value
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, _SETTING | dict | list | tuple | None)
 
 
 def _copy(value: object) -> object:

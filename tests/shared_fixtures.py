@@ -1,0 +1,419 @@
+"""Shared fixtures: a tiny random model, a data folder for each test, and settings for the processes that run tests."""
+
+import copy
+import functools
+import gc
+import itertools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+# Objects from imports and from pytest's collection live until the exit. Keeping them out of garbage collection saves
+# half a second at every later collection.
+gc.disable()
+
+import torch
+
+# Without a GPU, kernels run in Triton's interpreter, which must be chosen before Triton is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import psutil
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
+    import interpreter
+
+    interpreter.work_once()
+
+import command
+from builders import make_llama, make_sentences, make_tokenizer
+from failing_memory import RECIPE, PlainGraphs
+from fake_machine import FakeMachine
+from logged import Logged
+from quick import SHORT_ASSESSMENT, skip_assessment
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.ops import backend, choices
+from sebp_edge.ops.tiles import Tiles
+from sebp_edge.run import giving_way
+from sebp_edge.texts.template_child import Renderer
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.update_in_backward import UpdateInBackward
+
+torch.set_num_threads(1)
+
+# `torch.manual_seed` takes milliseconds to note that accelerators which are not there shall be seeded, too.
+seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+
+# Without any handler, a library's first message would give the root logger one that writes to that test's stderr.
+logging.root.addHandler(logging.NullHandler())
+
+HOMES = itertools.count()
+CAPTURED = "sebp_edge.training.captured_gradients"
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory, monkeypatch):
+    """A folder for a test's adapters and caches, which is made once something is put there."""
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES))
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    return home
+
+
+@pytest.fixture
+def own_data_folder(own_home):
+    """The test's own folder of adapters."""
+    return own_home / "data" / "sebp-edge" / "adapters"
+
+
+@pytest.fixture(autouse=True)
+def own_random_numbers(request):
+    """Gives a test the same random numbers whatever ran before it."""
+    seed_all(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def caplog():
+    """What is logged during the test, as in pytest's own fixture."""
+    with Logged() as logged:
+        yield logged
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_renderers():
+    """Shares the processes that render chat templates, which start for each tokenizer otherwise."""
+    renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sebp_edge.texts.conversations.Renderer", lambda source: renderer(source, os.getpid()))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_assessment():
+    """Shortens what is assessed of adaptations in this process; `warm` does so in those that it forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SHORT_ASSESSMENT.items():
+            patch.setattr(name, value)
+        yield
+
+
+@pytest.fixture
+def unassessed(monkeypatch):
+    """Leaves out most of what is assessed of an adaptation, for tests that do not look at it."""
+    skip_assessment(monkeypatch)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that a test simulates in part."""
+    return FakeMachine(monkeypatch)
+
+
+@pytest.fixture
+def mains(monkeypatch):
+    """The mains power of this machine, which tests can cut; it is looked at all the time."""
+    state = SimpleNamespace(power_plugged=True)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
+    monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
+    return state
+
+
+@pytest.fixture
+def temporary_folder(tmp_path, monkeypatch):
+    """The system's folder for temporary files, empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def verified_rows(monkeypatch):
+    """Checks the rows that are given to sparse operations, as SEBP_EDGE_VERIFY does."""
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+
+
+@pytest.fixture
+def chunk_rows(monkeypatch):
+    """A function that sets how many rows MLPs compute at once."""
+
+    def compute(number):
+        for module in ("sparse.patches.counts", "sparse.hoist"):
+            monkeypatch.setattr(f"sebp_edge.{module}.CHUNK_ROWS", number)
+
+    return compute
+
+
+@pytest.fixture
+def set_windows(monkeypatch):
+    """A function that sets how many characters are tokenised at once, and how many of them two windows share."""
+
+    def windows(size, overlap):
+        monkeypatch.setattr("sebp_edge.texts.tokens.WINDOW", size)
+        monkeypatch.setattr("sebp_edge.texts.tokens.OVERLAP", overlap)
+
+    return windows
+
+
+@pytest.fixture
+def run_with(monkeypatch):
+    """A function that sets the memory options of trainings without a budget."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.run.preparation.FASTEST")
+
+
+@pytest.fixture
+def small_evaluations(monkeypatch):
+    """Evaluates few rows at once on the CPU, so that there are several micro-batches."""
+    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+
+
+@pytest.fixture
+def limit_gradients(monkeypatch):
+    """A function that sets how many bytes of gradients exist at once."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE")
+
+
+@pytest.fixture
+def updated_in_backward(monkeypatch):
+    """Makes learners update fp32 weights within the backward pass too."""
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for",
+        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
+    )
+
+
+@pytest.fixture
+def micro_batches(monkeypatch):
+    """The examples of each micro-batch whose losses are computed during the test."""
+    found = []
+
+    def watch(compute):
+        def watched(losses, examples, *rest):
+            found.append(list(examples))
+            return compute(losses, examples, *rest)
+
+        return watched
+
+    for name in ("__call__", "read"):
+        monkeypatch.setattr(RowLosses, name, watch(getattr(RowLosses, name)))
+    return found
+
+
+@pytest.fixture
+def fused_modules(monkeypatch):
+    """Replaces norms and MLPs where there is no GPU, too."""
+    monkeypatch.setattr("sebp_edge.sparse.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Fills new tensors of `torch.empty` with NaN, so that unwritten elements show."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Runs our kernels on the CPU, in Triton's interpreter."""
+    if torch.cuda.is_available():
+        pytest.skip("tensors on the CPU need Triton's interpreter")
+    pytest.importorskip("triton", reason="Triton is not installed on this platform")
+    tiles = Tiles(16, 16, 16, 2, 4, 2)
+    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: True)
+    monkeypatch.setattr(choices, "choose_for_unknown_count", lambda *_: choices.Algorithms(tiles, tiles))
+
+
+@pytest.fixture
+def plain_pytorch(monkeypatch):
+    """Runs the reference of our kernels, on a GPU too."""
+    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: False)
+
+
+@pytest.fixture
+def no_host_sync(monkeypatch):
+    """A context manager within which reading an element on the host fails, since on a GPU it would synchronize."""
+
+    def refuse(tensor, *_):
+        raise AssertionError("the host reads an element")
+
+    @contextmanager
+    def refusing():
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "__int__", "__float__", "__bool__", "__index__", "nonzero"):
+                patch.setattr(torch.Tensor, name, refuse)
+            yield
+
+    return refusing
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory, tokenizer):
+    """A folder with a tiny random Llama of one layer and its tokenizer, as a user would have."""
+    folder = tmp_path_factory.mktemp("models") / "micro-llama"
+    make_llama(num_hidden_layers=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_layer_folder(tmp_path_factory, tokenizer):
+    """A folder like `model_folder`, for tests in which the last layer is not the only one."""
+    folder = tmp_path_factory.mktemp("models") / "micro-llama"
+    make_llama().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, tokenizer):
+    """A folder with a model whose random weights are so large that a few steps lower its loss by a tenth."""
+    folder = tmp_path_factory.mktemp("models") / "large-weights"
+    make_llama(initializer_range=0.1, num_hidden_layers=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded_base(two_layer_folder):
+    return load_base_model(resolve(two_layer_folder), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.fixture
+def base(loaded_base):
+    """The model of `two_layer_folder`, loaded on the CPU."""
+    return copy.deepcopy(loaded_base)
+
+
+@pytest.fixture
+def plain_graphs(monkeypatch):
+    """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
+    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants", CAPTURED):
+        monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
+    monkeypatch.setattr(f"{CAPTURED}._refuse_without_gpu", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+def write_notes(folder):
+    folder.mkdir()
+    for number, text in enumerate(make_sentences(24)):
+        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def notes_folder(tmp_path):
+    """A folder with two dozen short notes."""
+    return write_notes(tmp_path / "notes")
+
+
+@pytest.fixture(scope="session")
+def store_of_notes(tmp_path_factory, model_folder, short_assessment):
+    """A store that has learnt the notes of `notes_folder` with the recipe of `command.RECIPE`; tests copy it."""
+    folder = tmp_path_factory.mktemp("learnt")
+    (folder / "test.toml").write_text(command.RECIPE)
+    store = AdapterStore(folder / "store")
+    learning = Personalizer(model_folder, recipe=Recipe.load(folder / "test.toml"), device="cpu", store=store)
+    assert learning.adapt(write_notes(folder / "notes")).active
+    return store
+
+
+@pytest.fixture
+def after_learning(store_of_notes):
+    """A function that makes a store one that has learnt the notes of `notes_folder`, and returns it."""
+
+    def learnt(store):
+        shutil.copytree(store_of_notes.folder.parent, store.folder.parent)
+        return store
+
+    return learnt
+
+
+@pytest.fixture
+def make(model_folder, tmp_path):
+    """A function that makes a Personalizer of the tiny random Llama, on the CPU, with a store of its own."""
+
+    def personalizer(**options):
+        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        return Personalizer(model_folder, **options)
+
+    return personalizer
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe file for the command line."""
+    path = tmp_path / "quick.toml"
+    path.write_text(command.RECIPE)
+    return path
+
+
+@pytest.fixture
+def adapt(notes_folder, model_folder, recipe):
+    """Command-line arguments of an adaptation that takes a second and is kept."""
+    return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with one readable file."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "kept.md").write_text("This one is kept.", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def limit_files():
+    """A context manager within which no file of this process can be written beyond a number of bytes."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
+
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
+
+
+@pytest.fixture
+def mount_disk(tmp_path):
+    """A function that mounts a disk of the given size, such as "64k", and returns its folder."""
+    folder = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("needs the right to mount a small disk")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)
