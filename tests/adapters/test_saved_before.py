@@ -114,6 +114,7 @@ def test_a_version_with_a_packed_list_is_learnt_on_from(packed_store, notes):
     assert json.loads((adapter.open().path / "documents.json").read_text())["documents"][0].keys() >= {"hash", "split"}
 
 
+@pytest.mark.slow
 def test_a_store_with_packed_lists_forgets(packed_store, notes):
     adapter = packed_store.adapter("letters")
     receipt = personalizer(packed_store).forget("note-28.md", notes, name="letters", activate_anyway=True)

@@ -114,6 +114,7 @@ def test_the_salt_is_made_once_and_only_its_owner_can_read_it(store):
     assert AdapterStore(store.folder.parent / "other").salt() != salt
 
 
+@pytest.mark.slow
 def test_processes_that_need_the_salt_at_the_same_time_get_the_same(tmp_path):
     script = """
     print("ready", flush=True)

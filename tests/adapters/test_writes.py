@@ -98,6 +98,7 @@ def test_processes_that_save_at_the_same_time_get_versions_of_their_own(store):
     assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 11))}
 
 
+@pytest.mark.slow
 def test_threads_that_save_at_the_same_time_get_versions_of_their_own(store, record):
     with ThreadPoolExecutor(8) as threads:
         saved = list(

@@ -17,6 +17,7 @@ def test_a_file_of_a_shape_is_written_and_loaded(tmp_path, warm):
     assert row["seconds"] > 0 and row["peak_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_types_are_timed():
     threads = torch.get_num_threads()
     try:

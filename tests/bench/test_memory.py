@@ -26,6 +26,7 @@ def test_texts_have_the_lengths_drawn_from_a_data_set(data, tmp_path):
     assert found == [max(3, length) for length in lengths]
 
 
+@pytest.mark.slow
 def test_shapes_have_the_sizes_in_their_names():
     def billions(shape):
         with torch.device("meta"):

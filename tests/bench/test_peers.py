@@ -257,6 +257,7 @@ def arm_script(tmp_path, monkeypatch):
     return script
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(arm_script, tmp_path, monkeypatch):
     arm_script.write_text(
         "import sys, time\n"

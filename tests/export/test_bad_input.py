@@ -248,6 +248,7 @@ class Looks(threading.Event):
         return self.number >= self.at
 
 
+@pytest.mark.slow
 def test_an_export_is_stopped_within_each_pass_of_its_comparison(stored, model, place):
     """Within a large model's pass, and not only after it: before each linear layer of each block."""
     looks, passes = Looks(math.inf), []

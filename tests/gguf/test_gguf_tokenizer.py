@@ -68,6 +68,7 @@ def test_each_pre_tokenizer_gives_llama_cpps_tokens(pre, vocabulary, tmp_path):
     assert tokenizer.decode(tokenizer.encode(HARD[4]).ids) == HARD[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins_with_space", [True, False])
 def test_a_vocabulary_of_characters_gives_llama_cpps_tokens(begins_with_space, tmp_path):
     pytest.importorskip("xllamacpp")

@@ -285,6 +285,7 @@ def edited(text, draw):
     return draw.choice([typed, f"{text} {random_text(draw)}", text[:end], inserted, random_text(draw)])
 
 
+@pytest.mark.slow
 def test_an_edited_text_is_completed_as_by_a_fresh_decoder(plain, llama):
     draw = random.Random()
     kept, shown, text, before = Decoder(llama, keeps=True), 0, random_text(draw), ""

@@ -54,6 +54,7 @@ def sharded(files):
     return others | shards | {"model.safetensors.index.json": json.dumps(index).encode()}
 
 
+@pytest.mark.slow
 def test_an_incomplete_cache_is_not_used(small_hub, put_into_cache, tmp_path):
     whole, missing_shard = sharded(small_hub.files), sharded(small_hub.files)
     del missing_shard["model-00002-of-00002.safetensors"]

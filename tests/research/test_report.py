@@ -153,6 +153,7 @@ def test_it_has_the_figures_of_the_analysis(analysis, html):
         assert str(layer.below_knee) in words
 
 
+@pytest.mark.slow
 def test_it_contains_no_word_of_the_texts_and_no_path(model_folder, tmp_path):
     secret = "xylophonquark"
     folder = tmp_path / f"{secret}-folder"

@@ -245,6 +245,7 @@ def sampled_gradients(rule, seed, draws):
     return torch.stack([along(gradients) for gradients in found]), along(exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [TopN(12, unbiased=True), TopN(1, unbiased=True), Threshold(epsilon=4.0, max_lost=1, unbiased=True)]
 )

@@ -135,6 +135,7 @@ def test_the_trained_part_of_a_completion_is_marked():
     assert example.pieces[1].text.endswith("the wind<|eos|>")
 
 
+@pytest.mark.slow
 def test_the_recipe_that_fits_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"prompt": text, "completion": text[::-1]}) for text in make_sentences(30)]

@@ -165,6 +165,7 @@ def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_repo
     assert [(type(event), event.job) for event in events] == [(Notice, "an id")]
 
 
+@pytest.mark.slow
 def test_what_tells_nothing_itself_is_watched():
     events = []
     with Job(events.append) as job:
@@ -205,6 +206,7 @@ def stop_for(one, seconds):
     os.kill(one.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("busy", [True, False])
 def test_the_clock_stands_still_while_the_process_is_stopped(busy):
@@ -228,6 +230,7 @@ with WorkClock() as clock:
     assert counted <= real - 2.0 + MAX_GAP
 
 
+@pytest.mark.slow
 def test_the_clock_counts_a_computation_that_keeps_python_s_lock():
     with WorkClock() as clock:
         outside, begin, inside = time.perf_counter(), clock(), time.perf_counter()

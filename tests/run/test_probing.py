@@ -115,6 +115,7 @@ def test_another_model_precision_or_probe_has_its_own_losses(base, short_probes,
     assert len(cache_files()) == 5
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_ignored_and_replaced(base):
     adaptation = changed(base)
     found = measured(base, adaptation)
@@ -130,6 +131,7 @@ def test_a_damaged_file_is_ignored_and_replaced(base):
         assert file.read_text() == whole
 
 
+@pytest.mark.slow
 def test_without_a_cache_folder_it_is_computed_again(base, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

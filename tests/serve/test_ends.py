@@ -138,6 +138,7 @@ def test_a_parent_is_the_process_that_started_then():
     assert not Parent(2**22 + 1).is_alive()
 
 
+@pytest.mark.slow
 @linux
 def test_a_thread_that_ends_does_not_end_the_server_that_it_started():
     """The kernel's signal comes when the thread ends; the app is still there."""

@@ -109,6 +109,7 @@ def test_a_job_that_ends_before_its_pause_arrives_is_done_and_the_next_one_runs(
     assert server.call("jobs.get", id="second")["job"]["state"] == "running"
 
 
+@pytest.mark.slow
 def test_what_the_worker_had_not_begun_is_cancelled_and_the_worker_stays(serve):
     server = serve(stop_job=[{"tells": "dropped", "do": "job"}], stop=[{"tells": "dropped", "do": "answer"}])
     request = server.send("generate", prompt="The")

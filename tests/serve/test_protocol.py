@@ -112,6 +112,7 @@ def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
         assert refused(server, "initialize", protocol=PROTOCOL).code == "already_initialized"
 
 
+@pytest.mark.slow
 def test_a_parent_that_has_ended_or_whose_number_is_used_again_is_refused():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = psutil.Process(child.pid).create_time()
@@ -237,6 +238,7 @@ def test_folders_outside_of_those_allowed_are_refused(shared, own_folder, path):
     assert shared.call("jobs.list") == {"jobs": []}
 
 
+@pytest.mark.slow
 def test_two_apps_cannot_have_one_store(server, tmp_path):
     with Server() as other:
         error = refused(other, "initialize", protocol=PROTOCOL, store=str(tmp_path / "store"))
@@ -245,6 +247,7 @@ def test_two_apps_cannot_have_one_store(server, tmp_path):
     assert server.call("jobs.list") == {"jobs": []}
 
 
+@pytest.mark.slow
 def test_a_store_is_free_once_its_server_was_killed(tmp_path):
     with Server() as server:
         server.initialize(store=str(tmp_path))

@@ -519,6 +519,7 @@ def test_a_model_that_has_passed_is_tried_again_if_anything_but_values_has_chang
     assert describe(model, model) != before
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(monkeypatch):
     trials, lines = [], [[5, 6, 7, 8, 9, 10], [8, 9, 10]]
     padded = hoisting.padded_losses

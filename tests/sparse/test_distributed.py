@@ -292,6 +292,7 @@ def trains_an_encoder(rank):
     assert_same((torch.tensor(1.0), expected), (torch.tensor(1.0), sparse), 1e-10)
 
 
+@pytest.mark.slow
 def test_sharded_encoders_are_exact(processes):
     processes.run(trains_an_encoder)
 

@@ -240,6 +240,7 @@ def logits_by_dropout(model, batch, hoisted):
     return torch.cat(logits).unflatten(0, (DRAWS, len(batch["input_ids"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "attention_only"), [("distilbert", True), ("roberta", True), ("bert", False)])
 def test_dropout_has_the_padded_models_distribution(family, attention_only):
     drop = {"attention_dropout" if family == "distilbert" else "attention_probs_dropout_prob": 0.5}

@@ -110,6 +110,7 @@ def test_an_archive_in_which_a_file_begins_before_it_is_refused(tmp_path):
     assert "Nothing readable was found" in refusal(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100_000_000])
 def test_a_small_archive_of_a_huge_file_takes_no_memory(tmp_path, size):
     path = archive(tmp_path / "a.zip", {"a.txt": b"a" * size, "b.md": "A note."})

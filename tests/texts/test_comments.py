@@ -80,6 +80,7 @@ def test_notebooks_hide_comments_in_their_prose_only(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_text_without_comments_stays_byte_for_byte_and_no_secret_is_read():
     for seed in range(150):
         draw = random.Random(seed)

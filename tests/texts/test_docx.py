@@ -401,6 +401,7 @@ def soup(draw: random.Random, depth: int) -> str:
     return "".join(pieces)
 
 
+@pytest.mark.slow
 def test_elements_in_any_order_end_in_no_error(tmp_path):
     for seed in range(50):
         draw = random.Random(seed)

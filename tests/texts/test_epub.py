@@ -80,6 +80,7 @@ def test_a_book_of_pictures_has_no_text(tmp_path):
     assert "no text, perhaps pages that are pictures" in refusal(book(tmp_path / "a.epub", ["nav"]))
 
 
+@pytest.mark.slow
 def test_a_bomb_is_not_unpacked(tmp_path):
     path = book(tmp_path / "a.epub", **{"OEBPS/ch1.xhtml": "<p>" + "a" * 70_000_000})
     assert "too large once unpacked" in refusal(path)

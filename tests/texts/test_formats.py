@@ -110,6 +110,7 @@ def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_a
     assert left_out(tmp_path)["c.md"] == "empty"
 
 
+@pytest.mark.slow
 def test_front_matter_that_is_not_closed_takes_no_time(tmp_path):
     text = "---\n" + "key: value\n" * 200_000
     assert contents(write_file(tmp_path, "a.md", text)) == [text.strip()]

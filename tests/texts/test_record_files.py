@@ -84,6 +84,7 @@ def test_a_file_of_too_many_records_is_refused(tmp_path, monkeypatch, name, line
     assert left_out(tmp_path) == {name: "more than 100 records; split it to use it"}
 
 
+@pytest.mark.slow
 def test_numbers_take_no_memory(tmp_path):
     path = write_file(tmp_path, "a.json", "[" + "1," * 8_000 + '"Text."]')
     tracemalloc.start()
@@ -129,6 +130,7 @@ def test_utf16_needs_no_byte_order_mark(tmp_path):
         assert "binary file" in refusal(write_file(tmp_path, "b.txt", data))
 
 
+@pytest.mark.slow
 def test_a_conversation_of_very_many_messages_is_left_out():
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}] * 50_001
     long = {"prompt": "Q", "completion": "A", "history": [["1", "2"]] * 50_000}

@@ -86,6 +86,7 @@ def test_groups_are_not_nested_without_end(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", ["{}", "\\'e4", "\\u1 ", "\\par", "a\\cell", "{\\v", "\\", "{\\footnote a}", "\\bin9"]
 )

@@ -172,6 +172,7 @@ def test_a_child_that_has_ended_is_started_again():
     assert copy.deepcopy(renderer).render(CHAT, (), {}, [(4, False)]) == first
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sessions")
 def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering(give_seconds):
     give_seconds(300)
@@ -217,6 +218,7 @@ def test_a_fork_renders_in_a_process_of_its_own_whatever_other_threads_do():
     assert renderer._process.is_running
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows gives orphans no other parent")
 def test_a_rendering_ends_soon_after_its_parent_was_killed():
     endless = "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}"

@@ -101,6 +101,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_graphs")
 @pytest.mark.parametrize(
     ("reason", "num_examples"), [("the step failed", 1), ("the step failed", 8), ("other programs", 8)]
