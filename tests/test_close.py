@@ -60,6 +60,7 @@ def test_later_calls_raise_a_clear_error(make, call):
         getattr(personalizer, call)(*CALLS[call])
 
 
+@pytest.mark.slow
 def test_a_running_call_is_not_closed(make, notes_folder):
     errors, made = [], make()
 

@@ -20,6 +20,7 @@ def analyze(notes_folder, two_layer_folder, tmp_path):
     return ["analyze", str(notes_folder), *(str(part) for pair in named.items() for part in pair)]
 
 
+@pytest.mark.slow
 def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path):
     result = run(*analyze)
     assert result.exit_code == 0

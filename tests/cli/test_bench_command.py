@@ -125,6 +125,7 @@ def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     assert rows[3] == "broken, refused: its loss is off by 5.0e-01, above 1.0e-04."
 
 
+@pytest.mark.slow
 def test_every_invalid_input_is_one_sentence(model_folder, tmp_path, notes_folder):
     micro = ("--model", model_folder)
     assert "leave out --context or --padding" in refusal("--padding", "90%", "--context", 64, exit_code=2)

@@ -128,6 +128,7 @@ def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tm
     assert figures == "All figures: sebp-edge adapters report mine"
 
 
+@pytest.mark.slow
 def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store):
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
     result = run(*adapt, "--epochs", 1, "--name", "my notes")

@@ -56,6 +56,7 @@ def bits(tensors):
     return [tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor for tensor in tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "graphs"), [*((case, False) for case in CASES), ("lora", True)])
 def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs):
     recipe, padded = CASES[case]

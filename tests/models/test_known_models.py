@@ -73,6 +73,7 @@ def test_a_shape_survives_json(family, tmp_path):
     assert shape_from(json.loads(json.dumps(values_of(shape))), shape.name) == shape
 
 
+@pytest.mark.slow
 def test_a_tokenizer_gives_the_tokens_of_transformers(model_folder):
     folder = resolve(model_folder)
     assert recall_model(folder) is None

@@ -408,6 +408,7 @@ def test_a_gpu_rests_between_the_micro_batches_of_a_step(base):
     assert len(rests) == len(step.micro_batches) > 1
 
 
+@pytest.mark.slow
 def test_the_clock_stands_still_while_the_call_waits():
     with WorkClock() as clock:
         real, begin = time.perf_counter(), clock()

@@ -145,6 +145,7 @@ def test_the_recipe_that_fits_is_named(tmp_path):
     assert "'instruct' fits these texts better than 'notes'" in found.summary
 
 
+@pytest.mark.slow
 def test_the_command_marks_the_trained_part_in_words(texts):
     done = run("inspect", texts, "--device", "cpu")
     assert done.exit_code == 0, done.output

@@ -76,6 +76,7 @@ def own_figures(base):
     return (nats[0] + nats[1]) / (tokens[0] + tokens[1]), known[:2], known[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("hoists", [True, False])
 def test_they_are_those_of_single_passes(base, method, hoists, monkeypatch):

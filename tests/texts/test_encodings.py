@@ -28,6 +28,7 @@ def test_encodings_before_unicode_are_detected(tmp_path, encoding, repeats):
     assert contents(write_file(tmp_path, "a.txt", text.encode(encoding))) == [text]
 
 
+@pytest.mark.slow
 def test_an_encoding_is_detected_by_the_lines_beyond_ascii(tmp_path):
     text = "\n".join(["Plain English. " * 5] * 20_000 + [TEXTS["cp1251"]] * 5)
     assert contents(write_file(tmp_path, "a.md", text.encode("cp1251"))) == [text]

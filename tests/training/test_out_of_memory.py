@@ -158,6 +158,7 @@ def test_running_out_of_memory_while_the_last_layer_is_verified_changes_nothing(
         assert learner.events == [MemoryRanOut(4096, half)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_in_several_micro_batches_has_the_loss_and_gradients_of_a_single_one(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]

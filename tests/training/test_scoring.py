@@ -55,6 +55,7 @@ def assert_same_state(model, before):
         assert torch.equal(tensor, before[0][name][0]) and requires_grad == before[0][name][1], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_path):
     if "4 bits" in method:
