@@ -25,7 +25,7 @@ def decode_alone(
     own, model.generation_config = model.generation_config, config
     input_ids = torch.tensor([prompt], device=model.device)
     if len(prompt) == 1:
-        # RecurrentGemma's modules keep their states: one token continues the text before, unless a pass drops them.
+        # RecurrentGemma keeps states in its modules, and one token does not reset them; a pass without a cache does.
         model(input_ids, use_cache=False)
     try:
         model.generate(

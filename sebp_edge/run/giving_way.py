@@ -119,7 +119,7 @@ class GivingWay:
     def rest(self) -> None:
         """Waits for the GPU's work since the last call, then leaves the GPU to others for their share of the time.
 
-        What comes meanwhile is done at once; the time that it takes is work, too, and is rested for afterwards.
+        Requests are answered during the rest; their time counts as work and makes the rest longer.
         """
         share = self.politeness.gpu_share / 100
         if share == 1:

@@ -103,7 +103,7 @@ class Client:
         """Yields the events of a job after a number, up to the one with which it is paused or has ended.
 
         Raises:
-            ServerError: there is no such job; the server has ended; or another iteration follows this job since then.
+            ServerError: there is no such job, the server has ended, or another iteration has begun to follow this job.
         """
         queue = asyncio.Queue()
 

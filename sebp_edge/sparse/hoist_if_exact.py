@@ -30,8 +30,8 @@ def hoist_if_exact(
     """Returns the hoisted model and None if its results equal the padded model's, else None and the reason in words.
 
     Compares gradients of a small copy of the model, and the model's own losses on two short sequences; again if the
-    model changes later, when a difference is a SparsityError. These losses are not computed again while all that
-    `describe` says of the model is as it was when the model passed, or another one with its embedding.
+    model changes later, when a difference is a SparsityError. A model that has passed, or a copy with its
+    embedding, is not compared again while all that the comparison depends on is the same (see `_facts`).
     """
     starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
     try:

@@ -29,7 +29,7 @@ from sebp_edge.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, pred
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import snapshot
-from sebp_edge.models.catalog import resolve
+from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.models.shape import LinearShape
 from sebp_edge.ops import attention, backend
 from sebp_edge.recipe import Recipe
@@ -42,16 +42,6 @@ from sebp_edge.training import loop, run
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
-SHAPE_3B = {
-    "vocab_size": 128256,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
-}
 
 
 def shape_of(config, folder):
@@ -287,8 +277,8 @@ def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_p
 
 
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])
-def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_path):
-    shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
+def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib):
+    shape = read_shape(resolve("llama-3.2-3b"))
     setup = TrainingSetup(shape, Recipe.load("notes").with_defaults(), on_gpu=True, has_kernels=True, itemsize=2)
     footprint = predict_footprint(setup, [Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     tensors = footprint.total - footprint.context - footprint.reserve - footprint.graphs + CUBLAS_WORKSPACES
@@ -298,9 +288,9 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_p
     assert (tensors - footprint.weights) / 2**30 == pytest.approx(beyond_weights, rel=0.1)
 
 
-def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted(tmp_path):
+def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted():
     setup = TrainingSetup(
-        shape_of(LlamaConfig(**SHAPE_3B), tmp_path),
+        read_shape(resolve("llama-3.2-3b")),
         Recipe.load("notes").with_defaults(),
         True,
         has_kernels=True,
@@ -386,7 +376,7 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkey
 
 
 def test_a_shape_is_read_from_the_config_alone(tmp_path):
-    shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
+    shape = shape_of(LlamaConfig.from_json_file(bundled_config(resolve("llama-3.2-3b"))), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert shape.parameters == 3_212_749_824
     assert (shape.vocabulary, shape.hidden, shape.head_size) == (128256, 3072, 128)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.models.libraries import quiet_libraries
 
 SMALL = """
@@ -40,19 +41,6 @@ assert logging.root.handlers == before[1] and warnings.filters == filters
 changed = {name for name in before[0].keys() | os.environ.keys() if before[0].get(name) != os.environ.get(name)}
 print("changed:", changed, "torch._inductor.compile_fx" in sys.modules)
 """
-LLAMA_3B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
-}
 # What torch itself sets on import.
 OWN = {"TORCHINDUCTOR_CACHE_DIR"}
 LOUD = {"TOKENIZERS_PARALLELISM": "true", "PYTHONDEVMODE": "0", "CI": "true", "TERM": "xterm-256color"}
@@ -78,7 +66,8 @@ def test_an_app_that_adapts_and_generates_prints_nothing_and_asks_for_nothing(sm
     (package.parent / "kernels.py").touch()
     config = json.loads(small_hub.files["config.json"]) | {"bos_token_id": 50256}  # transformers logs a warning
     put_into_cache(tmp_path, "org/model", small_hub.files | {"config.json": json.dumps(config).encode()})
-    small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
+    too_big = json.loads(bundled_config(resolve("llama-3.2-3b")).read_text()) | {"architectures": ["LlamaForCausalLM"]}
+    small_hub.files = {"config.json": json.dumps(too_big).encode(), "model.safetensors": b""}
     environment = {name: value for name, value in os.environ.items() if name not in {"HF_HUB_OFFLINE", *OWN}}
     environment |= LOUD | {"PYTHONPATH": str(package.parent)}
     environment |= {"HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": small_hub.address}

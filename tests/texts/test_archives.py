@@ -83,7 +83,7 @@ def test_what_could_do_harm_is_left_out(tmp_path):
 
 
 def test_damaged_encrypted_and_huge_archives_are_refused(tmp_path, monkeypatch):
-    assert "no .zip archive, or a damaged one" in refusal(write_file(tmp_path, "a.zip", b"PK\x03\x04 cut"))
+    assert "no .zip archive, a damaged one, or" in refusal(write_file(tmp_path, "a.zip", b"PK\x03\x04 cut"))
     path = archive(tmp_path / "b.zip", {"a.md": "A note that is long enough. " * 9, "b.md": "Whole."})
     data = bytearray(path.read_bytes())
     data[40] ^= 0xFF

@@ -72,7 +72,7 @@ class ModelState:
 
 
 def describe(model: nn.Module, inner: nn.Module) -> list | None:
-    """Returns what trials of a model depend on, in values that equal those of another copy of it.
+    """Returns what a trial of a model depends on, besides the values of its weights; equal for equal copies.
 
     None if it has hooks, replaced forwards or variants of LoRA, which may do anything.
     """

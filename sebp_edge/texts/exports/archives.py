@@ -60,7 +60,7 @@ def find_members(path: Path, leave_out: Callable[[str, str], None]) -> Iterator[
     try:
         archive = ZipFile(path)
     except (BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise Unreadable("no .zip archive, or a damaged one") from error
+        raise Unreadable("no .zip archive, a damaged one, or one of a version that cannot be read") from error
     infos = archive.infolist()
     if len(infos) > MAX_FILES:
         raise Unreadable(f"more than {MAX_FILES:,} files; unpack it, and give the folder")
