@@ -1,6 +1,7 @@
 """Settings for the whole session. `shared_fixtures` has what tests use, and imports what takes seconds."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# Stores flush each file that they write. On a disk, tests would wait for that about as long as they compute.
+IN_MEMORY = Path("/dev/shm")
+runs_files = IN_MEMORY.is_mount() and not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC
+if runs_files and shutil.disk_usage(IN_MEMORY).free > 4 * 10**9:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 # Failed assertions in these modules show the compared values, as in a test file.
 pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
