@@ -39,6 +39,20 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("sebp-edge", appauthor=False)
 
 
+def write_cache(name: str, text: str) -> None:
+    """Writes a file in the cache folder, by its path there, whole or not at all; does not wait for the disk.
+
+    Whoever reads it ignores what a power cut has left of it.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    path = cache_folder() / name
+    for folder in dict.fromkeys((cache_folder(), path.parent)):
+        make_private(folder, flushes=False)
+    write_atomically(path, text, flushes=False)
+
+
 def downloads_folder() -> Path:
     """Returns the folder that browsers save into."""
     return platformdirs.user_downloads_path()
@@ -165,23 +179,26 @@ def _parse(value, kind):
     raise ValueError(f"{type(value).__name__} is not {kind}")
 
 
-def write_atomically(path: Path, text: str, *, replace: bool = True) -> None:
+def write_atomically(path: Path, text: str, *, replace: bool = True, flushes: bool = True) -> None:
     """Writes a text file in UTF-8 atomically.
 
     Args:
         replace: whether to replace a file of that name; if not, it stays, even if another process has just written it.
+        flushes: whether to wait until it is on the disk.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     temporary = Path(name)
     try:
         os.close(descriptor)
         temporary.write_text(text, encoding="utf-8")
-        flush(temporary)
+        if flushes:
+            flush(temporary)
         if replace or not link(temporary, path):
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    flush(path.parent)
+    if flushes:
+        flush(path.parent)
 
 
 def link(temporary: Path, path: Path) -> bool:
@@ -207,15 +224,16 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def make_private(folder: Path) -> None:
-    """Makes a folder that only its owner can open, with its parents, and flushes what is new.
+def make_private(folder: Path, *, flushes: bool = True) -> None:
+    """Makes a folder that only its owner can open, with its parents, and flushes what is new, unless told not to.
 
     Parents that exist stay as they are; the folder itself is made private if it is not.
     """
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(new):
         each.mkdir(exist_ok=True, mode=0o700)
-        flush(each.parent)
+        if flushes:
+            flush(each.parent)
     with suppress(OSError):
         if os.name != "nt" and folder.stat().st_mode & 0o077:
             folder.chmod(0o700)

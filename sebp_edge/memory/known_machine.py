@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from shutil import which
 
-from sebp_edge.basics.files import cache_folder, make_private, parse_dataclass, read_json, write_atomically
+from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, write_cache
 from sebp_edge.basics.version import __version__
 from sebp_edge.machine.host import free_host_memory, nvidia_smi, parse_use
 from sebp_edge.memory.target import Target
@@ -66,8 +66,7 @@ def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
         name: {key: value for key, value in vars(target).items() if key in kept} | {"gpu": gpu}
         for name, target in targets.items()
     }
-    make_private(cache_folder())
-    write_atomically(cache_folder() / _FILE, json.dumps({"versions": _versions(), "devices": _read() | found}))
+    write_cache(_FILE, json.dumps({"versions": _versions(), "devices": _read() | found}))
 
 
 def _read() -> dict:

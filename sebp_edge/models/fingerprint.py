@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from sebp_edge.basics.files import cache_folder, make_private, read_json, write_atomically
+from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.errors import ModelError
 from sebp_edge.models.installed import digest_in_name
 from sebp_edge.models.weights import first_non_finite
@@ -56,8 +56,7 @@ def _remembered_hash(path: Path) -> str:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             known = dict(list(known.items())[1 - _MAX_HASHES :]) | {key: digest}
             with suppress(OSError):  # hashed again the next time
-                make_private(cache_folder())
-                write_atomically(cache_folder() / _HASHES, json.dumps(known))
+                write_cache(_HASHES, json.dumps(known))
         return known[key]
     except OSError as error:
         raise ModelError(f"{path.name!r} cannot be read: {error.strerror}.") from error

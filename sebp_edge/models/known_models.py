@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from sebp_edge.basics.files import cache_folder, make_private, parse_dataclass, read_json, write_atomically
+from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, write_cache
 from sebp_edge.basics.version import __version__
 from sebp_edge.models.catalog import BUNDLED_FOLDER, DEFAULT_MODEL, ModelReference, bundled_config
 from sebp_edge.models.files_digest import files_digest
@@ -70,10 +70,9 @@ def remember_model(reference: ModelReference, shape: DecoderShape, tokenizer) ->
     file = _file_of(reference)
     if reference.kind == "bundled" or file is None or not tokenizer.is_fast:
         return
-    make_private(file.parent.parent)
-    make_private(file.parent)
     facts, rust = asdict(TokenizerFacts.of(tokenizer)), tokenizer.backend_tokenizer.to_str()
-    write_atomically(file, json.dumps({"shape": values_of(shape), "tokenizer": facts, "rust": rust}))
+    written = json.dumps({"shape": values_of(shape), "tokenizer": facts, "rust": rust})
+    write_cache(f"{file.parent.name}/{file.name}", written)
     kept = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     for old in kept[:-_MAX_KEPT]:
         old.unlink(missing_ok=True)

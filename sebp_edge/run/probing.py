@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
-from sebp_edge.basics.files import cache_folder, make_private, read_json, write_atomically
+from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Sink
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -117,15 +116,14 @@ def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> di
     }
 
 
-def _file(key: dict[str, str]) -> Path:
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    return cache_folder() / f"probes-{digest[:12]}.json"
+def _name(key: dict[str, str]) -> str:
+    return f"probes-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}.json"
 
 
 def _read(key: dict[str, str], numbers: list[int]) -> Losses | None:
     """Returns the known losses of the texts; None if there are none, or if their file is damaged."""
     try:
-        values = read_json(_file(key))
+        values = read_json(cache_folder() / _name(key))
     except (OSError, ValueError):
         return None
     losses = values.pop("losses", None)
@@ -138,5 +136,4 @@ def _read(key: dict[str, str], numbers: list[int]) -> Losses | None:
 def _write(key: dict[str, str], losses: Mapping[int, float]) -> None:
     """Keeps losses; a disk that refuses them costs only time."""
     with suppress(OSError):
-        make_private(cache_folder())
-        write_atomically(_file(key), json.dumps({**key, "losses": [loss for _, loss in sorted(losses.items())]}))
+        write_cache(_name(key), json.dumps({**key, "losses": [loss for _, loss in sorted(losses.items())]}))

@@ -9,13 +9,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 from sebp_edge.adapters.adapter import Adapter
-from sebp_edge.adapters.folders import flush_all
 from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
 from sebp_edge.adapters.jobs import Job, JobRecord, settings_of
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS, KnownTexts
 from sebp_edge.adapters.saved import DOCUMENTS
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.basics.files import expand_user, parse_dataclass, storage_errors
+from sebp_edge.basics.files import expand_user, flush, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
@@ -327,7 +326,9 @@ class Work:
             texts.known.write(folder)
             own = {document.key: Entry() for document in texts.history.documents}
             write_history(folder, texts.history, own)
-            flush_all(folder)
+            for name in (KNOWN_TEXTS, DOCUMENTS):
+                (folder / name).chmod(0o600)
+                flush(folder / name)
             fixed = replace(fixed, lists=_digest_of_lists(folder, salt))
         settings = self.job.record.settings | {"recipe": asdict(call.recipe)}
         self.job.update(settings=settings, fixed=asdict(fixed))
