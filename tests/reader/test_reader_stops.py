@@ -57,12 +57,11 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     [
         (2, "Interrupted. No state better than the start was found, so nothing was saved.", [1]),
         (3, BEST_STATE, [1, 2]),
-        (4, BEST_STATE, [1, 2]),
     ],
-    ids=["active version", "base model", "new version"],
+    ids=["active version", "base model"],
 )
 def test_a_quiz_can_be_stopped(make, when_asked, asked, message, versions):
-    """While it is asked: the active version before the training, or the base model or the new version after it.
+    """While it is asked: the active version before the training, or the base model after it.
 
     What is asked first are the questions whose replies the base model teaches.
     """
