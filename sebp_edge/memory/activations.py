@@ -104,7 +104,8 @@ class Activations:
     def _kept_per_token(self) -> int:
         options = self.setup.options
         inputs = inputs_on_device(options.checkpoints, offload=options.offload)
-        blocks = sum(map(self._block_bytes_per_token, self._shape.blocks[options.checkpoints :]))
+        of_each = list(map(self._block_bytes_per_token, self._shape.distinct_blocks))
+        blocks = sum(of_each[number] for number in self._shape.order[options.checkpoints :])
         return self._bytes_of_inputs(inputs) + blocks + self._kept_outside_blocks()
 
     @cached_property

@@ -95,7 +95,7 @@ def values_of(shape: DecoderShape) -> dict:
     del values["name"]
     return values | {
         "linears": {"sizes": sizes, "order": [sizes.index(linear) for linear in shape.linears]},
-        "blocks": {"distinct": blocks, "order": [distinct.index(block) for block in shape.blocks]},
+        "blocks": {"distinct": blocks, "order": shape.order},
     }
 
 

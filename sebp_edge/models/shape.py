@@ -4,8 +4,10 @@
 from the sizes; `sebp_edge.memory.shape_reader` finds it. Imports no torch.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 
@@ -156,6 +158,19 @@ class DecoderShape(DecoderSizes):
     def distinct_blocks(self) -> list[Block]:
         """Its blocks without duplicates."""
         return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The place of each block among the distinct ones."""
+        return [self.distinct_blocks.index(block) for block in self.blocks]
+
+    @cached_property
+    def parameters_by_layer(self) -> dict[str, int]:
+        """Parameters of all blocks' linear layers, by the ends of the layers' names."""
+        found = Counter()
+        for name, linear in chain.from_iterable(block.linears.items() for block in self.blocks):
+            found[name.rpartition(".")[2]] += linear.size
+        return found
 
     @cached_property
     def is_hoisted(self) -> bool:
