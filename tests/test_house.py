@@ -47,24 +47,24 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_960
+MAX_LINES = 50_994
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
     "ask": 722,
-    "basics": 757,
+    "basics": 775,
     "basics.pages": 326,
     "cli": 3_024,
     "export": 1_987,
     "machine": 860,
     "memory": 1_582,
-    "models": 4_818,
+    "models": 4_831,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_418,
+    "run": 5_416,
     "serve": 2_737,
-    "sparse": 1_574,
+    "sparse": 1_579,
     "sparse.patches": 2_273,
     "sparse.rows": 765,
     "texts": 10_430,

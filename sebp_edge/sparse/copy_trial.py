@@ -7,6 +7,7 @@ Shapes: B sequences, T positions, C loss rows.
 """
 
 import functools
+import json
 import sys
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -54,7 +55,10 @@ def padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tens
 
 @dataclass(frozen=True)
 class Code:
-    """What a copy depends on: its class, all classes and functions beside it and its bases, and the config's values."""
+    """What a copy depends on: its class, all classes and functions beside it and its bases, and the config's values.
+
+    These are without the name of the folder or the repository that the model was loaded from.
+    """
 
     kind: type[nn.Module]
     parts: tuple
@@ -68,10 +72,11 @@ class Code:
         beside = [part for module in modules for part in vars(module).values() if isinstance(part, type | FunctionType)]
         # Libraries that replace code do so in these modules, or replace a class's forward.
         parts = (*beside, *(vars(part).get("forward") for part in beside))
-        return cls(kind, parts, config.to_json_string(use_diff=False), config)
+        values = json.loads(config.to_json_string(use_diff=False)) | {"_name_or_path": ""}
+        return cls(kind, parts, json.dumps(values), config)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=64)
 def _try_copy(code: Code, shares_prefixes: bool) -> None:
     """Raises a SparsityError, which is not kept, with the reason for a mismatch."""
     if (reason := _find_mismatch(code.kind, code.config, shares_prefixes)) is not None:

@@ -22,8 +22,8 @@ from transformers import (
 from sebp_edge.events import Notice, silent
 from sebp_edge.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
 from sebp_edge.ops import sequence_attention_
-from sebp_edge.sparse import hoist
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.sparse import copy_trial, hoist
+from sebp_edge.sparse.copy_trial import copy_mismatch, find_copy_mismatch
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example, outlines
 from sebp_edge.training.losses import RowLosses
@@ -59,6 +59,16 @@ def make(config) -> PreTrainedModel:
 def test_families_that_pass_windows_and_lengths_to_attention_are_exact(family):
     assert find_copy_mismatch(make(HOISTED[family])) is None
     assert find_copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None
+
+
+def test_a_copy_is_tried_once_wherever_its_model_is_loaded_from(monkeypatch):
+    tried = []
+    monkeypatch.setattr(copy_trial, "small_copy", lambda *given: tried.append(given) or small_copy(*given))
+    for folder, epsilon, expected in (("here", 3e-6, 1), ("there", 3e-6, 1), ("there", 4e-6, 2)):
+        model = make_llama(rms_norm_eps=epsilon)
+        model.config._name_or_path = folder
+        assert copy_mismatch(model) is None
+        assert len(tried) == expected
 
 
 def forgetting_prefixes(*states_and_lengths, continues):
