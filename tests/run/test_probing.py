@@ -126,10 +126,13 @@ def test_a_damaged_file_is_ignored_and_replaced(base):
     losses = values["losses"]
     contents = ({"losses": "1.5"}, {"losses": losses[1:]}, {"losses": [math.nan, *losses[1:]]}, {"model": "another"})
     damaged = [json.dumps(values | content).encode() for content in contents]
+    key, numbers = {name: values[name] for name in ("model", "dtype", "probe")}, range(len(losses))
+    assert list(module._read(key, numbers).values()) == losses
     for content in (b"", b"\xff\xfe", b"[1]", b'{"losses": [1.0]}', b"[" * 100_000, *damaged):
         file.write_bytes(content)
-        assert measured(base, adaptation) == found
-        assert file.read_text() == whole
+        assert module._read(key, numbers) is None
+    assert measured(base, adaptation) == found
+    assert file.read_text() == whole
 
 
 @pytest.mark.slow
