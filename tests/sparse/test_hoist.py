@@ -114,8 +114,12 @@ def assert_same_gradients(found, expected):
         assert (gradient - found[name]).norm() <= 1e-5 * gradient.norm() + 1e-7 * largest, name
 
 
+# One caps its logits. Families otherwise differ below these, as above.
 @pairwise(
-    family=MODELS.keys(), adapt=["full", "lora"], level=[Hoisted, Sparsified], ks=[(0, 20, 0, 3), (20, 20, 20, 20)]
+    family=["llama", "gemma2"],
+    adapt=["full", "lora"],
+    level=[Hoisted, Sparsified],
+    ks=[(0, 20, 0, 3), (20, 20, 20, 20)],
 )
 def test_losses_and_gradients_with_teachers_are_the_dense_ones(family, adapt, level, ks):
     model = MODELS[family]().double()

@@ -78,7 +78,7 @@ def alive():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["lora", "full", "folds, checkpoints", "not kept"])
+@pytest.mark.parametrize("case", ["full", "folds, checkpoints", "not kept"])
 def test_nothing_of_a_training_stays_alive(make, case, run_with):
     if "checkpoints" in case:
         run_with(MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True))
