@@ -149,7 +149,7 @@ def test_models_lists_files_in_given_folders_with_licence_and_size(gguf_file, in
 @pytest.mark.parametrize(
     ("precision", "num_layers", "sizes", "bound"),
     [
-        ("full", 6, {"hidden_size": 768, "intermediate_size": 2048}, 1.3),
+        ("full", 12, {"hidden_size": 768, "intermediate_size": 2048}, 1.3),
         # Here the largest weight in fp32, several times, and the modules are a large share.
         ("4 bits", 32, {"hidden_size": 512, "intermediate_size": 1024}, 1.6),
     ],
