@@ -141,7 +141,7 @@ class _Candidates:
                     dataset.all_examples,
                     on_gpu=setup.on_gpu,
                     has_graphs=setup.on_gpu and setup.is_hoisted,
-                    shares_prefixes=target.device == "cpu" and setup.is_hoisted,
+                    shares_prefixes=setup.shares_prefixes,
                 )
 
         progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))

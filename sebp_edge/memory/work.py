@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sebp_edge.sparse.rows.beginnings import num_shared_tokens
+from sebp_edge.sparse.rows.beginnings import shared_beginnings, sizes_when_shared
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch, Schedule
@@ -40,17 +40,28 @@ class Work:
         shares_prefixes: bool = False,
     ) -> "Work":
         """Counts the work of schedules, which must be laid out; `examples` have the tokens."""
+
+        def size_of(micro_batch: MicroBatch) -> tuple[Bucket, int]:
+            """The sizes that take memory, and how many of their tokens take no time."""
+            sizes = micro_batch.sizes
+            shared = shared_sizes(micro_batch, examples, on_gpu=on_gpu) if shares_prefixes else sizes
+            if has_graphs:
+                return Bucket.holding(*shared), 0
+            # Torch copies the keys of a prefix for each sequence that continues it, so this shares no memory.
+            return sizes, sizes.tokens - shared.tokens
+
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
         shared_tokens, evaluated_tokens = 0, 0.0
         for schedule in schedules:
             for micro_batch in schedule.trained:
-                needed.append(_size_of(micro_batch.sizes, has_graphs))
-                shared_tokens += shares_prefixes and _num_shared_tokens(micro_batch, examples)
+                sizes, num_shared = size_of(micro_batch)
+                needed.append(sizes)
+                shared_tokens += num_shared
             for times, micro_batch in schedule.evaluated:
-                evaluated.append(_size_of(micro_batch.sizes, has_graphs))
-                shared = shares_prefixes and _num_shared_tokens(micro_batch, examples)
-                evaluated_tokens += times * (_cost(evaluated[-1], on_gpu) - shared)
+                sizes, num_shared = size_of(micro_batch)
+                evaluated.append(sizes)
+                evaluated_tokens += times * (_cost(sizes, on_gpu) - num_shared)
         # All trainings share their graphs.
         buckets = choose_buckets(needed) if has_graphs else []
         trained = [next(each for each in buckets if each.holds(own)) for own in needed] if has_graphs else needed
@@ -63,13 +74,12 @@ class Work:
         )
 
 
-def _size_of(sizes: Bucket, has_graphs: bool) -> Bucket:
-    return Bucket.holding(*sizes) if has_graphs else sizes
-
-
-def _num_shared_tokens(micro_batch: MicroBatch, examples: Sequence[Example]) -> int:
-    found = (examples[outline.number] for outline in micro_batch.examples)
-    return num_shared_tokens([example.input_ids[: example.num_tokens_before_loss] for example in found])
+def shared_sizes(micro_batch: MicroBatch, examples: Sequence[Example], *, on_gpu: bool) -> Bucket:
+    """Returns the sizes of a micro-batch in which what sequences begin with in common is computed once."""
+    found = [examples[outline.number] for outline in micro_batch.examples]
+    lengths = [example.num_active_tokens for example in found]
+    prompts = [example.input_ids[: example.num_tokens_before_loss + 1] for example in found]
+    return sizes_when_shared(micro_batch.sizes, shared_beginnings(prompts, lengths, on_gpu=on_gpu), lengths)
 
 
 def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:

@@ -13,6 +13,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -20,7 +21,7 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of, head_size_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
-from sebp_edge.ops import Scores, backend, gather_rows, sequence_attention_
+from sebp_edge.ops import Prefixes, Scores, backend, gather_rows, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.sparse.patches.agreement import trial_batch
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -83,6 +84,7 @@ class Hoisted(Patch):
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
+        self._scores: list[Scores] = []  # those of the blocks in the last pass
         _refuse_convolutions(self._decoder)
         self._attach()
 
@@ -128,6 +130,26 @@ class Hoisted(Patch):
         self.num_dequantised = 0
         self._fused_lora.free_dequantised()
 
+    @property
+    def attends_to_prefixes(self) -> bool:
+        """Whether the model's attention takes sequences that continue others on this device.
+
+        A GPU's kernels do, in half precision, without softcap and dropout; elsewhere torch attends by sequence.
+        """
+        embedding_VD = self._decoder.get_input_embeddings().weight
+        if embedding_VD.device.type == "cpu":
+            return True
+        heads = embedding_VD.new_empty(0, 1, head_size_of(self._decoder.config.get_text_config()))
+        if not backend.runs_short_attention(heads, heads, heads):
+            return False
+        # Evaluation mode hides dropout.
+        if any(getattr(module, "attention_dropout", 0.0) for module in self._decoder.modules()):
+            return False
+        if not self._scores:
+            with torch.no_grad():
+                self._trial_losses(restricted=False)
+        return all(scores.softcap is None for scores in self._scores)
+
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
 
@@ -164,16 +186,16 @@ class Hoisted(Patch):
 
     def _hidden_states(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""
-        recorded_scores: list[Scores] = []
+        self._scores = []
         with self._fused_lora.refreshed(), self._last_layer.restricted_to(tokens.loss_indices if restricted else None):
-            output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
+            output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=self._scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
-        if len(recorded_scores) < num_blocks:
+        if len(self._scores) < num_blocks:
             # Recurrent states, and attention other than the registered function, mix sequences.
             raise SparsityError(
-                f"Only {len(recorded_scores)} of its {num_blocks} blocks separate the sequences of a batch."
+                f"Only {len(self._scores)} of its {num_blocks} blocks separate the sequences of a batch."
             )
-        if not all(scores.causal for scores in recorded_scores):
+        if not all(scores.causal for scores in self._scores):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)
         return gather_rows(hidden_AD, tokens.loss_indices)
@@ -217,7 +239,7 @@ def rows_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
     recorded_scores: list[Scores] | None = None,
-    continues: Tensor | None = None,
+    prefixes: Prefixes | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """Computes attention within each of the concatenated sequences; has the signature that transformers calls.
@@ -227,7 +249,7 @@ def rows_attention(
         cu_seq_lens_q: int32 [B + 1], where each sequence begins.
         max_length_q: the length of the longest sequence, or an upper bound of it.
         recorded_scores: a list to which the options of the layer's scores are appended.
-        continues: int64 [B], the sequence that each sequence continues, or -1; None if none does.
+        prefixes: the sequences that continue others; None if none does.
 
     Returns:
         [1, A, H, E], and None for the attention weights.
@@ -249,7 +271,7 @@ def rows_attention(
     if recorded_scores is not None:
         recorded_scores.append(scores)
     states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
-    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores, continues=continues)[None], None
+    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores, prefixes=prefixes)[None], None
 
 
 AttentionInterface.register(ATTENTION, rows_attention)
