@@ -129,35 +129,34 @@ class MicroBatchGraphs:
 
     def prepare(
         self,
-        needed: Iterable[Bucket],
-        validation: Iterable[Bucket] = (),
-        test: Iterable[Bucket] = (),
+        needed: Iterable[tuple[Bucket, bool]],
+        validation: Iterable[tuple[Bucket, bool]] = (),
+        test: Iterable[tuple[Bucket, bool]] = (),
         nums_soft_targets: Iterable[int] = (0,),
-        have_prefixes: Iterable[bool] = (False,),
     ) -> None:
         """Chooses a few buckets that hold all later micro-batches.
 
         Args:
-            needed: the sizes of micro-batches with gradients, as buckets on the grid.
-            validation, test: the sizes of micro-batches without gradients, as buckets on the grid.
+            needed: the sizes of micro-batches with gradients, as buckets on the grid, and whether they have prefixes.
+            validation, test: those of micro-batches without gradients.
             nums_soft_targets: the numbers of soft targets that rows of micro-batches with gradients have.
-            have_prefixes: whether micro-batches have prefixes; both if some have and some do not.
         """
-        new = [own for own in needed if own not in self._held]
+        needed = list(needed)
+        new = [own for own, _ in needed if own not in self._held]
         self._buckets += choose_buckets(new)
         self._held.update(new)
-        on_test = WORDS if self._words else LOSSES
-        held_out = [
-            (part, self.bucket(own)) for part, sizes in ((LOSSES, validation), (on_test, test)) for own in sizes
-        ]
-        for has_prefixes in have_prefixes:
-            self._planned |= {
-                self._key(part, bucket, number, has_prefixes)
-                for part in self._updates
-                for bucket in self._buckets
-                for number in nums_soft_targets
-            }
-            self._planned |= {self._key(part, bucket, has_prefixes=has_prefixes) for part, bucket in held_out}
+        held_out = ((LOSSES, validation), (WORDS if self._words else LOSSES, test))
+        self._planned |= {
+            self._key(part, self.bucket(own), number, has_prefixes)
+            for part in self._updates
+            for own, has_prefixes in set(needed)
+            for number in nums_soft_targets
+        }
+        self._planned |= {
+            self._key(part, self.bucket(own), has_prefixes=has_prefixes)
+            for part, each in held_out
+            for own, has_prefixes in set(each)
+        }
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.

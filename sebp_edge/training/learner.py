@@ -6,7 +6,6 @@ runs eagerly, after a notice. In all other cases everything runs eagerly. Result
 
 import traceback
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -112,11 +111,10 @@ class Learner:
         """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
             groups = trained, validation, test = list(trained), list(validation), list(test)
-            found = [[self.row_losses.sizes(each) for each in group] for group in groups]
-            needed, *held_out = ([Bucket.holding(*sizes) for sizes, _ in group] for group in found)
-            have_prefixes = {has_prefixes for _, has_prefixes in chain.from_iterable(found)}
+            found = ([self.row_losses.sizes(each) for each in group] for group in groups)
+            needed, *held_out = ([(Bucket.holding(*sizes), shares) for sizes, shares in group] for group in found)
             soft_targets = {max(example.num_soft_targets for example in each.examples) for each in trained}
-            self.graphs.prepare(needed, *held_out, nums_soft_targets=soft_targets, have_prefixes=have_prefixes)
+            self.graphs.prepare(needed, *held_out, nums_soft_targets=soft_targets)
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
