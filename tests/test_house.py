@@ -47,28 +47,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_960
+MAX_LINES = 51_079
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
     "ask": 722,
-    "basics": 757,
+    "basics": 759,
     "basics.pages": 326,
     "cli": 3_024,
     "export": 1_987,
     "machine": 860,
-    "memory": 1_582,
-    "models": 4_818,
+    "memory": 1_625,
+    "models": 4_824,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
     "run": 5_418,
     "serve": 2_737,
-    "sparse": 1_574,
-    "sparse.patches": 2_273,
-    "sparse.rows": 765,
+    "sparse": 1_596,
+    "sparse.patches": 2_278,
+    "sparse.rows": 787,
     "texts": 10_430,
-    "training": 3_698,
+    "training": 3_717,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

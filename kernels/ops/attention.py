@@ -234,7 +234,7 @@ def _head_groups(
     return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
 
 
-def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, prefixes: Prefixes | None) -> Tensor:
+def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, prefixes: Prefixes | None = None) -> Tensor:
     bounds = list(pairwise(cu_seqlens.tolist()))
     attend = _torch_attention if scores.softcap is None else _capped_attention
     without = [(0, 0)] * len(bounds)

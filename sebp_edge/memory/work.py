@@ -21,6 +21,7 @@ class Work:
             sizes that fit into another one are left out, since they take less memory.
         micro_batches: the number of micro-batches with gradients.
         trained_tokens, evaluated_tokens: the cost of all micro-batches with and without gradients, in tokens.
+        repeated: the part of the rows with gradients that sharing what sequences begin with saves, or would save.
     """
 
     trained: list[Bucket]
@@ -28,6 +29,7 @@ class Work:
     micro_batches: int
     trained_tokens: float
     evaluated_tokens: float
+    repeated: float
 
     @classmethod
     def of(
@@ -41,25 +43,29 @@ class Work:
     ) -> "Work":
         """Counts the work of schedules, which must be laid out; `examples` have the tokens."""
 
-        def size_of(micro_batch: MicroBatch) -> tuple[Bucket, int]:
-            """The sizes that take memory, and how many of their tokens take no time."""
+        def size_of(micro_batch: MicroBatch) -> tuple[Bucket, int, int]:
+            """The sizes that take memory, how many of their tokens take no time, and how many rows are repeated."""
             sizes = micro_batch.sizes
-            shared = shared_sizes(micro_batch, examples, on_gpu=on_gpu) if shares_prefixes else sizes
+            shared = shared_sizes(micro_batch, examples, on_gpu=on_gpu)
+            num_repeated = sizes.tokens - shared.tokens
             if has_graphs:
-                return Bucket.holding(*shared), 0
+                return Bucket.holding(*(shared if shares_prefixes else sizes)), 0, num_repeated
             # Torch copies the keys of a prefix for each sequence that continues it, so this shares no memory.
-            return sizes, sizes.tokens - shared.tokens
+            return sizes, num_repeated if shares_prefixes else 0, num_repeated
 
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
-        shared_tokens, evaluated_tokens = 0, 0.0
+        rows = shared_tokens = repeated = 0
+        evaluated_tokens = 0.0
         for schedule in schedules:
             for micro_batch in schedule.trained:
-                sizes, num_shared = size_of(micro_batch)
+                sizes, num_shared, num_repeated = size_of(micro_batch)
                 needed.append(sizes)
+                rows += micro_batch.sizes.tokens
                 shared_tokens += num_shared
+                repeated += num_repeated
             for times, micro_batch in schedule.evaluated:
-                sizes, num_shared = size_of(micro_batch)
+                sizes, num_shared, _ = size_of(micro_batch)
                 evaluated.append(sizes)
                 evaluated_tokens += times * (_cost(sizes, on_gpu) - num_shared)
         # All trainings share their graphs.
@@ -71,6 +77,7 @@ class Work:
             micro_batches=len(trained),
             trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained) - shared_tokens,
             evaluated_tokens=evaluated_tokens,
+            repeated=repeated / rows if rows else 0.0,
         )
 
 
