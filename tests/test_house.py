@@ -47,7 +47,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_079
+MAX_LINES = 51_080
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -64,11 +64,11 @@ MAX_LINES_OF_ROOM = {
     "research": 3_130,
     "run": 5_418,
     "serve": 2_737,
-    "sparse": 1_596,
-    "sparse.patches": 2_278,
+    "sparse": 1_593,
+    "sparse.patches": 2_283,
     "sparse.rows": 787,
     "texts": 10_430,
-    "training": 3_717,
+    "training": 3_716,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -13,7 +13,6 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -84,7 +83,6 @@ class Hoisted(Patch):
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
-        self._scores: list[Scores] = []  # those of the blocks in the last pass
         _refuse_convolutions(self._decoder)
         self._attach()
 
@@ -97,11 +95,12 @@ class Hoisted(Patch):
         self._fused_lora = FusedLora(self.model, blocks_of(decoder)[: self.num_dequantised])
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
         self._small_ops = SmallOps(decoder)
+        self._fused_attention = FusedAttention(decoder, MAX_DQ_BYTES if is_chunked else None)
         with self._attaching():
             self._set_attention(decoder, ATTENTION)
             # Before other patches replace parts of the blocks.
             if _fits_flash_attention(decoder):
-                self._include(FusedAttention(decoder, MAX_DQ_BYTES if is_chunked else None))
+                self._include(self._fused_attention)
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
@@ -134,21 +133,14 @@ class Hoisted(Patch):
     def attends_to_prefixes(self) -> bool:
         """Whether the model's attention takes sequences that continue others on this device.
 
-        A GPU's kernels do, in half precision, without softcap and dropout; elsewhere torch attends by sequence.
+        On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
         """
-        embedding_VD = self._decoder.get_input_embeddings().weight
-        if embedding_VD.device.type == "cpu":
+        if self._decoder.device.type == "cpu":
             return True
-        heads = embedding_VD.new_empty(0, 1, head_size_of(self._decoder.config.get_text_config()))
-        if not backend.runs_short_attention(heads, heads, heads):
-            return False
-        # Evaluation mode hides dropout.
-        if any(getattr(module, "attention_dropout", 0.0) for module in self._decoder.modules()):
-            return False
-        if not self._scores:
-            with torch.no_grad():
-                self._trial_losses(restricted=False)
-        return all(scores.softcap is None for scores in self._scores)
+        states_AHE = 3 * [_no_queries(self._decoder)]
+        without_softcap = [scores for scores in self._fused_attention.scores if scores.softcap is None]
+        is_ours = len(without_softcap) == len(blocks_of(self._decoder))
+        return is_ours and backend.runs_short_attention(*states_AHE)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
@@ -186,16 +178,16 @@ class Hoisted(Patch):
 
     def _hidden_states(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""
-        self._scores = []
+        recorded_scores: list[Scores] = []
         with self._fused_lora.refreshed(), self._last_layer.restricted_to(tokens.loss_indices if restricted else None):
-            output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=self._scores)
+            output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
-        if len(self._scores) < num_blocks:
+        if len(recorded_scores) < num_blocks:
             # Recurrent states, and attention other than the registered function, mix sequences.
             raise SparsityError(
-                f"Only {len(self._scores)} of its {num_blocks} blocks separate the sequences of a batch."
+                f"Only {len(recorded_scores)} of its {num_blocks} blocks separate the sequences of a batch."
             )
-        if not all(scores.causal for scores in self._scores):
+        if not all(scores.causal for scores in recorded_scores):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)
         return gather_rows(hidden_AD, tokens.loss_indices)
@@ -214,8 +206,13 @@ def _refuse_convolutions(decoder: PreTrainedModel) -> None:
 
 def _fits_flash_attention(decoder: PreTrainedModel) -> bool:
     """Whether flash attention takes the model's heads; only then are our attention blocks faster."""
-    config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
-    return backend.runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
+    return backend.runs_flash_attention(_no_queries(decoder))
+
+
+def _no_queries(decoder: PreTrainedModel) -> Tensor:
+    """Queries of no row, of which only the dtype, the device and the size of the heads count."""
+    embedding_VD = decoder.get_input_embeddings().weight
+    return embedding_VD.new_empty(0, 1, head_size_of(decoder.config.get_text_config()))
 
 
 # Keywords that transformers' attention layers pass on and that have no effect here.

@@ -35,7 +35,8 @@ class RowLosses:
     Attributes:
         examples: the examples.
         hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
-        shares_prefixes: whether a hoisted model computes what sequences begin with in common once.
+        shares_prefixes: whether what sequences begin with in common is computed once: there may be such sequences, the
+            device's attention takes them, and a trial shows that this is exact.
         limit: the maximum number of rows of a micro-batch.
     """
 
@@ -51,6 +52,8 @@ class RowLosses:
     ):
         self.examples, self._collator, self._device = examples, collator, device
         on_cpu, self._on_gpu = device.type == "cpu", device.type == "cuda"
+        may_share = sum(example.num_tokens_before_loss > 0 for example in examples) > 1
+        is_exact = may_share and copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self.hoisted, reason = hoist_if_exact(
             model,
             [example.input_ids for example in examples],
@@ -63,11 +66,7 @@ class RowLosses:
             # A GPU's passes are short, and a captured one must not end midway.
             check=check if on_cpu else None,
         )
-        self.shares_prefixes = (
-            self.hoisted is not None
-            and self.hoisted.attends_to_prefixes
-            and copy_mismatch(without_adapter(model), shares_prefixes=True) is None
-        )
+        self.shares_prefixes = is_exact and self.hoisted is not None and self.hoisted.attends_to_prefixes
         self._padded = Sparsified(model) if self.hoisted is None else None
         self._stops = Stops(model, check)
         if on_cpu and self.hoisted is None:

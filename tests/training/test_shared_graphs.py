@@ -27,7 +27,6 @@ FAMILIES = {
         MistralConfig(**SIZES, head_dim=32, sliding_window=48)
     ),
     "gemma3": lambda: make_model(Gemma3TextConfig(**SIZES, head_dim=256, **SLIDING)),
-    "phi3": lambda: make_model(Phi3Config(**SIZES | {"hidden_size": 128})),
 }
 
 
@@ -118,6 +117,7 @@ NOT_TAKEN = {
         Gemma2Config(**SIZES, head_dim=32, sliding_window=24, attn_logit_softcapping=0.7), "eager"
     ),
     "heads of 8": make_llama,
+    "blocks that are not replaced": lambda: make_model(Phi3Config(**SIZES | {"hidden_size": 128})),
     "dropout": lambda: make_llama(head_dim=32, attention_dropout=0.1),
 }
 

@@ -30,15 +30,20 @@ class FusedAttention(Patch):
     Args:
         decoder: a model whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
         max_dq_bytes: see `sequence_attention_`.
+
+    Attributes:
+        scores: the options of the scores of each replaced block.
     """
 
     def __init__(self, decoder: nn.Module, max_dq_bytes: int | None = None):
         super().__init__()
         self._decoder, self._max_dq_bytes = decoder, max_dq_bytes
+        self.scores: list[Scores] = []
 
     def attach(self) -> None:
         """Replaces the blocks that pass a trial."""
         for block, scores in self.replacements().items():
+            self.scores.append(scores)
             self._replace(block, _Forward(block, scores, self._max_dq_bytes))
 
     def replacements(self) -> dict[nn.Module, Scores]:
