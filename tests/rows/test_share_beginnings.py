@@ -170,6 +170,18 @@ def test_losses_and_gradients_are_those_without_sharing(family):
         assert (shared - expected).norm() <= 1e-5 * expected.norm()  # the loss is computed in fp32
 
 
+@pytest.mark.parametrize("options", [{"checkpoints": 1}, {"checkpoints": 1, "chunked_blocks": True}], ids=str)
+def test_recomputed_blocks_share_too(options):
+    model = make_llama().double()
+    tokens = share_beginnings(pack(examples_of(random.Random(1), SHAPES["two groups"])))
+    found = []
+    for each in ({}, options):
+        with Hoisted(model, **each) as hoisted:
+            found.append(torch.autograd.grad(hoisted.row_losses(tokens).sum(), list(model.parameters())))
+    for expected, recomputed in zip(*found, strict=True):
+        assert (recomputed - expected).norm() <= 1e-10 * expected.norm()
+
+
 def test_a_prefix_can_be_forgotten_by_no_sequence():
     """A change of the shared tokens changes every sequence that continues them, and no other."""
     model = make_llama()
