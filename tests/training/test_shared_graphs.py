@@ -61,7 +61,7 @@ def test_gradients_equal_those_without_sharing(family):
         loss, found = gradients(learner, examples)
         _, again = gradients(learner, examples)
         assert learner.graphs is not None
-        assert all(map(torch.equal, found, again))
+        assert error(again, found) <= 1e-6
         learner.row_losses.shares_prefixes = False
         unshared_loss, unshared = gradients(drop_graphs(learner), examples)
     adapted.model.to(torch.float32)
@@ -75,7 +75,8 @@ def test_gradients_equal_those_without_sharing(family):
 def test_one_graph_computes_other_trees_of_its_bucket():
     trees = [questions(1), questions(2, (25, 25, 7), 3, 0), questions(3, (33,), 6, 3)]
     examples = [example for tree in trees for example in tree]
-    with make_learner(LoraAdaptation(FAMILIES["llama"]()), examples) as learner:
+    adapted = LoraAdaptation(FAMILIES["llama"]())
+    with make_learner(adapted, examples) as learner:
         # One bucket that holds all of them.
         packed = [learner.row_losses.pack(outlined(learner, tree)) for tree in trees]
         bucket = Bucket(*map(max, zip(*(tokens.sizes for tokens in packed), strict=True)))
@@ -83,10 +84,13 @@ def test_one_graph_computes_other_trees_of_its_bucket():
         found = [gradients(learner, tree)[1] for tree in trees]
         assert len(learner.graphs._captured) == 1
         learner.row_losses.shares_prefixes = False
-        expected = [gradients(drop_graphs(learner), tree)[1] for tree in trees]
+        unshared = [gradients(drop_graphs(learner), tree)[1] for tree in trees]
+    adapted.model.to(torch.float32)
+    with make_learner(adapted, examples) as learner:
+        truths = [gradients(drop_graphs(learner), tree)[1] for tree in trees]
     assert all(tokens.prefixes is not None for tokens in packed)
-    for shared, unshared in zip(found, expected, strict=True):
-        assert error(shared, unshared) <= 2e-2
+    for shared, alone, truth in zip(found, unshared, truths, strict=True):
+        assert error(shared, truth) <= 2 * error(alone, truth) + 1e-4
 
 
 def test_held_out_losses_keep_their_order():
