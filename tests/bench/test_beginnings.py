@@ -21,7 +21,7 @@ def short(monkeypatch):
 def test_both_steps_are_timed_and_the_shared_one_has_fewer_rows(short, capsys):
     beginnings.main(["--tiny"])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("notes 1, questions 10, rows 2270, shared_rows 470, error ")
+    assert line.startswith("notes 1, questions 10, rows 2270, shared_rows 470, unshared_error ")
     assert " times_as_fast " in line
 
 

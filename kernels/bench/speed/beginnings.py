@@ -110,9 +110,9 @@ def measure(model: nn.Module, tokens: ActiveTokens, notes: int, truth: list[Tens
         "questions": notes * QUESTIONS,
         "rows": len(tokens.input_ids),
         "shared_rows": len(shared.input_ids),
-        "error": unshared_error,
+        "unshared_error": unshared_error,
         "shared_error": shared_error,
-        "ms": unshared_ms,
+        "unshared_ms": unshared_ms,
         "shared_ms": shared_ms,
         "times_as_fast": unshared_ms / shared_ms,
     }
