@@ -61,7 +61,7 @@ def test_families_that_pass_windows_and_lengths_to_attention_are_exact(family):
     assert find_copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None
 
 
-def forgetting_prefixes(*states_and_lengths, continues):
+def forgetting_prefixes(*states_and_lengths, prefixes):
     return sequence_attention_(*states_and_lengths)
 
 
