@@ -6,7 +6,7 @@ public.
 """
 
 from .adamw import AdamW, Moments, adamw_
-from .attention import Scores, sequence_attention_
+from .attention import Prefixes, Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
 from .fake_quantise import fake_quantise_
 from .gated import ACTIVATIONS, GatedInputs, gated
@@ -33,6 +33,7 @@ __all__ = [
     "LoraGroup",
     "LoraProjection",
     "Moments",
+    "Prefixes",
     "QuantisedScales",
     "QuantisedWeight",
     "Recompute",

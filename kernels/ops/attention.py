@@ -9,10 +9,12 @@ launch forward and one backward, which rotate keys in registers and only queries
 dropout, take torch's variable-length flash attention (Dao 2023), whose backward pass gets a few heads at a time if
 memory is short. Elsewhere, and with a softcap, torch attends sequence by sequence.
 
+A sequence may continue another one, its prefix, so that what several begin with is computed once. Our own kernels take
+these at any length: flash attention's sequences have their own keys only.
+
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.basics.flash_attention import dq_buffer_bytes
+from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH, dq_buffer_bytes
 
 from . import backend, reference
 
@@ -45,6 +47,55 @@ class Scores(NamedTuple):
     dropout: float = 0.0
 
 
+class Prefixes(NamedTuple):
+    """Which sequences continue others: such a sequence sees the keys of its prefix, then its own.
+
+    A prefix continues no sequence itself, and those that continue it lie right after it.
+
+    Attributes:
+        begins, lengths: int32 [S], the first row of each sequence's prefix, and its number of rows; 0 for no prefix.
+        readers_end: int32 [S], the end of the last sequence that sees the keys of each one, at least its own.
+        positions: int32 [A], the number of keys before each row's, those of the prefix included.
+    """
+
+    begins: Tensor
+    lengths: Tensor
+    readers_end: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, continues: Tensor) -> "Prefixes":
+        """The prefixes of sequences that begin at `cu_seqlens`, int32 [S + 1]; on the host.
+
+        Args:
+            continues: int64 [S], the sequence that each one continues, or -1.
+        """
+        begins, ends, own = cu_seqlens[:-1], cu_seqlens[1:], cu_seqlens.diff()
+        has_prefix = continues >= 0
+        lengths = own[continues] * has_prefix
+        readers_end = ends.clone().scatter_reduce_(0, continues[has_prefix], ends[has_prefix], "amax")
+        shifts = torch.repeat_interleave(lengths - begins, own.long())
+        positions = torch.arange(len(shifts), dtype=torch.int32) + shifts
+        return cls(begins[continues] * has_prefix, lengths, readers_end, positions)
+
+    def filled(self, cu_seqlens: Tensor) -> "Prefixes":
+        """The same prefixes, with the sequences that `cu_seqlens` has in addition, which continue none; on the host."""
+        num_sequences, begins = len(self.begins), cu_seqlens[:-1]
+        num_rows, added = len(self.positions), cu_seqlens.diff()[num_sequences:].long()
+        begins_of_rows = torch.repeat_interleave(begins[num_sequences:], added)
+        positions = torch.arange(num_rows, num_rows + len(begins_of_rows), dtype=torch.int32) - begins_of_rows
+        return Prefixes(
+            F.pad(self.begins, (0, len(added))),
+            F.pad(self.lengths, (0, len(added))),
+            torch.cat([self.readers_end, cu_seqlens[1 + num_sequences :]]),
+            torch.cat([self.positions, positions]),
+        )
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Prefixes":
+        """The same prefixes on `device`."""
+        return Prefixes(*(part.to(device, non_blocking=non_blocking) for part in self))
+
+
 def sequence_attention_(
     q_AHE: Tensor,
     k_AGE: Tensor,
@@ -54,7 +105,7 @@ def sequence_attention_(
     scores: Scores,
     rotary: tuple[Tensor, Tensor] | None = None,
     max_dq_bytes: int | None = None,
-    continues: Tensor | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Tensor:
     """Attention of sequences that lie one after the other; may rotate `q` and `k` in place.
 
@@ -66,51 +117,54 @@ def sequence_attention_(
         rotary: cosine and sine of each row's angles, [A, E], if q and k are not rotated yet.
         max_dq_bytes: most bytes in which flash attention's backward pass accumulates dq, but never less than one
             key/value head's; None for no limit.
-        continues: int64 [S], the sequence whose keys and values come before those of each sequence, or -1; None if
-            there are none. That sequence continues none itself. Computed one sequence at a time on every device.
+        prefixes: the sequences that continue others; None if none does.
 
     Returns:
         [A, H, E]. First-order gradients only, on a GPU.
 
     Raises:
-        ValueError: a window without causal attention.
+        ValueError: a window, or prefixes, without causal attention.
     """
     if scores.window is not None and not scores.causal:
         raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
-    if continues is None and scores.softcap is None:
+    if prefixes is not None and not scores.causal:
+        raise ValueError("Prefixes need causal attention: without it their rows would see what continues them.")
+    if scores.softcap is None:
         cos, sin = rotary or (None, None)
-        if not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE, max_len):
-            return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
-        if backend.runs_flash_attention(q_AHE):
+        is_short = prefixes is not None or max_len <= MAX_SHORT_LENGTH
+        if is_short and not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE):
+            return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, prefixes)
+        if prefixes is None and backend.runs_flash_attention(q_AHE):
             return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_dq_bytes)
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
-    return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, continues)
+    return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, prefixes)
 
 
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores):
+    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, prefixes):
         rotary = None if cos_AE is None else (cos_AE, sin_AE)
         scale = q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale
         options = (max_len, scale, scores.window, scores.causal)
         out_AHE, logsumexp_AH = backend.kernels("short_attention").short_attention_(
-            q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options
+            q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options, prefixes
         )
-        ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE)
+        saved = (out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE, *(prefixes or ()))
+        ctx.save_for_backward(q_AHE, k_AGE, v_AGE, *saved)
         ctx.options = options
         return out_AHE
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout_AHE):
-        *states, out_AHE, logsumexp_AH, cu_seqlens, cos, sin = ctx.saved_tensors
+        q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos, sin, *prefixes = ctx.saved_tensors
         rotary = None if cos is None else (cos, sin)
         dout_AHE = dout_AHE if dout_AHE.stride(-1) == 1 else dout_AHE.contiguous()
         gradients = backend.kernels("short_attention").short_attention_backward(
-            dout_AHE, *states, rotary, cu_seqlens, out_AHE, logsumexp_AH, *ctx.options
+            dout_AHE, q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, out_AHE, logsumexp_AH, *ctx.options, prefixes
         )
-        return *gradients, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None
 
 
 class _FlashAttention(torch.autograd.Function):
@@ -180,26 +234,23 @@ def _head_groups(
     return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
 
 
-def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, continues: Tensor | None = None) -> Tensor:
-    lengths = cu_seqlens.diff().tolist()
+def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, prefixes: Prefixes | None = None) -> Tensor:
+    bounds = list(pairwise(cu_seqlens.tolist()))
     attend = _torch_attention if scores.softcap is None else _capped_attention
-    q_S, k_S, v_S = (states.split(lengths) for states in (q_AHE, k_AGE, v_AGE))
-    if continues is not None:
-        k_S, v_S = (_after(states_S, continues.tolist()) for states_S in (k_S, v_S))
-    parts = zip(lengths, q_S, k_S, v_S, strict=True)
-    outputs = [
-        attend(*(states.transpose(0, 1) for states in (q, k, v)), scores).transpose(0, 1)
-        for length, q, k, v in parts
-        if length
-    ]
+    without = [(0, 0)] * len(bounds)
+    before = without if prefixes is None else zip(prefixes.begins.tolist(), prefixes.lengths.tolist(), strict=True)
+
+    def keys_seen(states_AGE: Tensor, own: tuple[int, int], prefix: tuple[int, int]) -> Tensor:
+        begin, length = prefix
+        states = states_AGE[slice(*own)]
+        return torch.cat([states_AGE[begin : begin + length], states]) if length else states
+
+    outputs = []
+    for own, prefix in zip(bounds, before, strict=True):
+        if own[0] < own[1]:
+            states = q_AHE[slice(*own)], keys_seen(k_AGE, own, prefix), keys_seen(v_AGE, own, prefix)
+            outputs.append(attend(*(part.transpose(0, 1) for part in states), scores).transpose(0, 1))
     return torch.cat(outputs) if outputs else q_AHE
-
-
-def _after(states_S: Sequence[Tensor], continues: list[int]) -> list[Tensor]:
-    """Returns the keys or values that each sequence sees: its own after those of the one that it continues."""
-    return [
-        states if at < 0 else torch.cat([states_S[at], states]) for at, states in zip(continues, states_S, strict=True)
-    ]
 
 
 def _torch_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:

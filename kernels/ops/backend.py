@@ -18,7 +18,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
+from sebp_edge.basics.flash_attention import HEAD_SIZES
 
 from . import reference
 
@@ -52,12 +52,11 @@ def has_triton() -> bool:
     return True
 
 
-def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor, max_len: int) -> bool:
-    """Whether our attention kernels compute with these: where torch's flash attention would, for short sequences."""
-    if max_len > MAX_SHORT_LENGTH or not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
+def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor) -> bool:
+    """Whether our attention kernels can compute with these: where torch's flash attention can, and most heads."""
+    if not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
         return False
-    head_sizes = kernels("short_attention").HEAD_SIZES
-    return q_AHE.shape[-1] in head_sizes and all(x.stride(-1) == 1 for x in (q_AHE, k_AGE, v_AGE))
+    return q_AHE.shape[-1] in HEAD_SIZES and all(x.stride(-1) == 1 for x in (q_AHE, k_AGE, v_AGE))
 
 
 def runs_flash_attention(q_AHE: Tensor) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from sebp_edge.basics.units import sizes_apart
+from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
@@ -34,6 +34,8 @@ LOWER_RANKS = (8, 4)
 # Without a budget: the part of what a training leaves of the free memory that holds dequantised weights. The rest is
 # for other programs, and for errors of the count.
 PART_OF_FREE = 0.5
+# The part of the rows that texts begin with in common from which a plan says how these are computed.
+MIN_REPEATED = 0.01
 
 
 def make_plan(
@@ -141,7 +143,7 @@ class _Candidates:
                     dataset.all_examples,
                     on_gpu=setup.on_gpu,
                     has_graphs=setup.on_gpu and setup.is_hoisted,
-                    shares_prefixes=target.device == "cpu" and setup.is_hoisted,
+                    shares_prefixes=setup.shares_prefixes,
                 )
 
         progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
@@ -218,7 +220,9 @@ class _Candidates:
         dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
-        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, self._kept(setup))
+        return Choice(
+            recipe, dtype, setup.options, footprint, host_memory, seconds, self._kept(setup), _common(setup, work)
+        )
 
     def _kept(self, setup: TrainingSetup) -> str:
         """Returns how many blocks also hold their 4-bit weights dequantised, in words; "" without 4 bits."""
@@ -233,6 +237,15 @@ class _Candidates:
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
         return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
+
+
+def _common(setup: TrainingSetup, work: Work) -> str:
+    """Returns how what texts begin with in common is computed, in words; "" if that is next to nothing."""
+    if work.repeated < MIN_REPEATED:
+        return ""
+    if setup.shares_prefixes:
+        return f"common beginnings computed once, which saves {percent(work.repeated)} of the rows"
+    return "common beginnings computed again for each text"
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:

@@ -19,6 +19,7 @@ class Choice:
         host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
         seconds: the estimated time of the training; None if unknown.
         kept: how many blocks also hold their 4-bit weights dequantised, in words; empty without 4 bits.
+        common: how what texts begin with in common is computed, in words; empty if that is next to nothing.
     """
 
     recipe: Recipe
@@ -28,6 +29,7 @@ class Choice:
     host_memory: int
     seconds: float | None
     kept: str = ""
+    common: str = ""
 
     @property
     def peak(self) -> int:
@@ -49,8 +51,7 @@ class Choice:
             words.append("their inputs offloaded to host memory")
         if options.chunked_blocks:
             words.append("MLPs in chunks of rows")
-        if self.kept:
-            words.append(self.kept)
+        words += filter(None, [self.kept, self.common])
         if options.moments_in_8_bits:
             words.append("8-bit moments")
         return ", ".join(words)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sebp_edge.basics.flash_attention import HEAD_SIZES
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
@@ -39,6 +40,17 @@ class TrainingSetup:
     def is_hoisted(self) -> bool:
         """Whether the model is expected to compute active rows only; the trial before the training decides."""
         return self.shape.is_hoisted
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether what sequences begin with in common is expected to be computed once; a trial decides.
+
+        On a GPU this takes our kernels of attention.
+        """
+        if not self.is_hoisted or not self.on_gpu:
+            return self.is_hoisted
+        blocks_fit = all(block.kind.has_fused_attention for block in self.shape.distinct_blocks)
+        return blocks_fit and self.has_kernels and self.itemsize == 2 and self.shape.head_size in HEAD_SIZES
 
     @property
     def num_trained(self) -> int:

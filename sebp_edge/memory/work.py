@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sebp_edge.sparse.rows.beginnings import num_shared_tokens
+from sebp_edge.sparse.rows.beginnings import shared_beginnings, sizes_when_shared
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch, Schedule
@@ -21,6 +21,7 @@ class Work:
             sizes that fit into another one are left out, since they take less memory.
         micro_batches: the number of micro-batches with gradients.
         trained_tokens, evaluated_tokens: the cost of all micro-batches with and without gradients, in tokens.
+        repeated: the part of the rows with gradients that sharing what sequences begin with saves, or would save.
     """
 
     trained: list[Bucket]
@@ -28,6 +29,7 @@ class Work:
     micro_batches: int
     trained_tokens: float
     evaluated_tokens: float
+    repeated: float
 
     @classmethod
     def of(
@@ -40,17 +42,32 @@ class Work:
         shares_prefixes: bool = False,
     ) -> "Work":
         """Counts the work of schedules, which must be laid out; `examples` have the tokens."""
+
+        def size_of(micro_batch: MicroBatch) -> tuple[Bucket, int, int]:
+            """The sizes that take memory, how many of their tokens take no time, and how many rows are repeated."""
+            sizes = micro_batch.sizes
+            shared = shared_sizes(micro_batch, examples, on_gpu=on_gpu)
+            num_repeated = sizes.tokens - shared.tokens
+            if has_graphs:
+                return Bucket.holding(*(shared if shares_prefixes else sizes)), 0, num_repeated
+            # Torch copies the keys of a prefix for each sequence that continues it, so this shares no memory.
+            return sizes, num_repeated if shares_prefixes else 0, num_repeated
+
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
-        shared_tokens, evaluated_tokens = 0, 0.0
+        rows = shared_tokens = repeated = 0
+        evaluated_tokens = 0.0
         for schedule in schedules:
             for micro_batch in schedule.trained:
-                needed.append(_size_of(micro_batch.sizes, has_graphs))
-                shared_tokens += shares_prefixes and _num_shared_tokens(micro_batch, examples)
+                sizes, num_shared, num_repeated = size_of(micro_batch)
+                needed.append(sizes)
+                rows += micro_batch.sizes.tokens
+                shared_tokens += num_shared
+                repeated += num_repeated
             for times, micro_batch in schedule.evaluated:
-                evaluated.append(_size_of(micro_batch.sizes, has_graphs))
-                shared = shares_prefixes and _num_shared_tokens(micro_batch, examples)
-                evaluated_tokens += times * (_cost(evaluated[-1], on_gpu) - shared)
+                sizes, num_shared, _ = size_of(micro_batch)
+                evaluated.append(sizes)
+                evaluated_tokens += times * (_cost(sizes, on_gpu) - num_shared)
         # All trainings share their graphs.
         buckets = choose_buckets(needed) if has_graphs else []
         trained = [next(each for each in buckets if each.holds(own)) for own in needed] if has_graphs else needed
@@ -60,16 +77,16 @@ class Work:
             micro_batches=len(trained),
             trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained) - shared_tokens,
             evaluated_tokens=evaluated_tokens,
+            repeated=repeated / rows if rows else 0.0,
         )
 
 
-def _size_of(sizes: Bucket, has_graphs: bool) -> Bucket:
-    return Bucket.holding(*sizes) if has_graphs else sizes
-
-
-def _num_shared_tokens(micro_batch: MicroBatch, examples: Sequence[Example]) -> int:
-    found = (examples[outline.number] for outline in micro_batch.examples)
-    return num_shared_tokens([example.input_ids[: example.num_tokens_before_loss] for example in found])
+def shared_sizes(micro_batch: MicroBatch, examples: Sequence[Example], *, on_gpu: bool) -> Bucket:
+    """Returns the sizes of a micro-batch in which what sequences begin with in common is computed once."""
+    found = [examples[outline.number] for outline in micro_batch.examples]
+    lengths = [example.num_active_tokens for example in found]
+    prompts = [example.input_ids[: example.num_tokens_before_loss + 1] for example in found]
+    return sizes_when_shared(micro_batch.sizes, shared_beginnings(prompts, lengths, on_gpu=on_gpu), lengths)
 
 
 def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:

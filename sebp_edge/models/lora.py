@@ -102,9 +102,9 @@ class LoraAdapter:
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
             raise _mismatch(base, folder)
-        refuse_non_finite(weights.items(), folder, self.MARKERS[0])
         # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
+        refuse_non_finite(weights.items(), folder, self.MARKERS[0])
         set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
         # PEFT has made them in the base model's dtype.
         for parameter in self.model.parameters():

@@ -1,9 +1,10 @@
 """Groups prompts by the tokens that they begin with, and packs the groups into batches of bounded size."""
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
-# A group's prefix is computed by itself, which costs about as much as this many more tokens.
+# In decoding, a group's prefix is computed by itself, which costs about as much as this many more tokens.
 PASS_TOKENS = 32
 
 
@@ -35,10 +36,15 @@ class PrefixBatch(NamedTuple):
         return [number for group in self.groups for number in group.numbers]
 
 
-def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[PrefixGroup]:
+def group_by_prefix(
+    prompts: Sequence[Sequence[int]], max_rows: int, tokens_per_group: int = PASS_TOKENS
+) -> list[PrefixGroup]:
     """Returns the groups of at most `max_rows` prompts that leave the fewest tokens to compute.
 
     A prefix never has a prompt's last token, whose logits are needed for each row.
+
+    Args:
+        tokens_per_group: what a prefix costs in addition to its own tokens, in tokens.
     """
     order = sorted(range(len(prompts)), key=lambda number: prompts[number])
     common = [0, *(common_length(prompts[one], prompts[other]) for one, other in itertools.pairwise(order))]
@@ -50,7 +56,7 @@ def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[PrefixGroup
             prefix = common[begin + 1] if prefix is None else min(prefix, common[begin + 1])
             if prefix == 0:
                 break
-            choice = max(choice, (best[begin][0] + (end - begin - 1) * prefix - PASS_TOKENS, begin))
+            choice = max(choice, (best[begin][0] + (end - begin - 1) * prefix - tokens_per_group, begin))
         best.append(choice)
     groups, end = [], len(order)
     while end > 0:
@@ -60,7 +66,7 @@ def group_by_prefix(prompts: list[list[int]], max_rows: int) -> list[PrefixGroup
     return groups[::-1]
 
 
-def common_length(one: list[int], other: list[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Returns how many first tokens two prompts share, the last token of either excluded."""
     length = max(0, min(len(one), len(other)) - 1)
     return next((at for at in range(length) if one[at] != other[at]), length)

@@ -23,12 +23,12 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, gradients_agree
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
+from sebp_edge.sparse.rows.share_beginnings import share_beginnings
 
 # Beyond the copy's windows and limits, between the two, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)
 # Tokens that all of them begin with, if prefixes are shared.
-NUM_SHARED = 4
+NUM_SHARED = 5
 
 
 def copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
@@ -90,7 +90,7 @@ def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) ->
         expected = _gradients(model, lambda: padded_losses(model, input_ids_BT, plan))
         with Hoisted(model) as hoisted:
             tokens = ActiveTokens.gather(input_ids_BT, plan)
-            tokens = share_prefixes(tokens, NUM_SHARED) if shares_prefixes else tokens
+            tokens = share_beginnings(tokens) if shares_prefixes else tokens
             found = _gradients(model, lambda: hoisted.row_losses(tokens))
     except SparsityError as error:
         return str(error)

@@ -20,7 +20,7 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of, head_size_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
-from sebp_edge.ops import Scores, backend, gather_rows, sequence_attention_
+from sebp_edge.ops import Prefixes, Scores, backend, gather_rows, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.sparse.patches.agreement import trial_batch
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -95,11 +95,12 @@ class Hoisted(Patch):
         self._fused_lora = FusedLora(self.model, blocks_of(decoder)[: self.num_dequantised])
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
         self._small_ops = SmallOps(decoder)
+        self._fused_attention = FusedAttention(decoder, MAX_DQ_BYTES if is_chunked else None)
         with self._attaching():
             self._set_attention(decoder, ATTENTION)
             # Before other patches replace parts of the blocks.
             if _fits_flash_attention(decoder):
-                self._include(FusedAttention(decoder, MAX_DQ_BYTES if is_chunked else None))
+                self._include(self._fused_attention)
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
@@ -127,6 +128,19 @@ class Hoisted(Patch):
         """Frees the dequantised copies of weights, which graphs that were captured before must not read any more."""
         self.num_dequantised = 0
         self._fused_lora.free_dequantised()
+
+    @property
+    def attends_to_prefixes(self) -> bool:
+        """Whether the model's attention takes sequences that continue others on this device.
+
+        On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
+        """
+        if self._decoder.device.type == "cpu":
+            return True
+        states_AHE = 3 * [_no_queries(self._decoder)]
+        without_softcap = [scores for scores in self._fused_attention.scores if scores.softcap is None]
+        is_ours = len(without_softcap) == len(blocks_of(self._decoder))
+        return is_ours and backend.runs_short_attention(*states_AHE)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
@@ -192,8 +206,13 @@ def _refuse_convolutions(decoder: PreTrainedModel) -> None:
 
 def _fits_flash_attention(decoder: PreTrainedModel) -> bool:
     """Whether flash attention takes the model's heads; only then are our attention blocks faster."""
-    config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
-    return backend.runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
+    return backend.runs_flash_attention(_no_queries(decoder))
+
+
+def _no_queries(decoder: PreTrainedModel) -> Tensor:
+    """Queries of no row, of which only the dtype, the device and the size of the heads count."""
+    embedding_VD = decoder.get_input_embeddings().weight
+    return embedding_VD.new_empty(0, 1, head_size_of(decoder.config.get_text_config()))
 
 
 # Keywords that transformers' attention layers pass on and that have no effect here.
@@ -217,7 +236,7 @@ def rows_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
     recorded_scores: list[Scores] | None = None,
-    continues: Tensor | None = None,
+    prefixes: Prefixes | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """Computes attention within each of the concatenated sequences; has the signature that transformers calls.
@@ -227,7 +246,7 @@ def rows_attention(
         cu_seq_lens_q: int32 [B + 1], where each sequence begins.
         max_length_q: the length of the longest sequence, or an upper bound of it.
         recorded_scores: a list to which the options of the layer's scores are appended.
-        continues: int64 [B], the sequence that each sequence continues, or -1; None if none does.
+        prefixes: the sequences that continue others; None if none does.
 
     Returns:
         [1, A, H, E], and None for the attention weights.
@@ -249,7 +268,7 @@ def rows_attention(
     if recorded_scores is not None:
         recorded_scores.append(scores)
     states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
-    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores, continues=continues)[None], None
+    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores, prefixes=prefixes)[None], None
 
 
 AttentionInterface.register(ATTENTION, rows_attention)

@@ -95,7 +95,7 @@ class Example:
         """The number of active rows: those up to the last token that predicts a loss token."""
         return next((position for position in range(len(self.labels) - 1, 0, -1) if self.labels[position] != IGNORE), 0)
 
-    @property
+    @cached_property
     def num_tokens_before_loss(self) -> int:
         """The number of active rows before the first loss row."""
         return next((position for position, label in enumerate(self.labels[1:]) if label != IGNORE), 0)

@@ -61,7 +61,7 @@ class CapturedGradients:
         after a capture would need memory in addition to that graph's.
         """
         batches = list(batches)
-        sizes = [Bucket.holding(*tokens.sizes) for tokens in batches]
+        sizes = [(Bucket.holding(*tokens.sizes), tokens.prefixes is not None) for tokens in batches]
         self._graphs.prepare(sizes, nums_soft_targets={tokens.num_soft_targets for tokens in batches})
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:

@@ -129,29 +129,34 @@ class MicroBatchGraphs:
 
     def prepare(
         self,
-        needed: Iterable[Bucket],
-        validation: Iterable[Bucket] = (),
-        test: Iterable[Bucket] = (),
+        needed: Iterable[tuple[Bucket, bool]],
+        validation: Iterable[tuple[Bucket, bool]] = (),
+        test: Iterable[tuple[Bucket, bool]] = (),
         nums_soft_targets: Iterable[int] = (0,),
     ) -> None:
         """Chooses a few buckets that hold all later micro-batches.
 
         Args:
-            needed: the sizes of micro-batches with gradients, as buckets on the grid.
-            validation, test: the sizes of micro-batches without gradients, as buckets on the grid.
+            needed: the sizes of micro-batches with gradients, as buckets on the grid, and whether they have prefixes.
+            validation, test: those of micro-batches without gradients.
             nums_soft_targets: the numbers of soft targets that rows of micro-batches with gradients have.
         """
-        new = [own for own in needed if own not in self._held]
+        needed = list(needed)
+        new = [own for own, _ in needed if own not in self._held]
         self._buckets += choose_buckets(new)
         self._held.update(new)
+        held_out = ((LOSSES, validation), (WORDS if self._words else LOSSES, test))
         self._planned |= {
-            self._key(part, bucket, number)
+            self._key(part, self.bucket(own), number, has_prefixes)
             for part in self._updates
-            for bucket in self._buckets
+            for own, has_prefixes in set(needed)
             for number in nums_soft_targets
         }
-        self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in validation}
-        self._planned |= {self._key(WORDS if self._words else LOSSES, self.bucket(sizes)) for sizes in test}
+        self._planned |= {
+            self._key(part, self.bucket(own), has_prefixes=has_prefixes)
+            for part, each in held_out
+            for own, has_prefixes in set(each)
+        }
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
@@ -203,7 +208,7 @@ class MicroBatchGraphs:
 
     def _get_graph(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_CapturedGraph":
         """Returns a part's graph for a bucket, captured on first use."""
-        key = self._key(part, bucket, tokens.num_soft_targets)
+        key = self._key(part, bucket, tokens.num_soft_targets, tokens.prefixes is not None)
         if key not in self._captured:
             # Tensors made in inference mode could not be written to later.
             with torch.inference_mode(False):
@@ -224,8 +229,8 @@ class MicroBatchGraphs:
                 "and capture graphs again. Set all gradients to zero before the next step."
             )
 
-    def _key(self, part: str, bucket: Bucket, num_soft_targets: int = 0) -> "_Key":
-        return _Key(part, bucket, self._hoisted.model.training, num_soft_targets)
+    def _key(self, part: str, bucket: Bucket, num_soft_targets: int = 0, has_prefixes: bool = False) -> "_Key":
+        return _Key(part, bucket, self._hoisted.model.training, num_soft_targets, has_prefixes)
 
     @torch.enable_grad()
     def _warm_up(self, requested: "_Key", tokens: ActiveTokens) -> None:
@@ -237,7 +242,8 @@ class MicroBatchGraphs:
         planned = {key for key in self._planned if requested.has_gradients or not key.has_gradients}
         for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
             # With weights of zero, gradients and loss do not change.
-            filled = tokens.first_token(key.num_soft_targets).filled(key.bucket)
+            first = tokens.first_token(key.num_soft_targets, has_prefixes=key.has_prefixes)
+            filled = first.filled(key.bucket)
             weightless = filled.to(self._loss.device).weighted(0.0)
             self._graphs.warm_up(functools.partial(self._run, key.part, weightless))
             self._warmed_up.add(key)
@@ -262,23 +268,25 @@ class MicroBatchGraphs:
 
 
 class _Key(NamedTuple):
-    """A part of a micro-batch's work, its bucket, the model's mode, and the number of soft targets of a loss row.
+    """A part of a micro-batch's work, its bucket, the model's mode, and what else decides about the graph's tensors.
 
-    That number is a size of the graph's tensors, which a warm-up needs before it has seen a micro-batch with teachers.
+    These are the number of soft targets of a loss row, and whether there are prefixes, which a warm-up needs before it
+    has seen such a micro-batch.
     """
 
     part: str
     bucket: Bucket
     training: bool
     num_soft_targets: int
+    has_prefixes: bool
 
     @property
     def has_gradients(self) -> bool:
         return self.part not in (LOSSES, WORDS)
 
-    def order(self) -> tuple[bool, str, float, int]:
+    def order(self) -> tuple[bool, str, float, int, bool]:
         """Sort key: those with gradients first, then the largest first."""
-        return not self.has_gradients, self.part, -self.bucket.cost, -self.num_soft_targets
+        return not self.has_gradients, self.part, -self.bucket.cost, -self.num_soft_targets, self.has_prefixes
 
 
 class _CapturedGraph:

@@ -111,13 +111,14 @@ class Learner:
         """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
             groups = trained, validation, test = list(trained), list(validation), list(test)
-            needed, *held_out = ([Bucket.holding(*each.sizes) for each in group] for group in groups)
+            found = ([self.row_losses.sizes(each) for each in group] for group in groups)
+            needed, *held_out = ([(Bucket.holding(*sizes), shares) for sizes, shares in group] for group in found)
             soft_targets = {max(example.num_soft_targets for example in each.examples) for each in trained}
             self.graphs.prepare(needed, *held_out, nums_soft_targets=soft_targets)
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
-        sizes = micro_batch.sizes
+        sizes, _ = self.row_losses.sizes(micro_batch)
         if self.graphs is not None:
             sizes = self.graphs.bucket(Bucket.holding(*sizes))
         return sizes.tokens, sizes.loss_rows

@@ -8,16 +8,18 @@ from torch import Tensor, nn
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
+from sebp_edge.memory.work import shared_sizes
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.shared_prefixes import share_prefixes
+from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example, Outline
-from sebp_edge.texts.schedule import RowLimit
+from sebp_edge.texts.schedule import MicroBatch, RowLimit
 from sebp_edge.training.words import WordReader
 
 
@@ -33,7 +35,8 @@ class RowLosses:
     Attributes:
         examples: the examples.
         hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
-        shares_prefixes: whether a hoisted model computes what sequences begin with in common once.
+        shares_prefixes: whether what sequences begin with in common is computed once: there may be such sequences, the
+            device's attention takes them, and a trial shows that this is exact.
         limit: the maximum number of rows of a micro-batch.
     """
 
@@ -48,9 +51,9 @@ class RowLosses:
         check: Check = lambda: None,
     ):
         self.examples, self._collator, self._device = examples, collator, device
-        on_cpu = device.type == "cpu"
-        # GPUs have no kernels for attention to a shared prefix.
-        self.shares_prefixes = on_cpu and copy_mismatch(without_adapter(model), shares_prefixes=True) is None
+        on_cpu, self._on_gpu = device.type == "cpu", device.type == "cuda"
+        may_share = sum(example.num_tokens_before_loss > 0 for example in examples) > 1
+        is_exact = may_share and copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self.hoisted, reason = hoist_if_exact(
             model,
             [example.input_ids for example in examples],
@@ -63,6 +66,7 @@ class RowLosses:
             # A GPU's passes are short, and a captured one must not end midway.
             check=check if on_cpu else None,
         )
+        self.shares_prefixes = is_exact and self.hoisted is not None and self.hoisted.attends_to_prefixes
         self._padded = Sparsified(model) if self.hoisted is None else None
         self._stops = Stops(model, check)
         if on_cpu and self.hoisted is None:
@@ -76,7 +80,7 @@ class RowLosses:
     def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:
         """Returns the losses of a micro-batch's loss rows in nats, fp32 [C], and the example of each, int64 [C]."""
         if self.hoisted is not None:
-            tokens = self._shared(self.pack(examples))
+            tokens = self.pack(examples)
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences
         batch = self._collator(self._look_up(examples))
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
@@ -90,16 +94,21 @@ class RowLosses:
     def row_logits(self, examples: list[Outline]) -> Iterable[Tensor]:
         """Returns the logits of a micro-batch's loss rows, some rows at a time: fp32 [c, V]."""
         if self.hoisted is not None:
-            return self.hoisted.row_logits(self._shared(self.pack(examples)).to(self._device))
+            return self.hoisted.row_logits(self.pack(examples).to(self._device))
         batch = self._collator(self._look_up(examples))
         return [self._padded.row_logits(batch.input_ids.to(self._device), batch.plan.to(self._device))]
 
     def pack(self, examples: list[Outline]) -> ActiveTokens:
-        """Packs the active tokens of a micro-batch on the host."""
-        return pack(self._look_up(examples))
+        """Packs the active tokens of a micro-batch on the host, and what they begin with in common once."""
+        tokens = pack(self._look_up(examples))
+        return share_beginnings(tokens, on_gpu=self._on_gpu) if self.shares_prefixes else tokens
 
-    def _shared(self, tokens: ActiveTokens) -> ActiveTokens:
-        return share_prefixes(tokens) if self.shares_prefixes else tokens
+    def sizes(self, micro_batch: MicroBatch) -> tuple[Bucket, bool]:
+        """Returns the sizes of a packed micro-batch, and whether it has prefixes."""
+        sizes = micro_batch.sizes
+        if self.shares_prefixes:
+            sizes = shared_sizes(micro_batch, self.examples, on_gpu=self._on_gpu)
+        return sizes, sizes.sequences > micro_batch.sizes.sequences
 
     def _look_up(self, examples: list[Outline]) -> list[Example]:
         return [self.examples[example.number] for example in examples]

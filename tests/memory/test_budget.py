@@ -28,6 +28,7 @@ from sebp_edge.memory.this_machine import target_of
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.four_bits import NF4_BYTES
 from sebp_edge.run.preparation import Preparation, Prepared
+from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.progress import Progress
@@ -230,6 +231,38 @@ def test_a_3b_model_and_a_text_of_2546_tokens_fit_into_8_gb(shape_3b):
     assert chosen.options.offload
     assert chosen.options.chunked_blocks
     assert chosen.description.endswith("their inputs offloaded to host memory, MLPs in chunks of rows, 8-bit moments")
+
+
+def questions_dataset() -> Dataset:
+    """Documents that are all questions about one note of 100 tokens."""
+    ids = [[*range(100), 200 + number, *range(20)] for number in range(30)]
+    return dataset_of([Example(own, [IGNORE] * 101 + own[101:], number) for number, own in enumerate(ids)])
+
+
+@pytest.mark.parametrize(
+    ("head_size", "device", "words"),
+    [
+        (128, CUDA, "common beginnings computed once, which saves "),
+        (80, CUDA, "common beginnings computed again for each text"),
+        (80, CPU, "common beginnings computed once, which saves "),
+    ],
+)
+def test_a_plan_says_how_what_texts_begin_with_is_computed(shape_3b, gpu_with_bf16, head_size, device, words):
+    shape, dataset = dataclasses.replace(shape_3b, head_size=head_size), questions_dataset()
+    chosen, without = (
+        plan_of(shape, each, RECIPE, target_of(device, 650_000_000), MemoryBudget.parse("60GB")).chosen
+        for each in (dataset, make_dataset(30))
+    )
+    assert words in chosen.description
+    assert "beginnings" not in without.description
+
+
+def test_on_a_gpu_sharing_saves_planned_memory_and_time(shape_3b, gpu_with_bf16):
+    shared, again = (
+        plan_3b(dataclasses.replace(shape_3b, head_size=size), "60GB", questions_dataset()).chosen for size in (128, 80)
+    )
+    assert shared.peak < again.peak
+    assert shared.seconds < again.seconds
 
 
 def test_on_a_cpu_nothing_is_offloaded(shape_3b, machine):

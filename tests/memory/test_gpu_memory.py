@@ -113,20 +113,20 @@ def test_after_an_error_the_cap_is_restored_and_all_memory_is_released(make):
 
 
 def test_exceeding_a_cap_runs_out_of_memory_and_the_cap_is_undone():
-    # Sizes that fit into no hole that other tests have left in torch's segments.
+    # What exceeds a cap is larger than holes that other tests have left in torch's segments; the rest may fit into them.
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     with process.capped(CUDA) as cap:
         cap(before + 2**29)
         kept = torch.empty(2**28, dtype=torch.uint8, device=CUDA)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(2**29, dtype=torch.uint8, device=CUDA)
-        cap(before + 2**30)
-        more = torch.empty(2**29, dtype=torch.uint8, device=CUDA)
+            torch.empty(2**30, dtype=torch.uint8, device=CUDA)
+        cap(before + 2**31)
+        more = torch.empty(2**30, dtype=torch.uint8, device=CUDA)
         # A cap below the current use frees nothing.
         cap(0)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(2**29, dtype=torch.uint8, device=CUDA)
+            torch.empty(2**30, dtype=torch.uint8, device=CUDA)
         assert more.numel() > kept.numel()
     assert torch.empty(2**31, dtype=torch.uint8, device=CUDA).numel() == 2**31
 

@@ -17,6 +17,8 @@ from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.share_beginnings import share_beginnings
+from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example, outlines
 from sebp_edge.texts.schedule import RowLimit, Schedule
 
@@ -52,6 +54,21 @@ def test_what_examples_begin_with_in_common_costs_its_tokens_once():
     # Validation examples are evaluated before and after the epoch, test examples too.
     assert alone.evaluated_tokens - shared.evaluated_tokens == 2 * (2 + 1) * 20
     assert alone.trained == shared.trained
+    assert alone.repeated == shared.repeated == 4 * 20 / (5 * 22)
+
+
+def test_on_a_gpu_buckets_hold_what_is_computed_once():
+    ids = [[*range(20), 30 + number, 40, 41] for number in range(5)]
+    examples = [Example(own, [IGNORE] * 21 + own[21:], 0) for own in ids]
+    schedule = Schedule([[outlines(examples)]])
+    schedule.lay_out(RowLimit(1000))
+    alone, shared = (
+        Work.of([schedule], examples, on_gpu=True, has_graphs=True, shares_prefixes=shares) for shares in (False, True)
+    )
+    packed = share_beginnings(pack(examples), on_gpu=True)
+    assert alone.trained == [Bucket.holding(*pack(examples).sizes)]
+    assert shared.trained == [Bucket.holding(*packed.sizes)]
+    assert shared.trained_tokens == shared.trained[0].cost
 
 
 @pytest.mark.usefixtures("unassessed")

@@ -6,7 +6,7 @@ from against_dense import dense_losses, gradients, padded_batch
 from builders import make_llama
 from model_families import MODELS
 
-from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
+from sebp_edge.ops import Prefixes, Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -209,6 +209,79 @@ def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independen
         assert torch.equal(one[:5], other[:5])
         assert torch.equal(one[22:], other[22:])
         assert not torch.equal(one[5:22], other[5:22])
+
+
+# The length of each sequence, and the one that it continues.
+TREES = {
+    "one prefix": ([21, 5, 9], [-1, 0, 0]),
+    "two prefixes and others": ([3, 17, 4, 0, 40, 33, 2, 1, 0, 7], [-1, -1, 1, 1, 1, -1, 5, 5, -1, -1]),
+    "a prefix longer than a block": ([70, 3, 66, 1], [-1, 0, 0, 0]),
+    "a prefix that none continues": ([9, 4], [-1, -1]),
+    "an empty prefix": ([0, 4, 20], [-1, 0, 0]),
+}
+
+
+def attend_tree(wide, rotary, tree, heads, dout, scores, max_len):
+    """Outputs of sequences that continue others, and gradients of the parts of `wide`."""
+    cu_seqlens = torch.tensor([0, *tree[0]]).cumsum(0).int()
+    prefixes = Prefixes.of(cu_seqlens, torch.tensor(tree[1])).to(wide.device)
+    parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]
+    out = sequence_attention_(*parts, cu_seqlens.to(wide.device), max_len, scores, rotary, prefixes=prefixes)
+    return [out.detach(), *torch.autograd.grad(out, parts, dout)]
+
+
+def attend_copies(wide, rotary, tree, heads, dout, scores):
+    """The same in fp64 by plain attention, in which each sequence has a copy of what it continues."""
+    begins = [sum(tree[0][:number]) for number in range(len(tree[0]))]
+    rows = [list(range(begin, begin + length)) for begin, length in zip(begins, tree[0], strict=True)]
+    copies = [(rows[at] if at >= 0 else []) + own for at, own in zip(tree[1], rows, strict=True)]
+    ends = torch.tensor([0, *map(len, copies)]).cumsum(0).tolist()[1:]
+    own = [row for end, mine in zip(ends, rows, strict=True) for row in range(end - len(mine), end)]
+    index = [row for copy in copies for row in copy]
+    parts = [part.cpu().double().requires_grad_() for part in wide.split([heads[0], heads[1], heads[1]], dim=1)]
+    angles = [each.cpu()[index] for each in rotary]
+    out = plain(*(part[index] for part in parts), angles, list(map(len, copies)), scores)[own]
+    return [out.detach(), *torch.autograd.grad(out, parts, dout.cpu().double())]
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("scores", [PLAIN, Scores(0.3, 4), Scores(softcap=2.0), Scores(0.5, 11, 1.5)])
+def test_sequences_that_continue_others_attend_to_copies_of_them(tree, scores):
+    heads = (6, 2, 10)
+    wide, rotary, _ = draw(*heads, torch.float64, lengths=tree[0])
+    dout = torch.randn(len(wide), heads[0], heads[2], dtype=torch.float64)
+    found = attend_tree(wide, rotary, tree, heads, dout, scores, max(tree[0]))
+    for one, other in zip(found, attend_copies(wide, rotary, tree, heads, dout, scores), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", SHORT_DTYPES)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize(
+    ("heads", "scores"),
+    [((2, 2, 32), PLAIN), ((3, 1, 32), Scores(0.3, window=3)), ((2, 1, 64), Scores(window=25)), ((4, 1, 256), PLAIN)],
+)
+def test_attention_kernels_take_sequences_that_continue_others(
+    dtype, heads, tree, scores, short_kernels, poisoned_memory
+):
+    wide, rotary, _ = draw(*heads, dtype, DEVICE, tree[0])
+    dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
+    truth = attend_copies(wide, rotary, tree, heads, dout, scores)
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for max_len in {max(tree[0]), 128}:
+        found = attend_tree(wide, rotary, tree, heads, dout, scores, max_len)
+        again = attend_tree(wide, rotary, tree, heads, dout, scores, max_len)
+        for one, other, true in zip(found, again, truth, strict=True):
+            assert torch.equal(one, other)
+            assert (one.cpu().double() - true).norm() <= tolerance * true.norm()
+
+
+def test_prefixes_without_causal_attention_are_refused():
+    q = torch.randn(5, 2, 8)
+    starts = torch.tensor([0, 3, 5], dtype=torch.int32)
+    with pytest.raises(ValueError, match="Prefixes need causal attention"):
+        sequence_attention_(q, q, q, starts, 3, BIDIRECTIONAL, prefixes=Prefixes.of(starts, torch.tensor([-1, 0])))
 
 
 def test_a_window_without_causal_attention_is_refused():

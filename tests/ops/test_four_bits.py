@@ -25,7 +25,7 @@ def refuse(out):
 
 
 def packed(shape, dtype, seed=0, **options):
-    """A random weight in 4 bits, as an op takes it, and its matrix as bitsandbytes dequantises it."""
+    """A random weight in 4 bits, as an op takes it, and the matrix that it stands for."""
     generator = torch.Generator().manual_seed(seed)
     # Blocks of different sizes, the first of zeros only.
     weight = torch.randn(shape, generator=generator) * torch.rand(shape[0], 1, generator=generator) ** 9
@@ -35,7 +35,23 @@ def packed(shape, dtype, seed=0, **options):
     data.quant_state = state
     # bitsandbytes compiles what it computes of blocks that are not full, for each shape and dtype.
     with torch.compiler.set_stance("force_eager"):
-        return QuantisedWeight(dtype, refuse, None, four_bits_of(data)), functional.dequantize_4bit(data, state)
+        return QuantisedWeight(dtype, refuse, None, four_bits_of(data)), dequantised(data, state)
+
+
+def dequantised(data, state):
+    """The values as bitsandbytes computes them on a GPU, and by definition elsewhere.
+
+    On a CPU with AVX-512, bitsandbytes 0.50 takes the scales of other blocks where a block ends within a row, and
+    flushes subnormal values to zero.
+    """
+    if data.is_cuda:
+        return functional.dequantize_4bit(data, state)
+    scales = state.absmax
+    if state.nested:
+        scales = functional.dequantize_blockwise(scales, state.state2) + state.offset
+    codes = torch.stack([data.flatten() >> 4, data.flatten() & 15], dim=1).flatten()[: state.shape.numel()]
+    values = state.code[codes.long()] * scales.float().repeat_interleave(state.blocksize)[: len(codes)]
+    return values.to(state.dtype).view(state.shape)
 
 
 @pairwise(

@@ -35,7 +35,7 @@ def test_heads_run_in_groups_if_blocks_are_chunked(is_chunked, expected, fits_fl
     limits, attend = [], attention.sequence_attention_
 
     def recording(*given):
-        limits.append(given[-1])
+        limits.append(given[-2])
         return attend(*given)
 
     monkeypatch.setattr(attention, "sequence_attention_", recording)

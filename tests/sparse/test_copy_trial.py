@@ -71,7 +71,7 @@ def test_a_copy_is_tried_once_wherever_its_model_is_loaded_from(monkeypatch):
         assert len(tried) == expected
 
 
-def forgetting_prefixes(*states_and_lengths, continues):
+def forgetting_prefixes(*states_and_lengths, prefixes):
     return sequence_attention_(*states_and_lengths)
 
 

@@ -4,12 +4,15 @@ import gc
 import weakref
 
 import pytest
+import torch
 from builders import evaluated, make_examples, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.events import MemoryProbed
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import snapshot
+from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.texts.examples import Example
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.graphs import MicroBatchGraphs
 from sebp_edge.training.loop import Trainer
@@ -97,6 +100,28 @@ def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, ra
     learner.graphs.capture(learner.row_losses.pack(learner.limit.cut(outlined(learner, examples))[-1].examples))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
+
+
+def test_micro_batches_with_prefixes_and_without_are_warmed_up_before_the_first_capture(base, plain_graphs):
+    note, *questions = (one.input_ids for one in make_examples([30, 5, 6, 8]))
+    about_it = [Example([*note, *own], [IGNORE] * 33 + list(own[3:]), 0) for own in questions]
+    steps = [about_it, SHORT]
+    with recovering_learner(base, [*about_it, *SHORT]) as learner:
+        learner.begin_graphs()
+        learner.prepare(schedule_of(learner, [steps], about_it, SHORT))
+        for examples in steps:
+            learner.step(make_step(learner, examples), 0.0)
+            ((outlines, *captured),) = learner.losses(evaluated(learner, examples))
+            shared = learner.row_losses(outlines)
+            learner.row_losses.shares_prefixes = False
+            expected, expected_owners = learner.row_losses(outlines)
+            learner.row_losses.shares_prefixes = True
+            for losses, owners in (captured, shared):
+                assert torch.equal(owners, expected_owners)
+                torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+        order, keys = learner.graphs._graphs.order, learner.graphs._captured.keys()
+    assert order[:4] == ["warm_up"] * 4 and order.count("warm_up") == len(keys) == 4
+    assert {(key.has_gradients, key.has_prefixes) for key in keys} == {(a, b) for a in (0, 1) for b in (0, 1)}
 
 
 def test_an_evaluation_first_warms_up_no_gradients(learner, ran):

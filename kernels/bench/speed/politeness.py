@@ -5,8 +5,9 @@
 
 The other program is a process in a session of its own, as those of a desktop are. It begins a frame 60 times a second,
 or as soon as the one before is done. A frame is late if it takes more than a 60th of a second from when it was due.
-The training is of "tiny" on the CPU, and of the shape of Llama-3.2-3B on a GPU; its first step is over when the frames
-begin, and it never ends by itself. The rate of its tokens is that of the steps meanwhile.
+The training is of "tiny" on the CPU, and of the shape of Llama-3.2-3B on a GPU. Two epochs are over when the frames
+begin, so that nothing is left to compile or to capture, and it never ends by itself. The rate of its tokens is that of
+the steps meanwhile.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def training(model: Path, arguments: list[str]) -> Iterator:
         ) as one:
             threading.Thread(target=read, args=(one, steps), daemon=True).start()
             if (first := steps.get()) is None:
-                raise RuntimeError(f"{' '.join(map(str, command))} ended before its first step.")
+                raise RuntimeError(f"{' '.join(map(str, command))} ended before its third epoch.")
             last = [(first["tokens"], first["time"])]
 
             def rate() -> float | None:
@@ -135,9 +136,10 @@ def training(model: Path, arguments: list[str]) -> Iterator:
 
 
 def read(one: subprocess.Popen, steps: queue.SimpleQueue) -> None:
+    """Puts the steps after the second epoch, and None at the end."""
     for line in one.stdout:
         event = json.loads(line)
-        if event["event"] == "step":
+        if event["event"] == "step" and event["epoch"] > 2:
             steps.put(event)
     steps.put(None)
 

@@ -10,6 +10,9 @@ see (causal: their own and earlier ones), so that nothing is summed in memory an
 rotated in registers wherever they are read. The softmax over blocks of keys, and its gradient from the logarithm of its
 sum, are Dao's (2023).
 
+A sequence that continues a prefix sees the prefix's keys, then its own. The sequences that continue a prefix lie right
+after it, so the queries that see the prefix's keys are one range of rows: its own and theirs.
+
 Shapes: A rows of all sequences, H heads, G key/value heads, E head size, S sequences.
 """
 
@@ -20,7 +23,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HEAD_SIZES = (32, 64, 128, 256)
 # Below any score, but finite: infinities would cancel to NaN.
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
@@ -97,13 +99,32 @@ def _first_block(query, window, KEYS: tl.constexpr):
 
 @triton.jit
 def _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads):
-    """A program's part of a sequence, its key/value head, and the begin and length of the sequence."""
+    """A program's part of a sequence, its key/value head, and the index, begin and length of the sequence."""
     program = tl.program_id(0)
     sequence = program // num_parts // num_kv_heads
     begin = tl.load(cu_seqlens_ptr + sequence)
     length = tl.load(cu_seqlens_ptr + sequence + 1) - begin
     # 64 bits: an offset may pass 2^31 elements.
-    return program % num_parts, program // num_parts % num_kv_heads, begin.to(tl.int64), length
+    return program % num_parts, program // num_parts % num_kv_heads, sequence, begin.to(tl.int64), length
+
+
+@triton.jit
+def _prefix_of(prefix_begins_ptr, prefix_lengths_ptr, sequence, begin):
+    """The length of the prefix that a sequence continues, and its first row, counted from the sequence's own."""
+    length, first_row = 0, begin * 0
+    if prefix_begins_ptr is not None:
+        length = tl.load(prefix_lengths_ptr + sequence)
+        first_row = tl.load(prefix_begins_ptr + sequence) - begin
+    return length, first_row
+
+
+@triton.jit
+def _rows_of_keys(keys, prefix, prefix_row, prefix_begins_ptr):
+    """The rows of keys that a sequence sees, counted from its own first row: its prefix's, then its own."""
+    rows = keys
+    if prefix_begins_ptr is not None:
+        rows = tl.where(keys < prefix, keys + prefix_row, keys - prefix)
+    return rows
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -114,6 +135,8 @@ def _short_attention_kernel(
     cos_ptr,
     sin_ptr,
     cu_seqlens_ptr,
+    prefix_begins_ptr,
+    prefix_lengths_ptr,
     out_ptr,
     logsumexp_ptr,
     num_parts,
@@ -132,9 +155,10 @@ def _short_attention_kernel(
     KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    tile, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
+    tile, kv_head, sequence, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
     if tile * ROWS >= length * GROUP:
         return
+    prefix, prefix_row = _prefix_of(prefix_begins_ptr, prefix_lengths_ptr, sequence, begin)
     # From here on pointers are to the sequence's first row.
     num_heads = num_kv_heads * GROUP
     q_ptr += begin * stride_qa + kv_head * GROUP * stride_qh
@@ -154,18 +178,21 @@ def _short_attention_kernel(
         # No other program reads these, and every thread of this one has read them.
         tl.debug_barrier()
         tl.store(q_ptr + q_rows[:, None] + tl.arange(0, 2 * HALF)[None, :], q, mask=has_row[:, None])
+    # Rows beyond the end see what the last query sees, so that no softmax is over nothing.
+    seeing = prefix + tl.minimum(queries, length - 1)
     highest = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, 2 * HALF), tl.float32)
     end = length
     if CAUSAL:
         end = tl.minimum(length, (tile * ROWS + ROWS - 1) // GROUP + 1)
-    for first in range(_first_block(tile * ROWS // GROUP, window, KEYS), end, KEYS):
+    for first in range(_first_block(prefix + tile * ROWS // GROUP, window, KEYS), prefix + end, KEYS):
         keys = first + tl.arange(0, KEYS)
-        has_key = keys < length
-        k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
-        v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
-        sees = _sees(queries[:, None], keys[None, :], length, window, CAUSAL)
+        has_key = keys < prefix + length
+        key_rows = _rows_of_keys(keys, prefix, prefix_row, prefix_begins_ptr)
+        k = _load_rotated(k_ptr, key_rows * stride_ka, cos_ptr, sin_ptr, key_rows, has_key, HALF)
+        v = _load_heads(v_ptr, key_rows * stride_va, has_key, HALF)
+        sees = _sees(seeing[:, None], keys[None, :], prefix + length, window, CAUSAL)
         scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * exp2_scale, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_highest[:, None])
@@ -208,6 +235,10 @@ def _short_attention_backward_kernel(
     cos_ptr,
     sin_ptr,
     cu_seqlens_ptr,
+    prefix_begins_ptr,
+    prefix_lengths_ptr,
+    readers_end_ptr,
+    positions_ptr,
     out_ptr,
     logsumexp_ptr,
     gradients_ptr,
@@ -231,10 +262,11 @@ def _short_attention_backward_kernel(
     CAUSAL: tl.constexpr,
     FIRST_BLOCK_SEES_ITSELF: tl.constexpr,
 ):
-    block, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
+    block, kv_head, sequence, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
     first_key = block * KEYS
     if first_key >= length:
         return
+    prefix, prefix_row = _prefix_of(prefix_begins_ptr, prefix_lengths_ptr, sequence, begin)
     # From here on pointers are to the sequence's first row.
     num_heads = num_kv_heads * GROUP
     stride_ga = (num_heads + 2 * num_kv_heads) * (2 * HALF)
@@ -264,6 +296,10 @@ def _short_attention_backward_kernel(
         first_query, end_key = first_key, end
     if window is not None:
         end_query = tl.minimum(length, first_key + KEYS - 1 + window)
+    if readers_end_ptr is not None:
+        # Sequences that continue this one lie after it; which of their queries see a key, only a window decides.
+        readers_end = tl.load(readers_end_ptr + sequence) - begin.to(tl.int32)
+        end_query = tl.where(readers_end > length, readers_end, end_query)
     for first_row in range(first_query * GROUP, end_query * GROUP, ROWS):
         rows = first_row + tl.arange(0, ROWS)
         queries, heads, has_row = rows // GROUP, rows % GROUP, rows < end_query * GROUP
@@ -272,12 +308,15 @@ def _short_attention_backward_kernel(
         q, dout, logsumexp, delta = _load_tile(
             q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
         )
+        seeing = queries
+        if window is not None and positions_ptr is not None:
+            seeing = tl.load(positions_ptr + begin + queries, mask=has_row, other=0) - prefix
         weights, dscores = _gradients_of_scores(
-            q, k, v, dout, logsumexp, delta, queries, keys, length, exp2_scale, window, CAUSAL
+            q, k, v, dout, logsumexp, delta, seeing, keys, length, exp2_scale, window, CAUSAL
         )
         dv = tl.dot(tl.trans(weights), dout, dv, input_precision="ieee")
         dk = tl.dot(tl.trans(dscores), q, dk, input_precision="ieee")
-        if FIRST_BLOCK_SEES_ITSELF and (first_key == 0) & (first_row < end * GROUP):
+        if FIRST_BLOCK_SEES_ITSELF and (prefix + first_key == 0) & (first_row < end * GROUP):
             dq = tl.dot(dscores, k, input_precision="ieee") * scale
             _store_rotated_back(dq_ptr, dq_rows, dq, cos_ptr, sin_ptr, queries, rows < end * GROUP, HALF)
     dk_rows = keys * stride_ga
@@ -285,11 +324,11 @@ def _short_attention_backward_kernel(
     tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=has_key[:, None])
     _store_rotated_back(dk_ptr, dk_rows, dk * scale, cos_ptr, sin_ptr, keys, has_key, HALF)
 
-    # With a single part the compiler leaves out what follows.
-    if num_parts == 1:
+    # With a single part the compiler leaves out what follows, unless there are prefixes.
+    if num_parts == 1 and prefix_begins_ptr is None:
         return
     # Queries that see other blocks of keys: dk and dv are stored, so there are registers to accumulate dq.
-    if first_key > 0 or not FIRST_BLOCK_SEES_ITSELF:
+    if prefix + first_key > 0 or not FIRST_BLOCK_SEES_ITSELF:
         for first_row in range(first_key * GROUP, end * GROUP, ROWS):
             rows = first_row + tl.arange(0, ROWS)
             queries, heads, has_row = rows // GROUP, rows % GROUP, rows < end * GROUP
@@ -299,13 +338,15 @@ def _short_attention_backward_kernel(
                 q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
             )
             dq = tl.zeros((ROWS, 2 * HALF), tl.float32)
-            for first in range(_first_block(first_row // GROUP, window, KEYS), end_key, KEYS):
+            for first in range(_first_block(prefix + first_row // GROUP, window, KEYS), prefix + end_key, KEYS):
                 keys = first + tl.arange(0, KEYS)
-                has_key = keys < length
-                k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
-                v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
+                has_key = keys < prefix + length
+                key_rows = _rows_of_keys(keys, prefix, prefix_row, prefix_begins_ptr)
+                k = _load_rotated(k_ptr, key_rows * stride_ka, cos_ptr, sin_ptr, key_rows, has_key, HALF)
+                v = _load_heads(v_ptr, key_rows * stride_va, has_key, HALF)
+                seeing, length_seen = prefix + queries, prefix + length
                 _, dscores = _gradients_of_scores(
-                    q, k, v, dout, logsumexp, delta, queries, keys, length, exp2_scale, window, CAUSAL
+                    q, k, v, dout, logsumexp, delta, seeing, keys, length_seen, exp2_scale, window, CAUSAL
                 )
                 dq = tl.dot(dscores, k, dq, input_precision="ieee")
             _store_rotated_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
@@ -352,6 +393,7 @@ def short_attention_(
     scale: float,
     window: int | None,
     causal: bool,
+    prefixes: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The outputs [A, H, E], and log2 of the softmax's sums, fp32 [A, H]; may rotate `q` in place."""
     num_rows, num_heads, head_size = q_AHE.shape
@@ -368,6 +410,7 @@ def short_attention_(
             v_AGE,
             *_angles(rotary),
             cu_seqlens,
+            *(prefixes or (None,) * 4)[:2],
             out_AHE,
             logsumexp_AH,
             num_parts,
@@ -401,6 +444,7 @@ def short_attention_backward(
     scale: float,
     window: int | None,
     causal: bool,
+    prefixes: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv as parts of one new matrix, from what the forward pass left in `q` and returned."""
     num_rows, num_heads, head_size = q_AHE.shape
@@ -417,6 +461,7 @@ def short_attention_backward(
             v_AGE,
             *_angles(rotary),
             cu_seqlens,
+            *(prefixes or (None,) * 4),
             out_AHE,
             logsumexp_AH,
             gradients,

@@ -15,8 +15,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
-from sebp_edge.ops import Scores, sequence_attention_
+from sebp_edge.ops import Prefixes, Scores, sequence_attention_
 from sebp_edge.sparse.patches.agreement import ATTENTION, find_mismatch
 from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
@@ -31,15 +30,20 @@ class FusedAttention(Patch):
     Args:
         decoder: a model whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
         max_dq_bytes: see `sequence_attention_`.
+
+    Attributes:
+        scores: the options of the scores of each replaced block.
     """
 
     def __init__(self, decoder: nn.Module, max_dq_bytes: int | None = None):
         super().__init__()
         self._decoder, self._max_dq_bytes = decoder, max_dq_bytes
+        self.scores: list[Scores] = []
 
     def attach(self) -> None:
         """Replaces the blocks that pass a trial."""
         for block, scores in self.replacements().items():
+            self.scores.append(scores)
             self._replace(block, _Forward(block, scores, self._max_dq_bytes))
 
     def replacements(self) -> dict[nn.Module, Scores]:
@@ -83,8 +87,6 @@ class _Forward:
             return type(self._block).forward(self._block, hidden_states, position_embeddings, **inputs)
         if inputs.get("recorded_scores") is not None:
             inputs["recorded_scores"].append(self._scores)
-        if inputs.get("continues") is not None:
-            raise SparsityError("Fused attention does not share prefixes; compute all rows of each sequence.")
         out_1AD = _attend(
             self._block,
             hidden_states,
@@ -93,12 +95,20 @@ class _Forward:
             inputs["max_length_q"],
             self._scores,
             self._max_dq_bytes,
+            inputs.get("prefixes"),
         )
         return out_1AD, None
 
 
 def _attend(
-    block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores, max_dq_bytes: int | None
+    block: nn.Module,
+    x_1AD: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    cu_seqlens: Tensor,
+    max_len: int,
+    scores: Scores,
+    max_dq_bytes: int | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Tensor:
     q_AHE, k_AGE, v_AGE = (
         # Not [0]: its backward pass would copy the gradient.
@@ -107,7 +117,7 @@ def _attend(
     )
     if hasattr(block, "q_norm"):
         q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
-    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_dq_bytes)
+    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_dq_bytes, prefixes)
     return block.o_proj(out_AHE.flatten(1)[None])
 
 
@@ -135,7 +145,7 @@ def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
         return original()
 
     def fused() -> Tensor:
-        return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, recorded_scores[0], None)
+        return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, recorded_scores[0])
 
     reason = find_mismatch(decoder, original_with_spread_scores, fused, ATTENTION)
     if reason is not None:

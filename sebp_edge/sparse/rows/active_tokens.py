@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.ops import Prefixes
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.rows.soft_targets import SoftTargets
@@ -24,14 +25,14 @@ class ActiveTokens:
         position_ids: int64 [A], the position of each token in its sequence, as the model counts positions.
         cu_seqlens: int32 [S + 1], where each sequence begins; sequences may be empty.
         max_len: the length of the longest sequence, or an upper bound of it.
-        loss_indices: int64 [C], increasing: the indices of the loss rows among the active tokens.
+        loss_indices: int64 [C], each another one: the indices of the loss rows among the active tokens, in the order of
+            the batch's sequences and of the tokens in them, then of filler.
         targets: [C], the labels of the loss rows (shifted in decoders): int64, or fp32 in a regression.
         sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
         weights: fp32 [C], the weight of each loss: 1, unless `weighted` scales it; 0 for filler.
         token_type_ids: int64 [A], which text of a pair each token belongs to; None if the model takes none.
         soft_targets: see `RowPlan`; filler has share 0.
-        continues: int64 [S], the sequence that each sequence continues, or -1; None if none does (see
-            `share_prefixes`).
+        prefixes: the sequences that continue others; None if none does (see `share_beginnings`).
     """
 
     input_ids: Tensor
@@ -44,7 +45,7 @@ class ActiveTokens:
     weights: Tensor
     token_type_ids: Tensor | None = None
     soft_targets: SoftTargets | None = None
-    continues: Tensor | None = None
+    prefixes: Prefixes | None = None
 
     @classmethod
     def gather(
@@ -77,14 +78,14 @@ class ActiveTokens:
             soft_targets=plan.soft_targets,
         )
 
-    def first_token(self, num_soft_targets: int = 0) -> "ActiveTokens":
+    def first_token(self, num_soft_targets: int = 0, *, has_prefixes: bool = False) -> "ActiveTokens":
         """Returns a batch of only the first token, with a loss, for uses that need any valid batch; on the host."""
-        zero = torch.zeros(1, dtype=torch.int64)
+        zero, cu_seqlens = torch.zeros(1, dtype=torch.int64), torch.tensor([0, 1], dtype=torch.int32)
         return replace(
             self,
             input_ids=self.input_ids[:1],
             position_ids=self.position_ids[:1],
-            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+            cu_seqlens=cu_seqlens,
             max_len=1,
             loss_indices=zero,
             targets=self.targets[:1],
@@ -92,7 +93,7 @@ class ActiveTokens:
             weights=torch.ones(1),
             token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
             soft_targets=SoftTargets.unused(1, num_soft_targets) if num_soft_targets else None,
-            continues=None,
+            prefixes=Prefixes.of(cu_seqlens, zero - 1) if has_prefixes else None,
         )
 
     @property
@@ -109,7 +110,7 @@ class ActiveTokens:
     def inputs(self) -> dict[str, Tensor | int | None]:
         """The keyword arguments of a transformers model, with all sequences in one row [1, A]."""
         types = {} if self.token_type_ids is None else {"token_type_ids": self.token_type_ids[None]}
-        shared = {} if self.continues is None else {"continues": self.continues}
+        shared = {} if self.prefixes is None else {"prefixes": self.prefixes}
         return (
             types
             | shared
@@ -130,8 +131,8 @@ class ActiveTokens:
 
         Filler tokens have id 0 and position 0, in separate sequences: every token belongs to a sequence, and none has a
         position that the batch lacks (position tables end, and some models scale by the largest position). Filler
-        losses have weight 0. They are on rows without a loss, on filler first, and each on another row, since a row
-        gathered twice would lose its gradient. Weighted losses and gradients stay the same.
+        losses have weight 0 and come last. They are on rows without a loss, on filler first, and each on another row,
+        since a row gathered twice would lose its gradient. Weighted losses and gradients stay the same.
 
         Raises:
             SparsityError: the bucket is too small.
@@ -143,22 +144,24 @@ class ActiveTokens:
         num_tokens, num_filler = len(self.input_ids), bucket.tokens - len(self.input_ids)
         begins = torch.arange(num_tokens, bucket.tokens, bucket.longest, dtype=torch.int32)
         cu_seqlens = torch.cat([self.cu_seqlens[:-1], begins])
+        cu_seqlens = F.pad(cu_seqlens, (0, bucket.slots + 1 - len(cu_seqlens)), value=bucket.tokens)
         without_loss = torch.ones(bucket.tokens, dtype=torch.bool)
         without_loss[self.loss_indices] = False
         # The last rows without a loss: filler comes first.
         filler_indices = without_loss.nonzero().squeeze(1)[bucket.tokens - bucket.loss_rows :]
-        loss_indices, order = torch.cat([self.loss_indices, filler_indices]).sort()
+        num_filler_losses = len(filler_indices)
         return ActiveTokens(
             input_ids=F.pad(self.input_ids, (0, num_filler)),
             position_ids=F.pad(self.position_ids, (0, num_filler)),
-            cu_seqlens=F.pad(cu_seqlens, (0, bucket.slots + 1 - len(cu_seqlens)), value=bucket.tokens),
+            cu_seqlens=cu_seqlens,
             max_len=bucket.longest,
-            loss_indices=loss_indices,
-            targets=F.pad(self.targets, (0, len(filler_indices)))[order],
-            sequences=F.pad(self.sequences, (0, len(filler_indices)))[order],
-            weights=F.pad(self.weights, (0, len(filler_indices)))[order],
+            loss_indices=torch.cat([self.loss_indices, filler_indices]),
+            targets=F.pad(self.targets, (0, num_filler_losses)),
+            sequences=F.pad(self.sequences, (0, num_filler_losses)),
+            weights=F.pad(self.weights, (0, num_filler_losses)),
             token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
-            soft_targets=self.soft_targets and self.soft_targets.filled(len(filler_indices), order),
+            soft_targets=self.soft_targets and self.soft_targets.filled(num_filler_losses),
+            prefixes=self.prefixes and self.prefixes.filled(cu_seqlens),
         )
 
     def weighted(self, factor: float) -> "ActiveTokens":
@@ -168,14 +171,19 @@ class ActiveTokens:
     def to(self, device: torch.device | str) -> "ActiveTokens":
         """Returns the same tokens on `device`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        on_a_device = {name: value for name, value in values.items() if isinstance(value, Tensor | SoftTargets)}
-        return replace(self, **{name: value.to(device, non_blocking=True) for name, value in on_a_device.items()})
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in values.items()
+            if isinstance(value, Tensor | SoftTargets | Prefixes)
+        }
+        return replace(self, **moved)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors; tokens of the same sizes have the same ones in the same order."""
         values = [getattr(self, field.name) for field in fields(self)]
-        return [value for value in [*values, *(self.soft_targets or ())] if isinstance(value, Tensor)]
+        parts = [*values, *(self.soft_targets or ()), *(self.prefixes or ())]
+        return [value for value in parts if isinstance(value, Tensor)]
 
 
 def _describe(sizes: Bucket) -> str:

@@ -30,6 +30,6 @@ class SoftTargets(NamedTuple):
         """Returns the same soft targets on `device`."""
         return SoftTargets(*(part.to(device, non_blocking=non_blocking) for part in self))
 
-    def filled(self, num_filler: int, order_C: Tensor) -> "SoftTargets":
-        """Appends rows of share 0; returns the rows in this order."""
-        return SoftTargets(*(F.pad(part, (0, 0, 0, num_filler))[order_C] for part in self))
+    def filled(self, num_filler: int) -> "SoftTargets":
+        """Appends rows of share 0."""
+        return SoftTargets(*(F.pad(part, (0, 0, 0, num_filler)) for part in self))
