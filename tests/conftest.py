@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A background job of a shell ignores SIGINT, and so would processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Stores flush each file that they write. On a disk, tests would wait for that about as long as they compute.
 IN_MEMORY = Path("/dev/shm")
