@@ -38,11 +38,11 @@ asyncio.run(main())
 
 @pytest.fixture
 def app(settings, training):
-    """A running app, and its server with all below, at a random moment of a training."""
+    """A running app, and its server with all below, at a random moment of the start of a training."""
     command = [sys.executable, "-c", APP, json.dumps(settings), json.dumps(training)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         server = int(process.stdout.readline())
-        for _ in range(random.randrange(30)):
+        for _ in range(random.randrange(3)):
             process.stdout.readline()
         time.sleep(random.uniform(0, 0.3))
         yield process, processes_below(server)
@@ -50,7 +50,7 @@ def app(settings, training):
 
 
 def assert_the_job_is_shown(settings):
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         jobs = server.call("jobs.list")["jobs"]
         assert [job["state"] for job in jobs] in ([], ["interrupted"], ["paused"], ["done"])
