@@ -23,7 +23,6 @@ from sebp_edge.adapters.history import read_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.run.assessment import Assessor
-from sebp_edge.run.preparation import make_schedules
 from sebp_edge.texts.split_history import take_fingerprints
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -396,26 +395,6 @@ def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make):
     assert of_each[: len(FEW)] == of_each[len(FEW) :]
     # The same as without copies: 13 clusters are folds, although these are 26 documents.
     assert {*of_each} == {"fold 1", "fold 2", "fold 3"}
-
-
-@pytest.mark.slow
-def test_pieces_of_a_document_are_on_one_side(make, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        "sebp_edge.run.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
-    )
-    result = make(recipe=RECIPE.replace(context_length=32, epochs=1)).adapt(make_sentences(9, words=60))
-    assert result.examples >= 2 * 9
-    judged = [schedule for schedule in made if not schedule.trains_on_all]
-    assert len(judged) == 3
-    for schedule in judged:
-        trained = [example for epoch in schedule.epochs for step in epoch for example in step.examples]
-        train, validation, test = (
-            [example.document for example in part]
-            for part in (trained, schedule.validation.examples, schedule.test.examples)
-        )
-        assert len(train) + len(validation) + len(test) == result.examples
-        assert len({*train}) + len({*validation}) + len({*test}) == 9
 
 
 @pytest.mark.slow

@@ -259,6 +259,7 @@ def adapted(adapt, after_learning):
     return adapt
 
 
+@pytest.mark.slow
 def test_the_command_says_that_nothing_is_new_without_torch(adapted):
     code = (
         "import sys; from sebp_edge.cli import main\n"

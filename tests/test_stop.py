@@ -12,6 +12,7 @@ from sebp_edge.events import (
     AdapterSaved,
     ExampleAnalyzed,
     ExamplesEvaluated,
+    JobStarted,
     ModelLoaded,
     StepDone,
     TextsRead,
@@ -192,18 +193,10 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     assert idle.analyze(notes_folder, examples=1)
 
 
-def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
-    import sebp_edge.run.texts_call as module
-
-    worker, read_for = Worker(make), module.read_for
-
-    def pausing(*arguments):
-        worker._pause()
-        return read_for(*arguments)
-
-    monkeypatch.setattr(module, "read_for", pausing)
+def test_a_call_can_be_stopped_from_its_start(make):
+    worker, texts = Worker(make, JobStarted), make_sentences(2000)
     begin = time.process_time()
-    worker.run(lambda personalizer: personalizer.adapt(make_sentences(2000)))
+    worker.run(lambda personalizer: personalizer.adapt(texts))
     assert isinstance(worker.error, Interrupted)
     assert worker.personalizer.in_use.base is None
     assert time.process_time() - begin < 5

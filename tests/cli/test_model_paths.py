@@ -86,6 +86,7 @@ def test_an_archive_has_no_path_and_removing_forgets_it(used, model, model_folde
     assert files_with(used.folder, str(model.parent)) == []
 
 
+@pytest.mark.slow
 def test_an_adapter_saved_to_a_new_folder_is_used_without_naming_its_model(model, notes_folder, recipe, tmp_path):
     command = ["adapt", notes_folder, "--model", model, "--recipe", recipe, "--out", tmp_path / "out"]
     done = run(*command)
