@@ -149,7 +149,7 @@ def test_a_thread_that_ends_does_not_end_the_server_that_it_started():
         "    servers.append(server); server.stdout.readline()\n"
         "servers = []\n"
         "thread = threading.Thread(target=start); thread.start(); thread.join()\n"
-        "time.sleep(1)\n"
+        "time.sleep(0.5)\n"
         "assert servers[0].poll() is None\n"
         'servers[0].stdin.write(b\'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\\n\'); servers[0].stdin.flush()\n'
         "print(servers[0].stdout.readline().decode())\n"
