@@ -14,12 +14,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# In memory, where saving an adapter does not wait for the disk thirty times.
-MEMORY = Path("/dev/shm")
-if MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+# Files of tests are in memory if there is room: saving an adapter waits for a disk thirty times.
+MEMORY = "/dev/shm"
+if os.access(MEMORY, os.W_OK):
     disk = os.statvfs(MEMORY)
-    if disk.f_bavail * disk.f_frsize > 2**33 and not disk.f_flag & os.ST_NOEXEC:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    if disk.f_bavail * disk.f_frsize > 2**33 and not disk.f_flag & os.ST_NOEXEC:  # tests write programs, too
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 # Failed assertions in these modules show the compared values, as in a test file.
 pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
