@@ -165,7 +165,7 @@ def has_handlers(one):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, 0), (signal.SIGTERM, 0.05), (signal.SIGINT, 0.4)])
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, 0), (signal.SIGTERM, 0.05), (signal.SIGINT, 0.2)])
 def test_an_interruption_while_the_command_starts_is_one_sentence(number, after, tmp_path):
     with process("generate", "the ferry", "--json", cold=True) as one:
         while not has_handlers(one):
