@@ -21,8 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Stores flush each file that they write. On a disk, tests would wait for that about as long as they compute.
 IN_MEMORY = Path("/dev/shm")
-runs_files = IN_MEMORY.is_mount() and not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC
-if runs_files and shutil.disk_usage(IN_MEMORY).free > 4 * 10**9:
+can_hold = os.access(IN_MEMORY, os.W_OK) and not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC
+if can_hold and shutil.disk_usage(IN_MEMORY).free > 4 * 10**9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 # Failed assertions in these modules show the compared values, as in a test file.

@@ -18,29 +18,32 @@ from command import IS_COLD, start
 from sebp_edge.serve.jobs import ENDED
 
 COMMAND = [sys.executable, "-m", "sebp_edge.serve"]
-# A server and its workers without the seconds that importing torch takes each of them; a worker is the server's child.
+# A server, its workers and its planners without the seconds that imports take each of them; they are its children.
 WARM = """
 import warm
 warm.fork_from_here()
 from sebp_edge.basics.children import Children
 start = Children.start
 def start_warm(children, command, **options):
-    if "sebp_edge.serve.worker" in command:
-        return warm.WarmProcess([{worker!r}, command[-1]], **options)
+    for module, code in {children!r}.items():
+        if module in command:
+            return warm.WarmProcess([code, command[-1]], **options)
     return start(children, command, **options)
 Children.start = start_warm
 from sebp_edge.serve.__main__ import main
 main()
 """
-WORKER = """
+CHILD = """
 import os, sys, time
 os.setsid()
 until = time.monotonic() + 10
 while os.getppid() != int(sys.argv[1]) and time.monotonic() < until:
     time.sleep(0.001)
-from sebp_edge.serve.worker import main
+from {module} import main
 main()
 """
+WORKER, PLANNER = (f"sebp_edge.serve.{name}" for name in ("worker", "planner"))
+CHILDREN = {module: CHILD.format(module=module) for module in (WORKER, PLANNER)}
 # An app starts it as its server. It gives its streams to a warm one that the tests start, and ends with its exit code.
 LAUNCHER = """
 import os, socket, sys
@@ -73,7 +76,7 @@ def start_server(*, command=COMMAND, warm=False, first="", **options):
     """
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | options
     if warm and not IS_COLD:
-        return start([first + WARM.format(worker=WORKER)], stderr=None, text=False, **options)
+        return start([first + WARM.format(children=CHILDREN)], stderr=None, text=False, **options)
     return subprocess.Popen(command, **options)
 
 

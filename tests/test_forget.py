@@ -22,6 +22,12 @@ from sebp_edge.texts.split_history import SplitHistory
 pytestmark = pytest.mark.usefixtures("unassessed")
 
 
+@pytest.fixture
+def learnt(make, after_learning):
+    """The store of `make`, which has learnt the notes."""
+    return after_learning(make().store)
+
+
 def weights(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
 
@@ -59,9 +65,9 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
 
 
 @pytest.mark.slow
-def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
+def test_the_adapter_in_use_is_the_new_one_or_none(make, learnt, notes_folder):
     personalizer = make()
-    personalizer.adapt(notes_folder, activate_anyway=True)
+    personalizer.load_adapter("default")
     personalizer.forget("note-03.md", notes_folder, activate_anyway=True)
     assert personalizer.in_use.adapter_folder.name == "2"
     assert make().generate("the ferry", adapter="default", temperature=0, max_new_tokens=8) == personalizer.generate(
@@ -79,9 +85,8 @@ def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
 
 
 @pytest.mark.slow
-def test_a_stop_forgets_nothing(make, notes_folder):
+def test_a_stop_forgets_nothing(make, learnt, notes_folder):
     personalizer, event = make(), threading.Event()
-    personalizer.adapt(notes_folder, activate_anyway=True)
 
     def stop(seen):
         if seen.event == "step":
@@ -94,8 +99,7 @@ def test_a_stop_forgets_nothing(make, notes_folder):
     assert "note-03.md" in {document.name for document in personalizer.store.adapter("default").documents(1)}
 
 
-def test_another_base_model_is_refused_before_anything_is_removed(make, notes_folder, tokenizer, tmp_path):
-    make().adapt(notes_folder)
+def test_another_base_model_is_refused_before_anything_is_removed(learnt, notes_folder, tokenizer, tmp_path):
     folder = tmp_path / "other-llama"
     model = make_llama()
     model.model.embed_tokens.weight.data.mul_(1.5)
@@ -103,10 +107,9 @@ def test_another_base_model_is_refused_before_anything_is_removed(make, notes_fo
     tokenizer.save_pretrained(folder)
     from sebp_edge import Personalizer
 
-    store = make().store
     with pytest.raises(BaseModelMismatch, match="was made for micro-llama, not for these weights of other-llama"):
-        Personalizer(folder, store=store, device="cpu").forget("note-03.md", notes_folder)
-    assert store.adapter("default").versions() == [1]
+        Personalizer(folder, store=learnt, device="cpu").forget("note-03.md", notes_folder)
+    assert learnt.adapter("default").versions() == [1]
 
 
 @pytest.mark.slow
@@ -196,12 +199,11 @@ def test_texts_without_files_have_to_be_given_again(make):
 
 
 @pytest.mark.slow
-def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, notes_folder):
+def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, learnt, notes_folder):
     personalizer = make(seed=3)
     with pytest.raises(AdapterError, match=r"'default' has no receipt of `sebp-edge forget`"):
         personalizer.verify_forgotten()
-    personalizer.adapt(notes_folder, activate_anyway=True)
-    receipt = personalizer.forget("note-03.md", activate_anyway=True)
+    receipt = personalizer.forget("note-03.md", notes_folder, activate_anyway=True)
     adapter = personalizer.store.adapter("default")
     before = listing(personalizer.store.folder)
     found = personalizer.verify_forgotten()
@@ -227,11 +229,10 @@ def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, n
 
 
 @pytest.fixture
-def forgotten(make, notes_folder):
+def forgotten(make, learnt, notes_folder):
     """A Personalizer whose adapter has a receipt, and that must not train."""
-    personalizer = make(recipe=make().recipe.replace(epochs=1))
-    personalizer.adapt(notes_folder, activate_anyway=True)
-    personalizer.forget("note-03.md", activate_anyway=True)
+    personalizer = make()
+    personalizer.forget("note-03.md", notes_folder, activate_anyway=True)
     personalizer.on_event = lambda event: event.event != "training_started" or pytest.fail("trains")
     return personalizer
 

@@ -2,14 +2,12 @@
 
 import importlib.metadata
 import json
-import os
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import python
 
 import sebp_edge
 from sebp_edge.cli import frozen
@@ -17,8 +15,13 @@ from sebp_edge.cli import frozen
 ROOT = Path(__file__).parents[1]
 (HOOK,) = [path for folder in frozen.hook_folders() for path in Path(folder).glob("hook-*.py")]
 REFUSING_HOOK = HOOK.parent / "pre_safe_import_module" / HOOK.name
+# With the installed copy in place of what is imported, and as in PyInstaller's own process, which would import torch.
 RUN_HOOK = """
 import json, runpy, sys
+sys._pyi_isolated_subprocess = True
+for name in [name for name in sys.modules if name.partition(".")[0] == "sebp_edge"]:
+    del sys.modules[name]
+sys.path.insert(0, sys.argv[3])
 runpy.run_path(sys.argv[2])["pre_safe_import_module"](None)
 found = runpy.run_path(sys.argv[1])
 print(json.dumps({name: found[name] for name in ("datas", "hiddenimports", "module_collection_mode")}))
@@ -32,10 +35,8 @@ def collected(tmp_path_factory):
     for source, target in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
         shutil.copytree(ROOT / source, installed / "sebp_edge" / target, dirs_exist_ok=True)
     hook = installed / "sebp_edge" / "cli" / "frozen" / HOOK.name
-    command = [sys.executable, "-c", RUN_HOOK, str(hook), REFUSING_HOOK]
-    environment = os.environ | {"PYTHONPATH": str(installed)}
-    finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=installed)
-    return json.loads(finished.stdout.splitlines()[-1]) | {"installed": installed}
+    output = python(RUN_HOOK, hook, REFUSING_HOOK, installed)
+    return json.loads(output.splitlines()[-1]) | {"installed": installed}
 
 
 def test_pyinstaller_finds_the_hook():
@@ -44,7 +45,6 @@ def test_pyinstaller_finds_the_hook():
     assert HOOK.name == "hook-sebp_edge.py"
 
 
-@pytest.mark.slow
 def test_all_data_files_are_collected(collected):
     installed = collected["installed"]
     found = {Path(source) for source, _ in collected["datas"]}

@@ -1,14 +1,12 @@
 """The gate, as an app meets it: what is kept, what is compared with what, and who has seen which document."""
 
-import json
 import random
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import pytest
 import torch
 from builders import make_sentences
@@ -21,13 +19,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.adapters.history import read_history, write_history
+from sebp_edge.adapters.history import read_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.run.assessment import Assessor
-from sebp_edge.run.preparation import make_schedules
-from sebp_edge.texts.remembered import Shingles
-from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
+from sebp_edge.texts.split_history import take_fingerprints
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=1, batch_tokens=200)
@@ -133,7 +129,9 @@ def test_an_adapter_that_does_nothing_is_not_kept(make, texts):
     assert (result.verdict, result.passed, result.active) == ("no gain", False, False)
     assert abs(result.gain) < 1e-3
     assert result.trained_on_all == (texts == FEW)
-    assert "The gate asks for a fall of at least 1.0 %" in result.summary
+    assert "The gate asks for a fall of at least 1.0 % with 95 % confidence" in result.summary
+    assert result.summary.startswith("Not better: version 1 of 'default' is saved, but not active.")
+    assert result.summary.endswith("Activate it anyway: store.adapter('default').activate(1)")
     store = personalizer.store
     assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
     assert store.adapter("default").open(1).record.verdict == "no gain"
@@ -300,25 +298,6 @@ def lived(stores, tmp_path_factory, model):
     return folder
 
 
-def rewrite_record(folder, **values):
-    path = folder / "sebp_edge.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def trained_on_all(adapter):
-    folder = adapter.version_folder(1)
-    write_history(folder, read_history(folder).all_trained_on())
-
-
-def with_other_tests(adapter):
-    """As after its texts were replaced: what it was tested on is not there any more."""
-    folder = adapter.version_folder(1)
-    history = read_history(folder)
-    documents = (replace(one, key=one.key ^ 1, sketch=NO_SHINGLES) for one in history.documents)
-    write_history(folder, SplitHistory(tuple(documents), history.salt))
-
-
-NO_SHINGLES = Shingles(np.array([], np.uint32), 0)
 # What happens to the best version, and why it is not compared with then.
 FATES = {
     "it is there": (lambda adapter: None, None),
@@ -327,12 +306,6 @@ FATES = {
         lambda adapter: (adapter.version_folder(1) / "judged" / "1" / "adapter_model.safetensors").write_bytes(b"{"),
         "its files are damaged, or of a newer sebp-edge",
     ),
-    "other model": (
-        lambda adapter: rewrite_record(adapter.version_folder(1), fingerprint="0" * 16, base_model="another"),
-        "it was made for another base model, another",
-    ),
-    "trained on all": (trained_on_all, "it was not judged itself"),
-    "other tests": (with_other_tests, "none of its 5 test documents are among these texts"),
 }
 
 
@@ -413,37 +386,15 @@ def test_a_document_that_bridges_test_and_train_documents_is_trained_on(make, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
-def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, texts):
+def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make):
     personalizer = make()
-    copies = [edit(text, 0.08, seed=number) for number, text in enumerate(texts)]
-    result = personalizer.adapt([*texts, *copies])
-    assert result.documents == 2 * len(texts)
-    of_each = roles(personalizer.store, [*texts, *copies])
-    assert of_each[: len(texts)] == of_each[len(texts) :]
-    # The same as without copies: 30 clusters are split, but 13 are folds, although these are 26 documents.
-    assert {*of_each} == ({"train", "validation", "test"} if texts == NOTES else {"fold 1", "fold 2", "fold 3"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [24, 9], ids=["split", "folds"])
-def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
-    made = []
-    monkeypatch.setattr(
-        "sebp_edge.run.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
-    )
-    result = make(recipe=RECIPE.replace(context_length=32, epochs=1)).adapt(make_sentences(count, words=60))
-    assert result.examples >= 2 * count
-    judged = [schedule for schedule in made if not schedule.trains_on_all]
-    assert len(judged) == (1 if count == 24 else 3)
-    for schedule in judged:
-        trained = [example for epoch in schedule.epochs for step in epoch for example in step.examples]
-        train, validation, test = (
-            [example.document for example in part]
-            for part in (trained, schedule.validation.examples, schedule.test.examples)
-        )
-        assert len(train) + len(validation) + len(test) == result.examples
-        assert len({*train}) + len({*validation}) + len({*test}) == count
+    copies = [edit(text, 0.08, seed=number) for number, text in enumerate(FEW)]
+    result = personalizer.adapt([*FEW, *copies])
+    assert result.documents == 2 * len(FEW)
+    of_each = roles(personalizer.store, [*FEW, *copies])
+    assert of_each[: len(FEW)] == of_each[len(FEW) :]
+    # The same as without copies: 13 clusters are folds, although these are 26 documents.
+    assert {*of_each} == {"fold 1", "fold 2", "fold 3"}
 
 
 @pytest.mark.slow
@@ -468,35 +419,31 @@ def test_with_fewer_than_six_documents_nothing_is_judged(make):
     assert (result.verdict, result.not_comparable) == ("not comparable", "it was not judged itself")
 
 
-def test_the_command_activates_what_was_not_judged_only_if_asked(model, recipe, tmp_path):
+def test_the_command_says_how_to_activate_what_was_not_judged(model, recipe, tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text(make_sentences(1, words=400)[0])
-    command = ["adapt", path, "--model", model, "--recipe", recipe]
-    result = run(*command)
+    result = run("adapt", path, "--model", model, "--recipe", recipe)
     assert result.exit_code == 3, result.output
     assert "Activate it anyway: sebp-edge adapters activate default 1" in result.output
     assert AdapterStore().adapter("default").active() is None
-    assert run(*command, "--activate-anyway").exit_code == 0
-    assert AdapterStore().adapter("default").active() == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
-def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make, stores, texts, tmp_path):
-    first, second = AdapterStore(stores(texts)), make().store
-    make().adapt(texts)
+def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make, stores):
+    first, second = AdapterStore(stores(FEW)), make().store
+    make().adapt(FEW)
     one, other = (store.adapter("default").open() for store in (first, second))
     assert read_history(one.path).salt != read_history(other.path).salt
     assert asdict(one.record) | {"created": ""} == asdict(other.record) | {"created": ""}
     histories = [read_history(saved.path).documents for saved in (one, other)]
     assert {document.key for document in histories[0]}.isdisjoint(document.key for document in histories[1])
-    assert roles(first, texts) == roles(second, texts)
+    assert roles(first, FEW) == roles(second, FEW)
     weights = [
         {str(path.relative_to(saved.path)): path.read_bytes() for path in saved.path.rglob("*.safetensors")}
         for saved in (one, other)
     ]
     assert weights[0] == weights[1]
-    assert len(weights[0]) == (2 if texts == NOTES else 4)
+    assert len(weights[0]) == 4
 
 
 # ------------------------------------------------------------------------------------------------------- the refit

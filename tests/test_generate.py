@@ -52,14 +52,6 @@ def record_prompts(personalizer):
 
 
 @pytest.mark.slow
-def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, make_adapted):
-    plain = make().generate(PROMPT, seed=3, max_new_tokens=12)
-    adapted = make_adapted().generate(PROMPT, seed=3, max_new_tokens=12)
-    assert adapted != plain
-    assert make().generate(PROMPT, adapter="default", seed=3, max_new_tokens=12) == adapted
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "just_made"), [("lora", False), ("full", True)])
 def test_one_personalizer_shows_before_and_after(make, make_adapted, method, just_made):
     personalizer = make_adapted(method)
@@ -128,36 +120,38 @@ def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts,
     assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None, Drawing(0)).is_chat is is_chat
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])
-def test_an_old_record_follows_its_recipes_chat_template(make, notes_folder, chat_template, prompt):
-    recipe = make().recipe.replace(chat_template=chat_template, learning_rate=2e-2, batch_tokens=200)
-    personalizer = make(recipe=recipe)
-    path = personalizer.adapt(notes_folder).adapter_path / "sebp_edge.json"
+@pytest.fixture
+def adapted_folder(make, after_learning):
+    """The folder of a version that the default store has."""
+    return after_learning(make().store).adapter("default").open().path
+
+
+def test_an_old_record_follows_its_recipes_chat_template(make, adapted_folder):
+    path = adapted_folder / "sebp_edge.json"
     values = json.loads(path.read_text())
     assert values.pop("chat") is False
-    path.write_text(json.dumps(values))
-    again = make()
-    again.load_adapter("default")
-    seen = record_prompts(again)
-    again.generate(PROMPT, max_new_tokens=1)
-    assert prompt in seen[0]
+    for chat_template, prompt in ((True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")):
+        path.write_text(json.dumps(values | {"recipe": values["recipe"] | {"chat_template": chat_template}}))
+        again = make()
+        again.load_adapter("default")
+        seen = record_prompts(again)
+        again.generate(PROMPT, max_new_tokens=1)
+        assert prompt in seen[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_nonfinite_logits_are_attributed_to_the_adapter_or_the_model(make, make_adapted, temperature):
-    personalizer = make_adapted()
-    path = personalizer.store.adapter("default").open().path / "adapter_model.safetensors"
+def test_nonfinite_logits_are_attributed_to_the_adapter_or_the_model(make, adapted_folder):
+    path = adapted_folder / "adapter_model.safetensors"
     # Loading requires finite weights; these are so large that the logits are not finite.
     save_file({name: 0 * weight + 1e30 for name, weight in load_file(path).items()}, path)
     broken = make()
-    with pytest.raises(AdapterError, match="With this adapter, the model computes NaN or infinite logits"):
-        broken.generate(PROMPT, adapter="default", temperature=temperature)
+    for temperature in (0, 1):
+        with pytest.raises(AdapterError, match="With this adapter, the model computes NaN or infinite logits"):
+            broken.generate(PROMPT, adapter="default", temperature=temperature)
     assert broken.generate(PROMPT, adapter=None, max_new_tokens=2) is not None
     broken.in_use.base.model.model.norm.weight.data.fill_(math.nan)
-    with pytest.raises(ModelError, match="The model 'micro-llama' computes NaN or infinite logits"):
-        broken.generate(PROMPT, adapter=None, temperature=temperature)
+    for temperature in (0, 1):
+        with pytest.raises(ModelError, match="The model 'micro-llama' computes NaN or infinite logits"):
+            broken.generate(PROMPT, adapter=None, temperature=temperature)
 
 
 def test_invalid_prompts_are_refused_before_anything_is_loaded(make):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -211,16 +212,21 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Full names of all that a file imports, relative imports resolved."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    return names_in(tree_of(path), package)
+    return names_in(nodes_of(path), package)
 
 
-def names_in(tree: ast.AST, package: str) -> set[str]:
+def names_in(nodes: Iterable[ast.AST], package: str) -> set[str]:
     """Full names of all that Python code imports; relative imports are from `package`."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -250,8 +256,7 @@ def test_imports_within_functions_are_few():
     for path in (ROOT / "sebp_edge").rglob("*.py"):
         if not re.search(r"^\s+(from|import) ", path.read_text(encoding="utf-8"), re.MULTILINE):
             continue
-        tree = tree_of(path)
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        functions = [node for node in nodes_of(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         inner = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
         count += len(inner)
     assert count <= MAX_IMPORTS_WITHIN_FUNCTIONS
@@ -291,7 +296,7 @@ def test_contributing_lists_the_layers():
 def test_ops_import_each_other_relatively():
     """Tools that read the checkout cannot know that kernels/ops is installed as sebp_edge.ops."""
     for path in (ROOT / "kernels/ops").rglob("*.py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{'.' * node.level}{node.module or ''}.{name}" for name in names]
@@ -398,7 +403,7 @@ def test_examples_and_documents_import_public_names_only():
     used = {
         (location, name)
         for location, text in shown_code().items()
-        for name in names_in(ast.parse(text), "")
+        for name in names_in(ast.walk(ast.parse(text)), "")
         if name.split(".")[0] == "sebp_edge"
     }
     assert ("quickstart.py", "sebp_edge.Personalizer") in used
@@ -409,7 +414,7 @@ def raised() -> set[tuple[str, str]]:
     """Each file of the package with the error classes that it raises by name."""
     found = set()
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Raise) and node.exc is not None:
                 name = ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
                 if name.split(".")[-1].lstrip("_")[:1].isupper():

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from sebp_edge.basics.job_object import ExtendedLimits, JobObject
@@ -67,17 +68,8 @@ def test_a_process_is_put_into_it_and_killed_with_it():
 
 
 @pytest.mark.parametrize("refused", ["CreateJobObjectW", "SetInformationJobObject", "AssignProcessToJobObject"])
-def test_no_process_is_left_outside_of_it(refused, monkeypatch):
-    started = []
-
-    class Watched(subprocess.Popen):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Watched)
+def test_no_process_is_left_outside_of_it(refused):
+    before = psutil.Process().children()
     with pytest.raises(MachineError, match="Windows refuses"):
-        JobObject(Kernel32(**{refused: 0})).start(COMMAND, **PIPES)
-    for process in started:
-        assert process.poll() is not None
-        process.stdin.close(), process.stdout.close()
+        JobObject(Kernel32(**{refused: 0})).start([sys.executable, "-c", "import time; time.sleep(1000)"])
+    assert psutil.Process().children() == before

@@ -18,7 +18,17 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
-from sebp_edge.events import JobProgress, JobStarted, LearningOn, NameInUse, Notice, PreparationProgress, StepDone
+from sebp_edge.events import (
+    JobProgress,
+    JobStarted,
+    LearningOn,
+    NameInUse,
+    Notice,
+    PreparationProgress,
+    StepDone,
+    TrainingStarted,
+)
+from sebp_edge.texts import readers
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
 
@@ -126,33 +136,26 @@ def test_documents_that_are_gone_are_reported_and_still_known(make):
     assert personalizer.adapt(OLD).gone == 0
 
 
-@pytest.mark.slow
 def test_another_seed_starts_over(make):
-    personalizer = make(after=True, seed=1)
-    result = personalizer.adapt(OLD)
-    assert not result.unchanged and result.learnt_on_from is None
-    (notice,) = of_kind(personalizer, Notice)
-    assert notice.message == (
+    found = make(after=True, seed=1).inspect(OLD)
+    assert found.beginning == (
         "All documents are learnt again, since version 1 was trained with the seed 0, and this seed is 1."
     )
-    assert of_kind(personalizer, NameInUse) == []
+    assert found.beginning in found.summary
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make):
+    make(after=True)
+    for changes, said in (
         ({"r": 8}, "r = 4, and this recipe has r = 8"),
         ({"lora_alpha": 7}, "lora_alpha = 32, and this recipe has lora_alpha = 7"),
         ({"chat_template": True}, "chat_template = false, and this recipe has chat_template = true"),
         ({"merge_for": "q4_0"}, 'no merge_for, and this recipe has merge_for = "q4_0"'),
-    ],
-)
-def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make, changes, said):
-    personalizer = make(after=True, recipe=dataclasses.replace(RECIPE, **changes))
-    begun = personalizer.inspect([*OLD, NEW[0]]).beginning
-    assert begun.endswith(f"All documents are learnt again, since version 1 was trained with {said}.")
-    assert begun.startswith(f"Version 1 of the adapter 'default' was trained with {said}. To keep the two apart, give")
+    ):
+        begun = make(recipe=dataclasses.replace(RECIPE, **changes)).inspect([*OLD, NEW[0]]).beginning
+        assert begun.endswith(f"All documents are learnt again, since version 1 was trained with {said}.")
+        assert begun.startswith(f"Version 1 of the adapter 'default' was trained with {said}. To keep the two apart, ")
 
 
 @pytest.mark.slow
@@ -202,11 +205,11 @@ def make_model(folder, tokenizer):
 
 def test_a_base_model_whose_files_have_changed_starts_over(make, model, tokenizer, tmp_path):
     personalizer = make(after=True, model=make_model(tmp_path / "others" / model.name, tokenizer))
-    result = personalizer.adapt(OLD)
-    assert result.learnt_on_from is None and not result.unchanged
     said = "was made for other files of the model large-weights, which have changed since"
-    assert of_kind(personalizer, NameInUse)[0].message.startswith(f"Version 1 of the adapter 'default' {said}. To")
-    assert of_kind(personalizer, Notice)[0].message == f"All documents are learnt again, since version 1 {said}."
+    (event,) = stopped_by_the_first_event(personalizer, OLD)
+    assert event.message.startswith(f"Version 1 of the adapter 'default' {said}. To")
+    begun = personalizer.inspect(OLD).beginning
+    assert begun == f"{event.message} All documents are learnt again, since version 1 {said}."
 
 
 def test_another_base_model_is_said_by_its_name(make, tokenizer, tmp_path):
@@ -233,7 +236,7 @@ def test_the_same_base_model_elsewhere_and_under_another_name_is_the_same(make, 
 
 
 @pytest.mark.slow
-def test_a_changed_system_message_is_a_change(make):
+def test_conversations_learn_on_and_a_changed_system_message_is_a_change(make):
     def chats(system):
         return [
             {"messages": [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]}
@@ -244,8 +247,9 @@ def test_a_changed_system_message_is_a_change(make):
     personalizer = make(recipe=RECIPE.replace(context_length=128))
     personalizer.adapt(chats("the wind"), activate_anyway=True)
     assert personalizer.adapt(chats("the wind")).unchanged
-    changed = personalizer.adapt([*chats("the wind")[:17], chats("the ferry")[17]])
-    assert not changed.unchanged and (changed.new, changed.changed) == (0, 1)
+    changed = personalizer.adapt([*chats("the wind")[:17], chats("the ferry")[17]], activate_anyway=True)
+    assert (changed.learnt_on_from, changed.new, changed.changed) == (1, 0, 1)
+    assert personalizer.store.adapter("default").open().record.chat
 
 
 @pytest.fixture
@@ -256,14 +260,13 @@ def adapted(adapt, after_learning):
 
 
 @pytest.mark.slow
-def test_the_command_says_that_nothing_is_new_without_torch(adapt):
-    assert run(*adapt).exit_code == 0
+def test_the_command_says_that_nothing_is_new_without_torch(adapted):
     code = (
         "import sys; from sebp_edge.cli import main\n"
         "try: main()\n"
         "finally: print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *adapt], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, *adapted], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Nothing is new in 24 documents: version 1 of the adapter 'default' has learnt all")
     assert done.stderr == "[]\n"
@@ -275,9 +278,13 @@ def test_the_command_prints_that_nothing_is_new_as_json(adapted):
 
 
 @pytest.mark.slow
-def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
+def test_the_command_learns_on_reads_the_texts_once_and_starts_over_if_asked(adapted, notes_folder, monkeypatch):
     (notes_folder / "new.md").write_text(NEW[0])
-    learnt = run(*adapted, "--activate-anyway")
+    calls, read_file = [], readers.read_file
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "read_file", lambda path, *more: calls.append(path) or read_file(path, *more))
+        learnt = run(*adapted, "--activate-anyway")
+    assert len(calls) == len({*calls}) == 25
     assert learnt.exit_code == 0, learnt.output
     assert "Learning on from version 1: 1 new and 0 changed documents, and " in learnt.stdout
     (notes_folder / "new.md").unlink()
@@ -285,20 +292,6 @@ def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     synced = run(*adapted, "--sync", "--activate-anyway")
     assert "since version 2 knows 1 document that --sync (sync=True) forgets." in synced.stderr
     assert AdapterStore().adapter("default").active() == 3
-    assert run(*adapted, "--fresh", "--activate-anyway").exit_code == 0
-    assert AdapterStore().adapter("default").active() == 4
-
-
-@pytest.mark.slow
-def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monkeypatch):
-    (notes_folder / "new.md").write_text(NEW[0])
-    calls = []
-    from sebp_edge.texts import readers
-
-    read_file = readers.read_file
-    monkeypatch.setattr(readers, "read_file", lambda path, *more: calls.append(path) or read_file(path, *more))
-    run(*adapted, "--activate-anyway")
-    assert len(calls) == len({*calls}) == 25
 
 
 # --------------------------------------------------------------------------------------------------------- learning on
@@ -362,9 +355,10 @@ def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(make):
     """Also in another store, whose hashes differ, and from a fresh process' state."""
     found = []
+    make("one", after=True)
+    make("other").adapt(OLD)
     for store in ("one", "other"):
-        make(store, recipe=RECIPE).adapt(OLD, activate_anyway=True)
-        path = make(store, recipe=RECIPE).adapt([*OLD, *NEW[:2]], activate_anyway=True).adapter_path
+        path = make(store).adapt([*OLD, *NEW[:2]], activate_anyway=True).adapter_path
         found.append({file.relative_to(path): load_file(file) for file in sorted(path.rglob(WEIGHTS))})
     assert found[0].keys() == found[1].keys()
     for file, weights in found[0].items():
@@ -383,16 +377,6 @@ def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch
         before, after = (load_file(path / own / WEIGHTS) for path in paths)
         if own or second.trained_on_all:
             assert all(tensor.equal(after[name]) for name, tensor in before.items())
-
-
-@pytest.mark.slow
-def test_conversations_learn_on(make):
-    chats = [{"prompt": prompt, "completion": text} for prompt, text in zip(NOTES, reversed(NOTES), strict=True)]
-    personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
-    personalizer.adapt(chats[:20], activate_anyway=True)
-    result = personalizer.adapt(chats[:25], activate_anyway=True)
-    assert (result.learnt_on_from, result.new + result.changed) == (1, 5)
-    assert personalizer.store.adapter("default").open().record.chat
 
 
 @pytest.mark.slow
@@ -422,8 +406,7 @@ def test_an_interruption_leaves_the_active_version_whole(make):
     # What was stopped has not learnt all texts, so nothing learns on from it, even if it is activated.
     saved = personalizer.store.adapter("default").open(stopped.value.version)
     assert saved.record.learnt_on_from == 1 and not (saved.path / KNOWN_TEXTS).exists()
-    personalizer.on_event = personalizer.events.append
-    assert personalizer.adapt(NOTES, activate_anyway=True).learnt_on_from == 1
+    assert personalizer.inspect(NOTES).beginning.startswith("Learning on from version 1: 10 new and 0 changed")
 
 
 # ------------------------------------------------------------------------------------------------------- starting over
@@ -453,10 +436,11 @@ def test_sync_learns_on_if_nothing_is_gone(make):
 
 
 @pytest.mark.slow
-def test_sync_forgets_what_earlier_versions_have_passed_on(make):
+def test_what_is_gone_is_known_if_it_comes_back_and_passed_on_until_a_sync_forgets_it(make):
     personalizer = make(after=True)
     second = personalizer.adapt([*OLD[1:], NEW[0]], activate_anyway=True)
     assert (second.learnt_on_from, second.gone) == (1, 1)
+    assert personalizer.adapt([*OLD, NEW[0]]).unchanged
     texts = [*OLD[1:], NEW[0], NEW[1]]
     third = personalizer.adapt(texts, activate_anyway=True)
     assert (third.learnt_on_from, third.gone) == (2, 1)
@@ -466,13 +450,6 @@ def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     forgotten = personalizer.adapt(texts, sync=True, activate_anyway=True)
     assert (forgotten.learnt_on_from, forgotten.version) == (None, 4)
     assert personalizer.adapt(texts, sync=True).unchanged
-
-
-@pytest.mark.slow
-def test_a_document_that_comes_back_is_known(make):
-    personalizer = make(after=True)
-    personalizer.adapt([*OLD[1:], NEW[0]], activate_anyway=True)
-    assert personalizer.adapt([*OLD, NEW[0]]).unchanged
 
 
 @pytest.mark.slow
@@ -510,22 +487,31 @@ def lose_the_judged_state(version):
     ],
 )
 def test_it_starts_over_and_says_why(make, change, why):
-    personalizer = make(after=True)
+    """Its training is stopped when it begins."""
+    personalizer, found = make(after=True), []
     change(personalizer.store.adapter("default").open(1).path)
-    result = personalizer.adapt([*OLD, NEW[0]])
-    assert result.learnt_on_from is None
-    (notice,) = of_kind(personalizer, Notice)
-    assert notice.message == f"All documents are learnt again, since version 1 {why}."
+
+    def sink(event):
+        found.append(event)
+        if isinstance(event, TrainingStarted):
+            raise Stop
+
+    personalizer.on_event = sink
+    with pytest.raises(Stop):
+        personalizer.adapt([*OLD, NEW[0]])
+    (said,) = (event.message for event in found if isinstance(event, Notice))
+    assert said == f"All documents are learnt again, since version 1 {why}."
+    assert found[-1].train_documents > 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["store", "another"])
-def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path, store):
+def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path):
     make(after=True).store.adapter("default").export_archive(tmp_path / "one.tar")
-    personalizer = make(store, recipe=RECIPE)
-    imported = personalizer.store.import_archive(tmp_path / "one.tar", "copy")
-    personalizer.store.adapter("copy").activate(imported.version)
-    assert personalizer.adapt(OLD, name="copy").unchanged
+    for store in ("store", "another"):
+        personalizer = make(store)
+        imported = personalizer.store.import_archive(tmp_path / "one.tar", "copy")
+        personalizer.store.adapter("copy").activate(imported.version)
+        assert personalizer.adapt(OLD, name="copy").unchanged
     assert personalizer.adapt([*OLD, NEW[0]], name="copy", activate_anyway=True).learnt_on_from == 1
 
 
@@ -548,8 +534,8 @@ def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
 def test_full_fine_tuning_starts_over(make):
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-3, epochs=1))
     personalizer.adapt(OLD, activate_anyway=True)
-    assert personalizer.adapt([*OLD, NEW[0]], activate_anyway=True).learnt_on_from is None
-    assert "version 1 trained all weights, and keeps no judged state" in of_kind(personalizer, Notice)[-1].message
+    begun = personalizer.inspect([*OLD, NEW[0]]).beginning
+    assert "All documents are learnt again, since version 1 trained all weights, and keeps no judged state" in begun
 
 
 def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests(make):
@@ -557,11 +543,8 @@ def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests
     personalizer = make(after=True)
     roles = role_of(personalizer.store.adapter("default").open().path, OLD)
     remaining = [OLD[number] for number, role in sorted(roles.items()) if role == "train"]
-    result = personalizer.adapt([*remaining, NEW[0]], activate_anyway=True)
-    assert result.learnt_on_from is None
-    assert (
-        "version 1 was trained on documents that are needed for tests now" in of_kind(personalizer, Notice)[0].message
-    )
+    begun = personalizer.inspect([*remaining, NEW[0]]).beginning
+    assert "version 1 was trained on documents that are needed for tests now" in begun
 
 
 @pytest.mark.slow
@@ -573,8 +556,6 @@ def test_an_inspection_says_what_would_be_learnt_on(make):
     found = personalizer.inspect([*OLD, NEW[0]])
     assert found.beginning.startswith("Learning on from version 1: 1 new and 0 changed documents, and ")
     assert found.beginning in found.summary and found.plan is not None
-    other = make(seed=1).inspect(OLD)
-    assert "since version 1 was trained with the seed 0, and this seed is 1." in other.summary
 
 
 def test_outside_the_store_nothing_is_learnt_on_from(make, tmp_path):

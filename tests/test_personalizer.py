@@ -122,22 +122,6 @@ def test_another_personalizer_by_name_and_plain_peft_load_the_same_adapter(make,
 
 
 @pytest.mark.slow
-def test_an_adapter_that_is_no_better_is_saved_but_not_active(make, notes_folder):
-    worse = make(after=True, recipe=NO_GAIN)
-    result = worse.adapt(notes_folder, fresh=True)
-    assert (result.passed, result.active, result.verdict, result.version) == (False, False, "no gain", 2)
-    assert "The gate asks for a fall of at least 1.0 % with 95 % confidence" in result.summary
-    assert result.summary.startswith("Not better: version 2 of 'default' is saved, but not active.")
-    assert result.summary.endswith("Activate it anyway: store.adapter('default').activate(2)")
-    store = worse.store
-    assert (store.adapter("default").active(), store.adapter("default").versions()) == (1, [1, 2])
-    assert store.adapter("default").open(2).path == result.adapter_path
-    assert store.adapter("default").open(2).record.verdict == "no gain"
-    assert worse.in_use.adaptation is None
-    worse.load_adapter("default", 2)
-
-
-@pytest.mark.slow
 def test_an_adapter_that_is_no_better_can_be_activated_anyway(make, notes_folder):
     worse = make(after=True, recipe=NO_GAIN)
     result = worse.adapt(notes_folder, activate_anyway=True, fresh=True)
@@ -145,21 +129,6 @@ def test_an_adapter_that_is_no_better_can_be_activated_anyway(make, notes_folder
     assert result.summary.startswith("Not better: version 2 of 'default' is active, as you asked with activate_anyway.")
     assert worse.store.adapter("default").active() == 2
     assert worse.in_use.adapter_folder == result.adapter_path
-
-
-@pytest.mark.slow
-def test_a_weaker_version_does_not_replace_a_better_one(make):
-    """The second, one epoch at a low rate, still beats the base model."""
-    texts = make_sentences(40, words=40)
-    strong = make(recipe=RECIPE.replace(learning_rate=5e-2)).adapt(texts)
-    weak = make(recipe=RECIPE.replace(learning_rate=1e-3, epochs=1, margin=0)).adapt(texts, fresh=True)
-    assert strong.passed
-    assert weak.gain_at_least > 0
-    assert (weak.verdict, weak.active, weak.compared_with) == ("worse than active", False, 1)
-    assert weak.gain_over_active < -weak.tolerance
-    assert "worse than version 1, the best so far, on documents held out of both trainings" in weak.summary
-    assert "Version 1 stays active." in weak.summary
-    assert make().store.adapter("default").active() == 1
 
 
 @pytest.mark.slow
@@ -209,18 +178,6 @@ def test_one_long_text_is_cut_into_examples_and_not_judged(make):
 def test_missing_or_too_little_text_is_refused(make, texts, message):
     with pytest.raises(TextsError, match=message):
         make().adapt(texts)
-
-
-@pytest.mark.slow
-def test_records_are_trained_on(make):
-    questions, answers, recipe = make_sentences(20), make_sentences(20, seed=1), RECIPE.replace(epochs=1)
-    pairs = [{"prompt": q, "completion": a} for q, a in zip(questions, answers, strict=True)]
-    assert make(recipe=recipe).adapt(pairs).examples == 20
-    chats = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in zip(questions, answers, strict=True)
-    ]
-    assert make(recipe=recipe.replace(chat_template=True)).adapt(chats).examples == 20
 
 
 def interrupt_at(step, error=KeyboardInterrupt):
@@ -525,14 +482,15 @@ def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_f
     assert torch.equal(before, logits(personalizer))
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, 20), (2, 150), (5, 20), (5, 150)])
-def test_a_few_questions_with_answers_are_trained_on_or_refused_in_one_sentence(make, count, words):
-    pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
-    records = [{"prompt": question, "completion": answer} for question, answer in pairs]
-    try:
-        assert make(recipe=RECIPE.replace(chat_template=True, epochs=1)).adapt(records).documents == count
-    except TextsError as error:
-        assert "at least 300 are needed" in str(error)
+def test_a_few_questions_with_answers_are_trained_on_or_refused_in_one_sentence(make):
+    def records(count, words):
+        pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
+        return [{"prompt": question, "completion": answer} for question, answer in pairs]
+
+    personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
+    with pytest.raises(TextsError, match="at least 300 are needed"):
+        personalizer.adapt(records(1, 20))
+    assert personalizer.adapt(records(5, 150)).documents == 5
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5])

@@ -12,6 +12,7 @@ from sebp_edge.events import (
     AdapterSaved,
     ExampleAnalyzed,
     ExamplesEvaluated,
+    JobStarted,
     ModelLoaded,
     StepDone,
     TextsRead,
@@ -62,10 +63,9 @@ def run_adapt(make, texts, kind, step=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 6])
-def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_folder, step):
+def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_folder):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
-    worker = Worker(make, StepDone, step, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
+    worker = Worker(make, StepDone, 6, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert isinstance(worker.error, Interrupted)
     assert "version 1 of the adapter 'default'; it is not active" in str(worker.error)
     assert (worker.error.name, worker.error.version, worker.error.exit_code) == ("default", 1, 130)
@@ -193,18 +193,10 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     assert idle.analyze(notes_folder, examples=1)
 
 
-def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
-    import sebp_edge.run.texts_call as module
-
-    worker, read_for = Worker(make), module.read_for
-
-    def pausing(*arguments):
-        worker._pause()
-        return read_for(*arguments)
-
-    monkeypatch.setattr(module, "read_for", pausing)
+def test_a_call_can_be_stopped_from_its_start(make):
+    worker, texts = Worker(make, JobStarted), make_sentences(2000)
     begin = time.process_time()
-    worker.run(lambda personalizer: personalizer.adapt(make_sentences(2000)))
+    worker.run(lambda personalizer: personalizer.adapt(texts))
     assert isinstance(worker.error, Interrupted)
     assert worker.personalizer.in_use.base is None
     assert time.process_time() - begin < 5

@@ -128,9 +128,9 @@ def test_a_version_is_moved_in_one_file(store, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, own_data_folder):
+def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, after_learning):
     """Of adaptations, with their documents."""
-    assert run(*adapt).exit_code == 0
+    after_learning(AdapterStore())
     paths = sorted(notes_folder.iterdir())
     texts = [path.read_text() for path in paths]
     paths[0].write_text(texts[0] + "\n\nThe ferry is late again today.\n")

@@ -47,7 +47,6 @@ def test_an_answer_stands_in_a_source_that_it_names(folder, tmp_path):
     assert answer.found
     assert answer.sources[0].document == "trip.md"
     assert "meter box" in answer.text or not answer.quoted
-    assert personalizer.ask("and the boat?", folder, before=[("Where is the key?", answer.text)]).found
 
 
 def test_without_an_answer_no_model_is_loaded(folder, tmp_path):

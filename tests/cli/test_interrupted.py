@@ -40,10 +40,7 @@ def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interrupti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
-    adapt, recipe, store, after_learning, number
-):
+def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, after_learning):
     after_learning(store)
     shared = {".numbers", "where.json"}
     files = [path for path in store.folder.rglob("*") if path.is_file() and shared.isdisjoint(path.parts)]
@@ -53,7 +50,7 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(
         for line in one.stdout:
             if json.loads(line).get("epoch", 0) >= 2:
                 break
-        one.send_signal(number)
+        one.send_signal(signal.SIGHUP)
         output, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     (job,) = store.jobs.list()
@@ -145,7 +142,7 @@ def test_an_adaptation_whose_result_nobody_reads_says_by_its_exit_code_whether_i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("closed", [[2], [0, 1, 2]], ids=str)
 def test_a_process_without_streams_still_works(closed):
     code = (
         f"import os; [os.close(number) for number in {closed}]; os.execvp({sys.executable!r}, {[*COMMAND, 'recipes']})"
@@ -168,7 +165,7 @@ def has_handlers(one):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, 0), (signal.SIGTERM, 0.05), (signal.SIGINT, 0.4)])
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, 0), (signal.SIGTERM, 0.05), (signal.SIGINT, 0.2)])
 def test_an_interruption_while_the_command_starts_is_one_sentence(number, after, tmp_path):
     with process("generate", "the ferry", "--json", cold=True) as one:
         while not has_handlers(one):

@@ -87,8 +87,14 @@ def test_an_archive_has_no_path_and_removing_forgets_it(used, model, model_folde
 
 
 @pytest.mark.slow
-def test_an_adapter_saved_to_a_folder_is_used_without_naming_its_model(model, notes_folder, recipe, tmp_path):
-    done = run("adapt", notes_folder, "--model", model, "--recipe", recipe, "--out", tmp_path / "out")
+def test_an_adapter_saved_to_a_new_folder_is_used_without_naming_its_model(model, notes_folder, recipe, tmp_path):
+    command = ["adapt", notes_folder, "--model", model, "--recipe", recipe, "--out", tmp_path / "out"]
+    done = run(*command)
     assert done.exit_code == 0, done.output
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= {path.name for path in before}
+    assert AdapterStore().names() == []
+    assert_one_sentence(run(*command), "already exists; choose a new folder", exit_code=2)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     assert files_with(tmp_path / "out", str(model.parent)) == []
     assert generate("--adapter", f"{tmp_path}/out").exit_code == 0

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from served import COMMAND, SECONDS, all_gone, processes_below
+from command import RECIPE
+from served import SECONDS, all_gone, processes_below
 
 from sebp_edge.serve.client import Client, ServerError
 
@@ -152,28 +153,26 @@ try {{
   if (error instanceof ServerError) seen.push(error.code);
 }}
 seen.push(Object.keys(await client.call("jobs.list")));
-if (job !== null) {{
-  await client.call("jobs.start", {{ id: "first", params: job }});
-  let last = 0;
-  for await (const event of client.events("first")) {{
-    if (event.number !== ++last) throw new Error("an event is missing");
-    if (event.event.state !== undefined) seen.push(event.event.state);
-  }}
-  let text = "";
-  const params = {{ prompt: "the", device: "cpu", max_new_tokens: 4 }};
-  const answer = await client.call("generate", params, {{ onText: (chunk) => (text += chunk) }});
-  seen.push(answer.text === text);
-  const controller = new AbortController();
-  const long = client.call("generate", {{ ...params, max_new_tokens: 1000 }}, {{ signal: controller.signal }});
-  controller.abort();
-  await long.catch((error) => seen.push(error.code));
+await client.call("jobs.start", {{ id: "first", params: job }});
+let last = 0;
+for await (const event of client.events("first")) {{
+  if (event.number !== ++last) throw new Error("an event is missing");
+  if (event.event.state !== undefined) seen.push(event.event.state);
 }}
+let text = "";
+const params = {{ prompt: "the", model: job.model, device: "cpu", max_new_tokens: 4 }};
+const answer = await client.call("generate", params, {{ onText: (chunk) => (text += chunk) }});
+seen.push(answer.text === text);
+const controller = new AbortController();
+const long = client.call("generate", {{ ...params, max_new_tokens: 100 }}, {{ signal: controller.signal }});
+controller.abort();
+await long.catch((error) => seen.push(error.code));
 await client.close();
 console.log(JSON.stringify(seen));
 """
 
 
-def run_typescript(tmp_path, *arguments, conversation=CONVERSATION, command=COMMAND):
+def run_typescript(tmp_path, *arguments, conversation, command):
     script = tmp_path / "conversation.mts"
     script.write_text(conversation.format(client=ROOT / "sebp_edge/serve/client.ts", command=json.dumps(command)))
     node_command = [node(), "--disable-warning=ExperimentalWarning", str(script), *map(json.dumps, arguments)]
@@ -183,19 +182,16 @@ def run_typescript(tmp_path, *arguments, conversation=CONVERSATION, command=COMM
 
 
 @pytest.mark.slow
-def test_typescript_client_is_refused_and_answered(tmp_path, settings):
-    assert run_typescript(tmp_path, settings, None) == ["unknown_job", ["jobs"]]
-
-
-@pytest.mark.slow
-def test_typescript_client_starts_a_job_and_cancels_a_request(tmp_path, settings, too_little, warm_servers):
-    found = run_typescript(tmp_path, settings, too_little, command=warm_servers.command)
+def test_typescript_client_is_refused_starts_a_job_and_cancels_a_request(tmp_path, settings, too_little, warm_servers):
+    command = warm_servers.command
+    found = run_typescript(tmp_path, settings, too_little, conversation=CONVERSATION, command=command)
     assert found == ["unknown_job", ["jobs"], "queued", "starting", "running", "refused", True, "cancelled"]
 
 
 @pytest.mark.slow
 def test_the_guides_conversation_in_plain_lines_works(settings, training, warm_servers):
     """In any other language, an app writes and reads these lines."""
+    Path(training["recipe"]).write_text(RECIPE + "refit = false\n")
     guide = (ROOT / "sebp_edge/serve/README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(# A conversation.*?)```", guide, re.DOTALL)
     assert len(code.splitlines()) <= 20

@@ -38,11 +38,11 @@ asyncio.run(main())
 
 @pytest.fixture
 def app(settings, training):
-    """A running app, and its server with all below, at a random moment of a training."""
+    """A running app, and its server with all below, at a random moment of the start of a training."""
     command = [sys.executable, "-c", APP, json.dumps(settings), json.dumps(training)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         server = int(process.stdout.readline())
-        for _ in range(random.randrange(30)):
+        for _ in range(random.randrange(3)):
             process.stdout.readline()
         time.sleep(random.uniform(0, 0.3))
         yield process, processes_below(server)
@@ -50,7 +50,7 @@ def app(settings, training):
 
 
 def assert_the_job_is_shown(settings):
-    with Server() as server:
+    with Server(warm=True) as server:
         server.initialize(**settings)
         jobs = server.call("jobs.list")["jobs"]
         assert [job["state"] for job in jobs] in ([], ["interrupted"], ["paused"], ["done"])
@@ -149,7 +149,7 @@ def test_a_thread_that_ends_does_not_end_the_server_that_it_started():
         "    servers.append(server); server.stdout.readline()\n"
         "servers = []\n"
         "thread = threading.Thread(target=start); thread.start(); thread.join()\n"
-        "time.sleep(1)\n"
+        "time.sleep(0.5)\n"
         "assert servers[0].poll() is None\n"
         'servers[0].stdin.write(b\'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\\n\'); servers[0].stdin.flush()\n'
         "print(servers[0].stdout.readline().decode())\n"

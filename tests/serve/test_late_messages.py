@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 from command import start
-from served import WORKER, Refused, Server, wait_until
+from served import CHILDREN, WORKER, Refused, Server, wait_until
 
 from sebp_edge import AdapterStore
 from sebp_edge.serve.jobs import Jobs
@@ -167,7 +167,7 @@ def test_a_job_with_the_id_of_a_forgotten_one_has_no_subscription(tmp_path):
 def test_a_pause_that_arrives_after_its_job_has_ended_is_not_the_next_ones(settings, too_little):
     """With the worker itself, which the test speaks with as the supervisor does."""
     store = AdapterStore(settings["store"])
-    with start([WORKER, os.getpid()], stdin=-1, stderr=None) as worker:
+    with start([CHILDREN[WORKER], os.getpid()], stdin=-1, stderr=None) as worker:
 
         def send(do, **values):
             print(json.dumps({"do": do, **values}), file=worker.stdin, flush=True)

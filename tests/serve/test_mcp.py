@@ -62,17 +62,15 @@ def test_a_wrong_option_is_one_sentence(options, words):
     assert words in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_an_assistant_can_change_nothing_by_default(notes):
+def test_it_changes_nothing_by_default_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_no_process(
+    notes, notes_folder, tokenizer, tmp_path, own_data_folder, warm_servers
+):
+    """The tools return at once; a path outside of the notes is refused."""
+
     async def names(session):
         return {tool.name for tool in (await session.list_tools()).tools}
 
     assert with_session(notes, names) == {"ask", "inspect", "status"}
-
-
-def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_no_process(
-    notes, notes_folder, tokenizer, tmp_path, own_data_folder, warm_servers
-):
-    """The tools return at once; a path outside of the notes is refused."""
     model = tmp_path / "micro"
     make_llama(max_position_embeddings=1024, num_hidden_layers=1).save_pretrained(model)
     tokenizer.save_pretrained(model)
@@ -85,7 +83,7 @@ def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_n
             job = next(one for one in status["jobs"] if one["id"] == started["job"]["id"])
             if job["state"] in ENDED:
                 return job
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.02)
 
     async def use(session):
         answer = await session.call_tool("ask", {"question": "Where does the key of the shed hang?"})
