@@ -104,10 +104,12 @@ def scatter_rows(x_AK: Tensor, slots_N: Tensor) -> Tensor:
     return _scatter(x_AK[None], slots_N, x_AK.new_empty(len(slots_N), x_AK.shape[1]))
 
 
-def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype) -> Tensor:
+def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype, out_NK: Tensor | None = None) -> Tensor:
     """Sums contiguous fp32 parts in a fixed order, rounds to `dtype`, and scatters rows if slots are given."""
-    num_rows = parts_SAK.shape[1] if slots_N is None else len(slots_N)
-    return _scatter(parts_SAK, slots_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
+    if out_NK is None:
+        num_rows = parts_SAK.shape[1] if slots_N is None else len(slots_N)
+        out_NK = parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype)
+    return _scatter(parts_SAK, slots_N, out_NK)
 
 
 def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tensor:
