@@ -44,40 +44,13 @@ class Tiles(NamedTuple):
 TILES = Tiles(128, 64, 264, 8, 3)
 
 
-class LowRank(NamedTuple):
-    """The small product that a sum starts with: `scaling` L Rᵀ, and a bias.
-
-    Attributes:
-        left: [N, R]; for `outputs` of several projections [N, n R], each with its own columns.
-        right: [columns, R]; may be strided.
-        bias: [columns], or None.
-    """
-
-    left: Tensor
-    right: Tensor
-    bias: Tensor | None = None
-    scaling: float = 1.0
-
-
 @triton.jit
-def _small_product(
-    left_ptr,
-    right_ptr,
-    bias_ptr,
-    rows,
-    num_rows,
-    columns,
-    has_column,
-    rank,
-    scaling,
-    stride_ln,
-    stride_rm,
-    stride_rr,
-    BLOCK_R: tl.constexpr,
-):
-    """What a sum starts with, [columns, rows]."""
+def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
+    """What the sum of these rows starts with, [columns, rows]: the small product and the bias in the first part."""
+    left_ptr, right_ptr, bias_ptr, is_first, num_rows, columns, has_column, rank, scaling = small
+    stride_ln, stride_rm, stride_rr = strides
     total = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
-    for begin in tl.range(0, rank, BLOCK_R, num_stages=1):
+    for begin in tl.range(0, tl.where(is_first, rank, 0), BLOCK_R, num_stages=1):
         ranks = begin + tl.arange(0, BLOCK_R)
         has_rank = ranks < rank
         right = tl.load(
@@ -93,7 +66,7 @@ def _small_product(
         total = tl.dot(right, tl.trans(left), total, input_precision="ieee")
     total *= scaling
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias_ptr + columns, mask=has_column & is_first, other=0.0).to(tl.float32)[:, None]
     return total
 
 
@@ -210,38 +183,11 @@ def _four_bit_product_kernel(
         rest_rows = BLOCK_N + tl.arange(0, REST_N)
         rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
     if BLOCK_R:
-        if slab == 0:
-            total = _small_product(
-                left_ptr,
-                right_ptr,
-                bias_ptr,
-                rows,
-                num_rows,
-                columns,
-                has_column,
-                rank,
-                scaling,
-                stride_ln,
-                stride_rm,
-                stride_rr,
-                BLOCK_R,
-            )
-            if REST_N:
-                rest_total = _small_product(
-                    left_ptr,
-                    right_ptr,
-                    bias_ptr,
-                    rest_rows,
-                    num_rows,
-                    columns,
-                    has_column,
-                    rank,
-                    scaling,
-                    stride_ln,
-                    stride_rm,
-                    stride_rr,
-                    BLOCK_R,
-                )
+        small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
+        strides = stride_ln, stride_rm, stride_rr
+        total = _small_product(rows, small, strides, BLOCK_R)
+        if REST_N:
+            rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
 
     terms = tl.arange(0, DEPTH)
     tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
@@ -299,17 +245,18 @@ def _four_bit_product_kernel(
 
 
 def outputs(
+    out_NM: Tensor,
     x_NK: Tensor,
     weights: Sequence[FourBits],
     columns: Sequence[int],
-    low_rank: LowRank | None,
-    out_NM: Tensor | None = None,
+    down_NR: Tensor,
+    weight_MR: Tensor,
+    bias_M: Tensor | None,
+    scaling: float,
     tiles: Tiles = TILES,
-) -> Tensor:
-    """X Wᵀ of all projections side by side, [N, M], written to `out_NM` if it is given."""
-    if out_NM is None:
-        out_NM = x_NK.new_empty(len(x_NK), sum(columns))
-    return _multiply(x_NK, weights, columns, x_NK.shape[1], low_rank, out_NM, tiles, of_inputs=False)
+) -> None:
+    """Writes the outputs of all projections, side by side."""
+    _multiply(out_NM, x_NK, weights, columns, (down_NR, weight_MR, bias_M, scaling), tiles, of_inputs=False)
 
 
 def inputs(
@@ -317,28 +264,31 @@ def inputs(
     weights: Sequence[FourBits],
     columns: Sequence[int],
     num_inputs: int,
-    low_rank: LowRank | None,
+    up_NR: Tensor | None = None,
+    weight_RK: Tensor | None = None,
     tiles: Tiles = TILES,
 ) -> Tensor:
-    """dY W, summed over all projections, [N, K]."""
+    """dX, [N, K]; without the adapters' part if U and A are None."""
     dx_NK = dout_NM.new_empty(len(dout_NM), num_inputs)
-    return _multiply(dout_NM, weights, columns, num_inputs, low_rank, dx_NK, tiles, of_inputs=True)
+    small = None if up_NR is None else (up_NR, weight_RK.T, None, 1.0)
+    _multiply(dx_NK, dout_NM, weights, columns, small, tiles, of_inputs=True)
+    return dx_NK
 
 
 def _multiply(
+    out: Tensor,
     x: Tensor,
     weights: Sequence[FourBits],
     columns: Sequence[int],
-    num_inputs: int,
-    low_rank: LowRank | None,
-    out: Tensor,
+    small: tuple[Tensor, Tensor, Tensor | None, float] | None,
     tiles: Tiles,
     *,
     of_inputs: bool,
-) -> Tensor:
+) -> None:
+    """Multiplies rows, and starts with the small product: its factors [N, R] and [columns, R], bias and scaling."""
     if len(x) == 0:
-        return out
-    x = with_contiguous_rows(x)
+        return
+    x, num_inputs = with_contiguous_rows(x), (out if of_inputs else x).shape[1]
     wholes = [num_inputs] if of_inputs else columns
     terms = columns if of_inputs else [num_inputs]
     num_tiles = sum(triton.cdiv(whole, tiles.columns) for whole in wholes)
@@ -349,7 +299,8 @@ def _multiply(
     first, of_scales = weights[0], [weight.of_scales for weight in weights]
     # Scales that are not quantised need no more tensors; any pointer will do.
     second = [tuple(each[:3] if each else (weight.code,) * 3) for each, weight in zip(of_scales, weights, strict=True)]
-    small = low_rank or LowRank(x, x)
+    # Without a small product any pointer will do, too.
+    left, right, bias, scaling = small or (x, x, None, 1.0)
     block_n, rest_n = _row_blocks(len(x))
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
     _four_bit_product_kernel[(num_tiles * num_parts,)](
@@ -357,18 +308,18 @@ def _multiply(
         *zip(*(weight[:3] for weight in weights), strict=True),
         *zip(*second, strict=True),
         tuple(columns),
-        small.left,
-        small.right,
-        small.bias,
+        left,
+        right,
+        bias,
         parts,
         len(x),
         num_inputs // CHUNK,
         share,
-        small.right.shape[1],
-        small.scaling,
+        right.shape[1],
+        scaling,
         x.stride(0),
-        small.left.stride(0),
-        *small.right.stride(),
+        left.stride(0),
+        *right.stride(),
         parts.stride(1),
         parts.stride(0),
         OF_INPUTS=of_inputs,
@@ -380,12 +331,13 @@ def _multiply(
         DEPTH=tiles.depth,
         BLOCK_N=block_n,
         REST_N=rest_n,
-        BLOCK_R=min(64, max(16, triton.next_power_of_2(small.right.shape[1]))) if low_rank else 0,
+        BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,
     )
-    return out if num_parts == 1 else sum_parts(parts, None, out.dtype, out)
+    if num_parts > 1:
+        sum_parts(parts, None, out.dtype, out)
 
 
 def _row_blocks(num_rows: int) -> tuple[int, int]:
