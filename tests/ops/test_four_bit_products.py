@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from pairwise import pairwise
-from random_cases import DEVICE, DTYPES, assert_as_good, draw
+from random_cases import DEVICE, assert_as_good, draw
 
 from sebp_edge.ops import (
     FourBits,
@@ -25,6 +25,8 @@ from sebp_edge.ops.gpu import four_bit_products
 from sebp_edge.ops.gpu.four_bit_products import Tiles
 from sebp_edge.ops.lora_linear import FEW_ROWS
 
+# Layers multiply only by tensor cores, in 16 bits; Triton's interpreter has no bf16.
+DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
 TILES = [Tiles(64, 64, 4, 4, 3), Tiles(32, 128, 1, 4, 2), Tiles(64, 32, 40, 4, 3)]
@@ -38,16 +40,17 @@ def _interpreted(request):
 
 def in_4_bits(num_outputs, num_inputs, block=64, nested=True, seed=0):
     """A weight of random codes, whose last block may not be full."""
-    generator = torch.Generator().manual_seed(seed)
-    draw = partial(torch.rand, generator=generator)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    draw = partial(torch.rand, generator=generator, device=DEVICE)
     blocks = -(-num_outputs * num_inputs // block)
-    packed = torch.randint(256, (num_outputs * num_inputs // 2, 1), dtype=torch.uint8, generator=generator)
+    packed = torch.randint(
+        256, (num_outputs * num_inputs // 2, 1), dtype=torch.uint8, generator=generator, device=DEVICE
+    )
     code, scales, of_scales = draw(16).sort().values * 2 - 1, draw(blocks) / 8, None
     if nested:
-        scales = torch.randint(256, (blocks,), dtype=torch.uint8, generator=generator)
-        second = draw(256).sort().values * 2 - 1, draw(-(-blocks // 4)) / 8, draw(())
-        of_scales = QuantisedScales(*(each.to(DEVICE) for each in second), 4)
-    return FourBits(packed.to(DEVICE), code.to(DEVICE), scales.to(DEVICE), block, of_scales)
+        scales = torch.randint(256, (blocks,), dtype=torch.uint8, generator=generator, device=DEVICE)
+        of_scales = QuantisedScales(draw(256).sort().values * 2 - 1, draw(-(-blocks // 4)) / 8, draw(()), 4)
+    return FourBits(packed, code, scales, block, of_scales)
 
 
 def matrix_of(weight, num_outputs, num_inputs, dtype):

@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-TILES = Tiles(128, 64, 264, 8, 3)
+OUTPUT_TILES = INPUT_TILES = Tiles(128, 64, 264, 8, 3)
 
 
 @triton.jit
@@ -253,10 +253,12 @@ def outputs(
     weight_MR: Tensor,
     bias_M: Tensor | None,
     scaling: float,
-    tiles: Tiles = TILES,
+    tiles: Tiles | None = None,
 ) -> None:
     """Writes the outputs of all projections, side by side."""
-    _multiply(out_NM, x_NK, weights, columns, (down_NR, weight_MR, bias_M, scaling), tiles, of_inputs=False)
+    _multiply(
+        out_NM, x_NK, weights, columns, (down_NR, weight_MR, bias_M, scaling), tiles or OUTPUT_TILES, of_inputs=False
+    )
 
 
 def inputs(
@@ -266,12 +268,12 @@ def inputs(
     num_inputs: int,
     up_NR: Tensor | None = None,
     weight_RK: Tensor | None = None,
-    tiles: Tiles = TILES,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """dX, [N, K]; without the adapters' part if U and A are None."""
     dx_NK = dout_NM.new_empty(len(dout_NM), num_inputs)
     small = None if up_NR is None else (up_NR, weight_RK.T, None, 1.0)
-    _multiply(dx_NK, dout_NM, weights, columns, small, tiles, of_inputs=True)
+    _multiply(dx_NK, dout_NM, weights, columns, small, tiles or INPUT_TILES, of_inputs=True)
     return dx_NK
 
 

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
+# Of a result of at most FEW_ROWS, so that it has enough programs for a GPU.
+FEW_ROWS, FEW_BLOCK_ROWS = 256, 2
 
 
 @triton.jit
@@ -113,8 +115,9 @@ def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype, out
 
 
 def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tensor:
+    block_rows = FEW_BLOCK_ROWS if len(out_NK) <= FEW_ROWS else BLOCK_ROWS
     if len(out_NK):
-        _scatter_rows_kernel[_grid(out_NK)](
+        _scatter_rows_kernel[_grid(out_NK, block_rows)](
             parts_SAK,
             slots_N,
             out_NK,
@@ -122,14 +125,14 @@ def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tenso
             parts_SAK.stride(0),
             parts_SAK.stride(1),
             NUM_PARTS=len(parts_SAK),
-            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_ROWS=block_rows,
             BLOCK_COLUMNS=BLOCK_COLUMNS,
         )
     return out_NK
 
 
-def _grid(out: Tensor) -> tuple[int, int]:
-    return triton.cdiv(out.shape[0], BLOCK_ROWS), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
+def _grid(out: Tensor, block_rows: int = BLOCK_ROWS) -> tuple[int, int]:
+    return triton.cdiv(out.shape[0], block_rows), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
 
 
 def with_contiguous_rows(matrix: Tensor) -> Tensor:
