@@ -177,7 +177,8 @@ class LoraGroup:
         chunk = backend.kernels("four_bit_products").CHUNK
         # Chunks may not reach beyond a row or a block.
         fits = packed is not None and self.stacked_A.shape[1] % chunk == 0 and packed[0].block % chunk == 0
-        return packed if fits else None
+        # Chunks are read 16 bytes at a time.
+        return packed if fits and all(each.packed.data_ptr() % 16 == 0 for each in packed) else None
 
     def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R].

@@ -78,6 +78,7 @@ CASES = pairwise(
     block_nested=[(64, True), (128, False), (32, True), (4096, True)],
     dtype=DTYPES,
     tiles=TILES,
+    has_more=[False, True],
 )
 
 
@@ -87,15 +88,15 @@ def random_weights(num_inputs, outs, block_nested, dtype):
 
 
 @CASES
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_bias, poisoned_memory):
+def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
+    # More: a bias.
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
     x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
     down, up = draw(num_rows, RANK * len(outs), dtype=dtype, seed=1), draw(sum(outs), RANK, dtype=dtype, seed=2)
-    bias = draw(sum(outs), dtype=dtype, seed=3) if has_bias else None
+    bias = draw(sum(outs), dtype=dtype, seed=3) if has_more else None
     parts = zip(down.double().split(RANK, dim=1), up.double().split(outs), matrices, strict=True)
     truth = torch.cat([x.double() @ w.double().T + SCALING * d @ b.T for d, b, w in parts], dim=1)
-    truth += bias.double() if has_bias else 0
+    truth += bias.double() if has_more else 0
     # Rows around the outputs, which must stay as they are.
     first, again = (torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
     for buffer in (first, again):
@@ -106,14 +107,14 @@ def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_bia
 
 
 @CASES
-@pytest.mark.parametrize("has_adapters", [False, True])
-def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_adapters, poisoned_memory):
+def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
+    # More: adapters.
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
     dout = within_nan(draw(num_rows, sum(outs), dtype=dtype))
     up, down = draw(num_rows, RANK * len(outs), dtype=dtype, seed=1), draw(RANK * len(outs), num_inputs, dtype=dtype)
     truth = dout.double() @ torch.cat(matrices).double()
-    truth += up.double() @ down.double() if has_adapters else 0
-    adapters = (up, down) if has_adapters else (None, None)
+    truth += up.double() @ down.double() if has_more else 0
+    adapters = (up, down) if has_more else (None, None)
     first, again = (four_bit_products.inputs(dout, weights, outs, num_inputs, *adapters, tiles=tiles) for _ in range(2))
     assert_as_good(first, truth, dtype)
     assert torch.equal(first, again)
