@@ -14,7 +14,7 @@ from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
 # Of a result of at most FEW_ROWS, so that it has enough programs for a GPU.
-FEW_ROWS, FEW_BLOCK_ROWS = 256, 2
+FEW_ROWS, FEW_BLOCK_ROWS = 256, 1
 
 
 @triton.jit
