@@ -23,13 +23,14 @@ from .lora_linear import LoraGroup
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up, hidden, activation, group, written, *adapter):
-        """The adapter's part of the output, [..., M]; appends it as a matrix to `written`."""
+        """The adapter's part of the output, [..., M]; appends it as a matrix to `written`, and D."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
         out_NM, down_NR = group.apply_adapters(hidden.reshape(gate_NF.shape))
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
         ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
-        written.append(out_NM.data)  # `.data`: completing the forward pass must not bump autograd's version
+        # `.data`: completing the forward pass must not bump autograd's version.
+        written += out_NM.data, down_NR
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
     @staticmethod
@@ -40,8 +41,11 @@ class _GatedLoraLinear(torch.autograd.Function):
         up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
             dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
         )
-        # Not kept in a variable, so that a dequantised weight is freed at once.
-        dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
+        if (packed := group.few_rows_in_4_bits(dout_NM)) is not None:
+            dproduct_NF = backend.kernels("four_bit_products").inputs(dout_NM, packed, group.columns, gate_NF.shape[1])
+        else:
+            # Not kept in a variable, so that a dequantised weight is freed at once.
+            dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
         dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
@@ -68,5 +72,5 @@ def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> 
     hidden, adapter = hidden.detach(), (*group.loras_A, *group.loras_B)
     written: list[Tensor] = []
     out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, written, *adapter)
-    group.add_product(hidden, written[0])
+    group.add_product(hidden, *written)
     return out

@@ -9,7 +9,8 @@
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
 equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, a few at a time,
-or once for all passes, with the same products. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
+or once for all passes, with the same products; few rows are multiplied by weights in 4 bits as they are. X is kept for
+dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -26,9 +27,12 @@ from torch.autograd.function import once_differentiable
 
 from . import backend, choices
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
-from .quantised import QuantisedWeight, ScratchBuffer
+from .quantised import FourBits, QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
+
+# Up to here a product is bound by reading the weight. More rows share the cost of dequantising it.
+FEW_ROWS = 128
 
 
 class Recompute(NamedTuple):
@@ -50,13 +54,19 @@ class LoraProjection(NamedTuple):
 
 def dequantise(weights: Sequence[QuantisedWeight], parts: Sequence[Tensor]) -> None:
     """Writes each weight into its matrix [M_i, K], contiguous; all in one launch if our kernels can read them."""
-    packed = [weight.four_bits for weight in weights]
-    blocks = {each and (each.block, each.of_scales and each.of_scales.block) for each in packed}
-    if len(blocks) == 1 and None not in blocks and backend.runs_kernels(parts[0]):
+    packed = _alike_in_4_bits(weights)
+    if packed is not None and backend.runs_kernels(parts[0]):
         backend.kernels("four_bits").dequantise(packed, parts)
         return
     for weight, part in zip(weights, parts, strict=True):
         weight.dequantise(part)
+
+
+def _alike_in_4_bits(weights: Sequence[QuantisedWeight]) -> list[FourBits] | None:
+    """The weights in 4 bits; None if our kernels cannot read all of them in one launch."""
+    packed = [weight.four_bits for weight in weights]
+    blocks = {each and (each.block, each.of_scales and each.of_scales.block) for each in packed}
+    return packed if len(blocks) == 1 and None not in blocks else None
 
 
 @dataclass(frozen=True)
@@ -156,24 +166,46 @@ class LoraGroup:
                 parts.append(slice(number, number + 1))
         return parts
 
+    def few_rows_in_4_bits(self, rows: Tensor) -> list[FourBits] | None:
+        """The weights in 4 bits if these rows, of X or of dY, are multiplied by them as they are; else None."""
+        if not self.is_quantised or isinstance(self.weight, Tensor) or len(rows) > FEW_ROWS:
+            return None
+        # fp32 would not be multiplied by tensor cores.
+        if rows.dtype.itemsize != 2 or not backend.runs_kernels(rows) or not _has_tensor_cores(rows.device):
+            return None
+        packed = _alike_in_4_bits(self.weight)
+        chunk = backend.kernels("four_bit_products").CHUNK
+        # Chunks may not reach beyond a row or a block.
+        fits = packed is not None and self.stacked_A.shape[1] % chunk == 0 and packed[0].block % chunk == 0
+        # Chunks are read 16 bytes at a time.
+        return packed if fits and all(each.packed.data_ptr() % 16 == 0 for each in packed) else None
+
     def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
+        """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R].
+
+        For few rows and weights in 4 bits `add_product` writes that part too, and the outputs have no values yet.
+        """
         down_NR = x_NK @ self.stacked_A.T
+        if self.few_rows_in_4_bits(x_NK) is not None:
+            return x_NK.new_empty(len(x_NK), len(self.stacked_B)), down_NR
         return backend.implementation(down_NR, "lora").lora_up(
             down_NR, self.stacked_B, self.bias, self.columns, self.scaling
         ), down_NR
 
     @torch.no_grad()
-    def add_product(self, x: Tensor, out_NM: Tensor) -> None:
-        """Adds X Wᵀ to the outputs, after all that is kept for the backward pass.
+    def add_product(self, x: Tensor, out_NM: Tensor, down_NR: Tensor) -> None:
+        """Adds X Wᵀ to what `apply_adapters` gave, after all that is kept for the backward pass.
 
         So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
         product with its last layer's weight.
         """
+        x_NK = x.reshape(-1, x.shape[-1])
+        if (packed := self.few_rows_in_4_bits(x_NK)) is not None:
+            small = down_NR, self.stacked_B, self.bias, self.scaling
+            backend.kernels("four_bit_products").outputs(out_NM, x_NK, packed, self.columns, *small)
+            return
         for outputs, matrix in self.matrices():
-            backend.implementation(out_NM, "gemm").add_product_(
-                out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T
-            )
+            backend.implementation(out_NM, "gemm").add_product_(out_NM[:, outputs], x_NK, matrix.T)
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Destinations and sources of the copies, so that many groups can be copied at once."""
@@ -189,7 +221,7 @@ class LoraGroup:
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, rows, group, recompute, written, *adapters):
-        """The adapters' part of the outputs; appends all of them as one matrix to `written`."""
+        """The adapters' part of the outputs; appends all of them as one matrix to `written`, and D."""
         x_NK = x.reshape(-1, x.shape[-1])
         out_NM, down_NR = group.apply_adapters(x_NK)
         kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
@@ -197,7 +229,8 @@ class _LoraLinear(torch.autograd.Function):
         ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.function = None if recompute is None else recompute.function
-        written.append(out_NM.data)  # `.data`: completing the forward pass must not bump autograd's version
+        # `.data`: completing the forward pass must not bump autograd's version.
+        written += out_NM.data, down_NR
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
 
@@ -228,7 +261,11 @@ class _LoraLinear(torch.autograd.Function):
         del kept_x  # frees it before dX is computed
         dx = None
         if ctx.needs_input_grad[0]:
-            if tiles is None:
+            if (packed := group.few_rows_in_4_bits(dout_AM)) is not None:
+                products = backend.kernels("four_bit_products")
+                dx = products.inputs(dout_AM, packed, group.columns, num_in, up_AR, group.stacked_A)
+                dx = dx if rows is None else put(dx, rows, num_rows)
+            elif tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
                 dx_parts = (
@@ -239,6 +276,11 @@ class _LoraLinear(torch.autograd.Function):
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    """Whether a GPU's tensor cores multiply bf16, as all do since Ampere."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _tiles_for_unknown_count(dout_NM: Tensor) -> Tiles | None:
@@ -297,5 +339,5 @@ def lora_linear(
     rows = as_rows(rows, x.shape[:-1].numel())
     written: list[Tensor] = []
     outputs = _LoraLinear.apply(x, rows, group, recompute, written, *group.loras_A, *group.loras_B)
-    group.add_product(x, written[0])
+    group.add_product(x, *written)
     return outputs

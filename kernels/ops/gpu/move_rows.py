@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
+# Of a result of at most FEW_ROWS, so that it has enough programs for a GPU.
+FEW_ROWS, FEW_BLOCK_ROWS = 256, 1
 
 
 @triton.jit
@@ -104,15 +106,18 @@ def scatter_rows(x_AK: Tensor, slots_N: Tensor) -> Tensor:
     return _scatter(x_AK[None], slots_N, x_AK.new_empty(len(slots_N), x_AK.shape[1]))
 
 
-def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype) -> Tensor:
+def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype, out_NK: Tensor | None = None) -> Tensor:
     """Sums contiguous fp32 parts in a fixed order, rounds to `dtype`, and scatters rows if slots are given."""
-    num_rows = parts_SAK.shape[1] if slots_N is None else len(slots_N)
-    return _scatter(parts_SAK, slots_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
+    if out_NK is None:
+        num_rows = parts_SAK.shape[1] if slots_N is None else len(slots_N)
+        out_NK = parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype)
+    return _scatter(parts_SAK, slots_N, out_NK)
 
 
 def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tensor:
+    block_rows = FEW_BLOCK_ROWS if len(out_NK) <= FEW_ROWS else BLOCK_ROWS
     if len(out_NK):
-        _scatter_rows_kernel[_grid(out_NK)](
+        _scatter_rows_kernel[_grid(out_NK, block_rows)](
             parts_SAK,
             slots_N,
             out_NK,
@@ -120,14 +125,14 @@ def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tenso
             parts_SAK.stride(0),
             parts_SAK.stride(1),
             NUM_PARTS=len(parts_SAK),
-            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_ROWS=block_rows,
             BLOCK_COLUMNS=BLOCK_COLUMNS,
         )
     return out_NK
 
 
-def _grid(out: Tensor) -> tuple[int, int]:
-    return triton.cdiv(out.shape[0], BLOCK_ROWS), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
+def _grid(out: Tensor, block_rows: int = BLOCK_ROWS) -> tuple[int, int]:
+    return triton.cdiv(out.shape[0], block_rows), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
 
 
 def with_contiguous_rows(matrix: Tensor) -> Tensor:

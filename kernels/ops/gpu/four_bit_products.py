@@ -1,0 +1,349 @@
+"""Products of few rows with weights in 4 bits, in Triton; the weights' matrices are never written.
+
+    outputs     [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        W: the weights of all projections, stacked
+    inputs      dX = dY W + U A
+
+A program expands tiles of one weight to the values that `four_bits` writes, and multiplies all rows by them, so that
+each code is read once. Its sum starts with the small product. The contraction is split until the programs fill a GPU;
+a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal.
+
+Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..quantised import FourBits
+from .move_rows import sum_parts, with_contiguous_rows
+
+# Weights that a thread expands together, from 16 bytes; they share a scale.
+CHUNK = 32
+
+
+class Tiles(NamedTuple):
+    """How a product is split into programs.
+
+    Attributes:
+        columns: of the result, in each program.
+        depth: the step of the contraction.
+        programs: how many to split the contraction for: about what a GPU runs at once.
+    """
+
+    columns: int
+    depth: int
+    programs: int
+    num_warps: int
+    num_stages: int
+
+
+OUTPUT_TILES = INPUT_TILES = Tiles(128, 64, 264, 8, 3)
+
+
+@triton.jit
+def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
+    """What the sum of these rows starts with, [columns, rows]: the small product and the bias in the first part."""
+    left_ptr, right_ptr, bias_ptr, is_first, num_rows, columns, has_column, rank, scaling = small
+    stride_ln, stride_rm, stride_rr = strides
+    total = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
+    for begin in tl.range(0, tl.where(is_first, rank, 0), BLOCK_R, num_stages=1):
+        ranks = begin + tl.arange(0, BLOCK_R)
+        has_rank = ranks < rank
+        right = tl.load(
+            right_ptr + columns[:, None] * stride_rm + ranks[None, :] * stride_rr,
+            mask=has_column[:, None] & has_rank[None, :],
+            other=0.0,
+        )
+        left = tl.load(
+            left_ptr + rows[:, None] * stride_ln + ranks[None, :],
+            mask=(rows < num_rows)[:, None] & has_rank[None, :],
+            other=0.0,
+        )
+        total = tl.dot(right, tl.trans(left), total, input_precision="ieee")
+    total *= scaling
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + columns, mask=has_column & is_first, other=0.0).to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def _chunks(
+    rows,
+    chunks,
+    first_term,
+    num_outputs,
+    num_chunks,
+    OF_INPUTS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The numbers of a tile's chunks in their weight, [chunks, rows], in 64 bits: it may have 2^31 bytes.
+
+    Beyond the weight they are those at its end, which meet zeros of X, or columns that are not stored.
+    """
+    if OF_INPUTS:
+        rows += first_term
+    else:
+        chunks += first_term // CHUNK
+    if not IS_EVEN:
+        rows = tl.minimum(rows, num_outputs - 1)
+        chunks = tl.minimum(chunks, num_chunks - 1)
+    return rows.to(tl.int64)[None, :] * num_chunks + chunks[:, None]
+
+
+@triton.jit(do_not_specialize=["num_rows", "share"])
+def _four_bit_product_kernel(
+    x_ptr,
+    packed_ptrs,
+    code_ptrs,
+    scales_ptrs,
+    scale_code_ptrs,
+    second_scales_ptrs,
+    offset_ptrs,
+    outs,
+    left_ptr,
+    right_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    num_chunks,
+    share,
+    rank,
+    scaling,
+    stride_xn,
+    stride_ln,
+    stride_rm,
+    stride_rr,
+    stride_on,
+    stride_os,
+    OF_INPUTS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    REST_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Writes COLUMNS columns of one part of the result, for BLOCK_N + REST_N rows."""
+    # A tile of a weight: its rows, and the chunks of its columns.
+    TILE_M: tl.constexpr = DEPTH if OF_INPUTS else COLUMNS
+    TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // CHUNK
+    num_inputs = num_chunks * CHUNK
+
+    # The projection of this program. `left` is below zero from there on.
+    left = tl.program_id(0)
+    packed_ptr, code_ptr, scales_ptr = packed_ptrs[0], code_ptrs[0], scales_ptrs[0]
+    scale_code_ptr, second_scales_ptr, offset_ptr = scale_code_ptrs[0], second_scales_ptrs[0], offset_ptrs[0]
+    slab, split, tile, before, num_outputs, projection = 0, 0, 0, 0, 0, 0
+    outs_before, slabs_before = 0, 0
+    for number in tl.static_range(len(outs)):
+        if OF_INPUTS:
+            num_tiles, num_splits = tl.cdiv(num_inputs, COLUMNS), tl.cdiv(tl.cdiv(outs[number], DEPTH), share)
+        else:
+            num_tiles, num_splits = tl.cdiv(outs[number], COLUMNS), tl.cdiv(tl.cdiv(num_inputs, DEPTH), share)
+        is_here = (left >= 0) & (left < num_tiles * num_splits)
+        packed_ptr = tl.where(is_here, packed_ptrs[number], packed_ptr)
+        code_ptr = tl.where(is_here, code_ptrs[number], code_ptr)
+        scales_ptr = tl.where(is_here, scales_ptrs[number], scales_ptr)
+        scale_code_ptr = tl.where(is_here, scale_code_ptrs[number], scale_code_ptr)
+        second_scales_ptr = tl.where(is_here, second_scales_ptrs[number], second_scales_ptr)
+        offset_ptr = tl.where(is_here, offset_ptrs[number], offset_ptr)
+        split = tl.where(is_here, left // num_tiles, split)
+        slab = tl.where(is_here, slabs_before + left // num_tiles, slab)
+        tile = tl.where(is_here, left % num_tiles, tile)
+        before = tl.where(is_here, outs_before, before)
+        num_outputs = tl.where(is_here, outs[number], num_outputs)
+        projection = tl.where(is_here, number, projection)
+        left -= num_tiles * num_splits
+        outs_before += outs[number]
+        if OF_INPUTS:
+            slabs_before += num_splits
+
+    if OF_INPUTS:
+        num_terms, first_column = num_outputs, 0
+        has_column = tile * COLUMNS + tl.arange(0, COLUMNS) < num_inputs
+        x_ptr += before
+    else:
+        num_terms, first_column = num_inputs, before
+        has_column = tile * COLUMNS + tl.arange(0, COLUMNS) < num_outputs
+        left_ptr += projection * rank
+    columns = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
+    begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
+
+    rows = tl.arange(0, BLOCK_N)
+    total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
+    if REST_N:
+        rest_rows = BLOCK_N + tl.arange(0, REST_N)
+        rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
+    if BLOCK_R:
+        small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
+        strides = stride_ln, stride_rm, stride_rr
+        total = _small_product(rows, small, strides, BLOCK_R)
+        if REST_N:
+            rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
+
+    terms = tl.arange(0, DEPTH)
+    tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
+    tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
+    pairs = tl.arange(0, CHUNK // 2)
+    # Of 16 bytes each; the compiler does not see it through the choice above.
+    packed_ptr = tl.multiple_of(packed_ptr, 16)
+    code = tl.load(code_ptr + tl.arange(0, 16))
+    if SCALE_BLOCK:
+        offset = tl.load(offset_ptr)
+    chunks = _chunks(tile_rows, tile_chunks, begin * DEPTH, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
+    scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK))
+    for step in range(begin, end):
+        term = step * DEPTH
+        chunks = _chunks(tile_rows, tile_chunks, term, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
+        packed = tl.load(packed_ptr + (chunks[:, :, None] * (CHUNK // 2) + pairs[None, None, :]))
+        if SCALE_BLOCK:
+            second_scales = tl.load(second_scales_ptr + chunks // (BLOCK // CHUNK) // SCALE_BLOCK)
+        # Triton loads ahead what a step needs, except single bytes.
+        chunks = _chunks(tile_rows, tile_chunks, term + DEPTH, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
+        next_scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK), mask=step + 1 < end, other=0)
+        has_x = (rows < num_rows)[:, None]
+        if not IS_EVEN:
+            has_x = has_x & (term + terms < num_terms)[None, :]
+        x = tl.load(x_ptr + rows[:, None] * stride_xn + (term + terms)[None, :], mask=has_x, other=0.0)
+        if REST_N:
+            has_x = (rest_rows < num_rows)[:, None]
+            if not IS_EVEN:
+                has_x = has_x & (term + terms < num_terms)[None, :]
+            rest = tl.load(x_ptr + rest_rows[:, None] * stride_xn + (term + terms)[None, :], mask=has_x, other=0.0)
+
+        weight = tl.zeros((TILE_M, TILE_C * CHUNK), x.dtype)
+        # Always true: Triton would load ahead each scale on its own.
+        if step < end:
+            factors = scales
+            if SCALE_BLOCK:
+                factors = tl.load(scale_code_ptr + scales.to(tl.int32)) * second_scales + offset
+            bytes_ = packed.to(tl.int32)
+            codes = tl.reshape(tl.interleave(bytes_ >> 4, bytes_ & 15), (TILE_C * TILE_M * CHUNK,))
+            values = tl.reshape(tl.gather(code, codes, 0), (TILE_C, TILE_M, CHUNK)) * factors[:, :, None]
+            weight = tl.reshape(tl.permute(values.to(x.dtype), (1, 0, 2)), (TILE_M, TILE_C * CHUNK))
+        if OF_INPUTS:
+            weight = tl.trans(weight)
+        total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
+        if REST_N:
+            rest_total = tl.dot(weight, tl.trans(rest), rest_total, input_precision="ieee")
+        scales = next_scales
+
+    out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
+    mask = has_column[:, None] & (rows < num_rows)[None, :]
+    tl.store(out_ptrs + rows[None, :] * stride_on, total.to(out_ptr.dtype.element_ty), mask=mask)
+    if REST_N:
+        mask = has_column[:, None] & (rest_rows < num_rows)[None, :]
+        tl.store(out_ptrs + rest_rows[None, :] * stride_on, rest_total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def outputs(
+    out_NM: Tensor,
+    x_NK: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    down_NR: Tensor,
+    weight_MR: Tensor,
+    bias_M: Tensor | None,
+    scaling: float,
+    tiles: Tiles | None = None,
+) -> None:
+    """Writes the outputs of all projections, side by side."""
+    _multiply(
+        out_NM, x_NK, weights, columns, (down_NR, weight_MR, bias_M, scaling), tiles or OUTPUT_TILES, of_inputs=False
+    )
+
+
+def inputs(
+    dout_NM: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    num_inputs: int,
+    up_NR: Tensor | None = None,
+    weight_RK: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """dX, [N, K]; without the adapters' part if U and A are None."""
+    dx_NK = dout_NM.new_empty(len(dout_NM), num_inputs)
+    small = None if up_NR is None else (up_NR, weight_RK.T, None, 1.0)
+    _multiply(dx_NK, dout_NM, weights, columns, small, tiles or INPUT_TILES, of_inputs=True)
+    return dx_NK
+
+
+def _multiply(
+    out: Tensor,
+    x: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    small: tuple[Tensor, Tensor, Tensor | None, float] | None,
+    tiles: Tiles,
+    *,
+    of_inputs: bool,
+) -> None:
+    """Multiplies rows, and starts with the small product: its factors [N, R] and [columns, R], bias and scaling."""
+    if len(x) == 0:
+        return
+    x, num_inputs = with_contiguous_rows(x), (out if of_inputs else x).shape[1]
+    wholes = [num_inputs] if of_inputs else columns
+    terms = columns if of_inputs else [num_inputs]
+    num_tiles = sum(triton.cdiv(whole, tiles.columns) for whole in wholes)
+    steps = [triton.cdiv(each, tiles.depth) for each in terms]
+    share = triton.cdiv(sum(steps), max(1, tiles.programs // num_tiles))
+    num_parts = sum(triton.cdiv(each, share) for each in steps)
+    parts = out[None] if num_parts == 1 else out.new_empty(num_parts, *out.shape, dtype=torch.float32)
+    first, of_scales = weights[0], [weight.of_scales for weight in weights]
+    # Scales that are not quantised need no more tensors; any pointer will do.
+    second = [tuple(each[:3] if each else (weight.code,) * 3) for each, weight in zip(of_scales, weights, strict=True)]
+    # Without a small product any pointer will do, too.
+    left, right, bias, scaling = small or (x, x, None, 1.0)
+    block_n, rest_n = _row_blocks(len(x))
+    is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
+    _four_bit_product_kernel[(num_tiles * num_parts,)](
+        x,
+        *zip(*(weight[:3] for weight in weights), strict=True),
+        *zip(*second, strict=True),
+        tuple(columns),
+        left,
+        right,
+        bias,
+        parts,
+        len(x),
+        num_inputs // CHUNK,
+        share,
+        right.shape[1],
+        scaling,
+        x.stride(0),
+        left.stride(0),
+        *right.stride(),
+        parts.stride(1),
+        parts.stride(0),
+        OF_INPUTS=of_inputs,
+        IS_EVEN=is_even,
+        BLOCK=first.block,
+        SCALE_BLOCK=first.of_scales.block if first.of_scales else 0,
+        CHUNK=CHUNK,
+        COLUMNS=tiles.columns,
+        DEPTH=tiles.depth,
+        BLOCK_N=block_n,
+        REST_N=rest_n,
+        BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        enable_fp_fusion=False,
+    )
+    if num_parts > 1:
+        sum_parts(parts, None, out.dtype, out)
+
+
+def _row_blocks(num_rows: int) -> tuple[int, int]:
+    """Sizes of two blocks that hold all rows; the second may be zero."""
+    if 64 < num_rows <= 96:
+        return 64, 16 if num_rows <= 80 else 32
+    return max(16, triton.next_power_of_2(num_rows)), 0

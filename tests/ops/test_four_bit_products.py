@@ -1,0 +1,236 @@
+"""Products with weights in 4 bits, against fp64 products with the matrices that these stand for."""
+
+from functools import partial
+
+import pytest
+import torch
+from pairwise import pairwise
+from random_cases import DEVICE, assert_as_good, draw
+
+from sebp_edge.ops import (
+    FourBits,
+    GatedInputs,
+    LoraGroup,
+    LoraProjection,
+    QuantisedScales,
+    QuantisedWeight,
+    detect,
+    gated,
+    gated_lora_linear,
+    lora_linear,
+)
+
+pytest.importorskip("triton", reason="Triton is not installed on this platform")
+from sebp_edge.ops.gpu import four_bit_products
+from sebp_edge.ops.gpu.four_bit_products import Tiles
+from sebp_edge.ops.lora_linear import FEW_ROWS
+
+# Layers multiply only by tensor cores, in 16 bits; Triton's interpreter has no bf16.
+DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
+RANK, SCALING = 5, 1.5
+# More and fewer columns than rows of a tile, with and without parts.
+TILES = [Tiles(64, 64, 4, 4, 3), Tiles(32, 128, 1, 4, 2), Tiles(64, 32, 40, 4, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(request):
+    if DEVICE == "cpu":
+        request.getfixturevalue("kernels")
+
+
+def in_4_bits(num_outputs, num_inputs, block=64, nested=True, seed=0):
+    """A weight of random codes, whose last block may not be full."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    draw = partial(torch.rand, generator=generator, device=DEVICE)
+    blocks = -(-num_outputs * num_inputs // block)
+    packed = torch.randint(
+        256, (num_outputs * num_inputs // 2, 1), dtype=torch.uint8, generator=generator, device=DEVICE
+    )
+    code, scales, of_scales = draw(16).sort().values * 2 - 1, draw(blocks) / 8, None
+    if nested:
+        scales = torch.randint(256, (blocks,), dtype=torch.uint8, generator=generator, device=DEVICE)
+        of_scales = QuantisedScales(draw(256).sort().values * 2 - 1, draw(-(-blocks // 4)) / 8, draw(()), 4)
+    return FourBits(packed, code, scales, block, of_scales)
+
+
+def matrix_of(weight, num_outputs, num_inputs, dtype):
+    """The matrix in `dtype`, by definition."""
+    scales = weight.scales
+    if weight.of_scales:
+        code, second, offset, block = weight.of_scales
+        scales = code[scales.int()] * second.repeat_interleave(block)[: len(scales)] + offset
+    codes = torch.cat([weight.packed >> 4, weight.packed & 15], dim=1).flatten()
+    values = weight.code[codes.int()] * scales.repeat_interleave(weight.block)[: len(codes)]
+    return values.to(dtype).view(num_outputs, num_inputs)
+
+
+def within_nan(matrix):
+    """The same matrix, with NaN around it in memory."""
+    buffer = torch.full((matrix.shape[0] + 2, matrix.shape[1] + 3), torch.nan, dtype=matrix.dtype, device=DEVICE)
+    buffer[1:-1, 2:-1] = matrix
+    return buffer[1:-1, 2:-1]
+
+
+CASES = pairwise(
+    num_rows=[1, 7, 64, 80, 96, 128],
+    # Tiles that are not full, a block across rows, one that is not full, and a single row.
+    **{"num_inputs, outs": [(64, (64,)), (96, (70,)), (160, (33, 1, 40)), (32, (3, 130)), (256, (1,))]},
+    block_nested=[(64, True), (128, False), (32, True), (4096, True)],
+    dtype=DTYPES,
+    tiles=TILES,
+    has_more=[False, True],
+)
+
+
+def random_weights(num_inputs, outs, block_nested, dtype):
+    weights = [in_4_bits(each, num_inputs, *block_nested, seed=number) for number, each in enumerate(outs)]
+    return weights, [matrix_of(weight, each, num_inputs, dtype) for weight, each in zip(weights, outs, strict=True)]
+
+
+@CASES
+def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
+    # More: a bias.
+    weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
+    x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
+    down, up = draw(num_rows, RANK * len(outs), dtype=dtype, seed=1), draw(sum(outs), RANK, dtype=dtype, seed=2)
+    bias = draw(sum(outs), dtype=dtype, seed=3) if has_more else None
+    parts = zip(down.double().split(RANK, dim=1), up.double().split(outs), matrices, strict=True)
+    truth = torch.cat([x.double() @ w.double().T + SCALING * d @ b.T for d, b, w in parts], dim=1)
+    truth += bias.double() if has_more else 0
+    # Rows around the outputs, which must stay as they are.
+    first, again = (torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+    for buffer in (first, again):
+        four_bit_products.outputs(buffer[1:-1], x, weights, outs, down, up, bias, SCALING, tiles)
+    assert_as_good(first[1:-1], truth, dtype)
+    assert first[0].isnan().all() and first[-1].isnan().all()
+    assert torch.equal(first[1:-1], again[1:-1])
+
+
+@CASES
+def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
+    # More: adapters.
+    weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
+    dout = within_nan(draw(num_rows, sum(outs), dtype=dtype))
+    up, down = draw(num_rows, RANK * len(outs), dtype=dtype, seed=1), draw(RANK * len(outs), num_inputs, dtype=dtype)
+    truth = dout.double() @ torch.cat(matrices).double()
+    truth += up.double() @ down.double() if has_more else 0
+    adapters = (up, down) if has_more else (None, None)
+    first, again = (four_bit_products.inputs(dout, weights, outs, num_inputs, *adapters, tiles=tiles) for _ in range(2))
+    assert_as_good(first, truth, dtype)
+    assert torch.equal(first, again)
+
+
+# ---------------------------------------------------------------------------------------------------------- in layers
+
+
+def refuse(*_, **__):
+    raise AssertionError("not this way")
+
+
+def random_layers(num_inputs, outs, dtype):
+    """Projections of one input in 4 bits, and their matrices."""
+    weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
+    projections = [
+        LoraProjection(
+            QuantisedWeight(dtype, refuse, None, weight),
+            draw(each, dtype=dtype, seed=each) if number % 2 else None,
+            draw(RANK, num_inputs, seed=number).requires_grad_(),
+            draw(each, RANK, seed=number).requires_grad_(),
+            SCALING,
+        )
+        for number, (weight, each) in enumerate(zip(weights, outs, strict=True))
+    ]
+    return projections, matrices
+
+
+def true_outputs(x, projections, matrices):
+    """The outputs in fp64, of adapters as the op rounds them."""
+    dtype, outputs = matrices[0].dtype, []
+    for (_, bias, lora_A, lora_B, scaling), matrix in zip(projections, matrices, strict=True):
+        lora_A, lora_B = (each + (each.detach().to(dtype) - each.detach()).double() for each in (lora_A, lora_B))
+        out = x @ matrix.double().T + scaling * (x @ lora_A.T) @ lora_B.T
+        outputs.append(out if bias is None else out + bias.double())
+    return outputs
+
+
+def gradients_of(outputs, douts, leaves):
+    return torch.autograd.grad(outputs, leaves, [dout.to(out.dtype) for dout, out in zip(douts, outputs, strict=True)])
+
+
+@pytest.mark.parametrize("given", ["all", "rows", "slice", "detect"])
+@pytest.mark.parametrize("num_rows", [1, 80, FEW_ROWS])
+def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory):
+    dtype, outs = torch.float16, (40, 33)
+    projections, matrices = random_layers(96, outs, dtype)
+    x = draw(num_rows, 96, dtype=dtype).requires_grad_()
+    active = torch.arange(num_rows, device=DEVICE)[num_rows // 3 : num_rows // 3 + max(1, num_rows // 4)]
+    rows = {"all": None, "rows": active, "slice": slice(active[0].item(), active[-1].item() + 1), "detect": detect}[
+        given
+    ]
+    douts = [draw(num_rows, each, dtype=dtype, seed=each) for each in outs]
+    for dout in douts if given != "all" else []:
+        dout[[row for row in range(num_rows) if row not in active]] = 0
+    leaves = [x, *(leaf for each in projections for leaf in (each.lora_A, each.lora_B))]
+    outputs = lora_linear(x, LoraGroup.stack(projections), rows)
+    truths = true_outputs(x.double(), projections, matrices)
+    for found, truth in zip(outputs, truths, strict=True):
+        # D is rounded, too.
+        assert (found.double() - truth).norm() <= 2 * torch.finfo(dtype).eps * truth.norm()
+    found, expected = gradients_of(outputs, douts, leaves), gradients_of(truths, douts, leaves)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() <= 2 * torch.finfo(dtype).eps * other.norm()
+    if given != "all":
+        assert not found[0][[row for row in range(num_rows) if row not in active]].any()
+
+
+def test_a_gated_layer_multiplies_few_rows_by_the_codes(poisoned_memory):
+    dtype = torch.float16
+    projections, matrices = random_layers(96, (70,), dtype)
+    gate, up = (draw(80, 96, dtype=dtype, seed=number).requires_grad_() for number in range(2))
+    dout = draw(80, 70, dtype=dtype, seed=2)
+    group = LoraGroup.stack(projections)
+    out = gated_lora_linear(gated(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
+    hidden = torch.nn.functional.silu(gate.double()) * up.double()
+    (truth,) = true_outputs(hidden, projections, matrices)
+    assert (out.double() - truth).norm() <= 3 * torch.finfo(dtype).eps * truth.norm()
+    leaves = [gate, up, projections[0].lora_A, projections[0].lora_B]
+    for one, other in zip(gradients_of([out], [dout], leaves), gradients_of([truth], [dout], leaves), strict=True):
+        assert (one.double() - other).norm() <= 3 * torch.finfo(dtype).eps * other.norm()
+
+
+@pytest.mark.parametrize(
+    "num_rows, num_inputs, dtype", [(FEW_ROWS + 1, 64, torch.float16), (7, 80, torch.float16), (7, 64, torch.float32)]
+)
+def test_more_rows_and_other_weights_are_multiplied_by_matrices(num_rows, num_inputs, dtype, monkeypatch):
+    monkeypatch.setattr(four_bit_products, "_multiply", refuse)
+    projections, matrices = random_layers(num_inputs, (40, 33), dtype)
+    x = draw(num_rows, num_inputs, dtype=dtype)
+    truths = true_outputs(x.double(), projections, matrices)
+    for found, truth in zip(lora_linear(x, LoraGroup.stack(projections)), truths, strict=True):
+        assert (found.double() - truth).norm() <= 2 * max(1e-6, torch.finfo(dtype).eps) * truth.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_a_weight_may_have_more_than_2_to_the_31_elements():
+    num_outputs, num_inputs, last = 2**20 + 64, 2**11, 64
+    weight = in_4_bits(num_outputs, num_inputs)
+    # The last rows, whose blocks of scales begin at a multiple of 4.
+    first = (num_outputs - last) * num_inputs // 64
+    end = weight._replace(
+        packed=weight.packed[first * 32 :],
+        scales=weight.scales[first:],
+        of_scales=weight.of_scales._replace(scales=weight.of_scales.scales[first // 4 :]),
+    )
+    assert first * 64 > 2**31 - 1
+    matrix = matrix_of(end, last, num_inputs, torch.bfloat16).double()
+    x = draw(16, num_inputs, dtype=torch.bfloat16)
+    out = torch.full((16, num_outputs), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    zeros = torch.zeros(num_outputs, 16, dtype=torch.bfloat16, device=DEVICE)
+    four_bit_products.outputs(out, x, [weight], [num_outputs], zeros[:16], zeros, None, 1.0)
+    assert not out.isnan().any()
+    assert_as_good(out[:, -last:], x.double() @ matrix.T, torch.bfloat16)
+    dout = torch.zeros(16, num_outputs, dtype=torch.bfloat16, device=DEVICE)
+    dout[:, -last:] = draw(16, last, dtype=torch.bfloat16, seed=1)
+    found = four_bit_products.inputs(dout, [weight], [num_outputs], num_inputs)
+    assert_as_good(found, dout[:, -last:].double() @ matrix, torch.bfloat16)
