@@ -257,13 +257,13 @@ def test_a_stop_of_the_process_does_not_spoil_the_rates(adapt, recipe, own_data_
             event = json.loads(line)
             if event["event"] == "step":
                 rates.append(event["tokens_per_second"])
+                if len(rates) == 20:
+                    stop_for(10 * event["tokens"] / rates[-1], one)
                 if len(rates) == 40:
-                    stop_for(5 * event["tokens"] / rates[-1], one)
-                if len(rates) == 60:
                     one.send_signal(signal.SIGTERM)
         assert one.wait(timeout=60) == 130
-    # A stop that counted would make it a fourth.
-    assert rates[-1] > 0.5 * rates[38]
+    # A stop that counted would make it a sixth; other programs may halve it.
+    assert rates[39] > 0.3 * rates[18]
 
 
 def guessed(phases):

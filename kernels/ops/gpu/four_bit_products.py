@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-OUTPUT_TILES = INPUT_TILES = Tiles(128, 64, 264, 8, 3)
+OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
 
 
 @triton.jit
