@@ -70,7 +70,7 @@ def complete_text(
 ) -> Completion:
     """Returns the likeliest next words of a line, as many as have at least a probability together.
 
-    They end with their sentence or line.
+    They end with their sentence or line, and with a token: signs that only begin the next tokens are left out.
 
     Args:
         encode: encodes texts as in training, with BOS if there is one.

@@ -212,7 +212,10 @@ def test_the_text_is_the_longest_that_has_the_probability(written, is_ascii):
         found = complete(language, written, before, max_passes=100)
         assert longest(language, before, 0.5).startswith(found.text), seed
         # Ways with a tenth of the probability together are not computed; nor is what a part of a character may become.
-        assert not is_ascii or found.text.startswith(longest(language, before, 0.5 * 1.12)), seed
+        # Nor are signs shown that only begin the next tokens, as "-" does "-known" and "-ferry".
+        surely = longest(language, before, 0.5 * 1.12)
+        is_shown = found.text.startswith(surely) or re.fullmatch(r"[^\w\s]+", surely.removeprefix(found.text))
+        assert not is_ascii or is_shown, seed
         for at, probability in enumerate(found.probabilities, start=1):
             assert 0.5 <= probability <= language.probability(before, "".join(found.words[:at])) + 1e-4, seed
         shown += bool(found.text)
