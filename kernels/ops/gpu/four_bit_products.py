@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..quantised import FourBits
+from .four_bits import tensors_of
 from .move_rows import sum_parts, with_contiguous_rows
 
 # Weights that a thread expands together, from 16 bytes; they share a scale.
@@ -298,17 +299,14 @@ def _multiply(
     share = triton.cdiv(sum(steps), max(1, tiles.programs // num_tiles))
     num_parts = sum(triton.cdiv(each, share) for each in steps)
     parts = out[None] if num_parts == 1 else out.new_empty(num_parts, *out.shape, dtype=torch.float32)
-    first, of_scales = weights[0], [weight.of_scales for weight in weights]
-    # Scales that are not quantised need no more tensors; any pointer will do.
-    second = [tuple(each[:3] if each else (weight.code,) * 3) for each, weight in zip(of_scales, weights, strict=True)]
-    # Without a small product any pointer will do, too.
+    first = weights[0]
+    # Without a small product any pointer will do.
     left, right, bias, scaling = small or (x, x, None, 1.0)
     block_n, rest_n = _row_blocks(len(x))
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
     _four_bit_product_kernel[(num_tiles * num_parts,)](
         x,
-        *zip(*(weight[:3] for weight in weights), strict=True),
-        *zip(*second, strict=True),
+        *tensors_of(weights),
         tuple(columns),
         left,
         right,

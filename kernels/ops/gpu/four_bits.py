@@ -87,16 +87,20 @@ def _dequantise_kernel(
         tile -= num_tiles
 
 
+def tensors_of(weights: Sequence[FourBits]) -> list[tuple[Tensor, ...]]:
+    """The tensors of all weights as a kernel takes them: codes, table and scales, then what the scales stand for."""
+    # Scales that are not quantised need no more tensors; any pointer will do.
+    of_scales = [weight.of_scales[:3] if weight.of_scales else (weight.code,) * 3 for weight in weights]
+    tensors = [(*weight[:3], *more) for weight, more in zip(weights, of_scales, strict=True)]
+    return list(zip(*tensors, strict=True))
+
+
 def dequantise(weights: Sequence[FourBits], parts: Sequence[Tensor]) -> None:
     """Writes each weight into its matrix, [M_i, K]; all weights have equal blocks."""
     first, sizes = weights[0], tuple(part.numel() for part in parts)
-    of_scales = [weight.of_scales for weight in weights]
     blocks = max(1, TILE // first.block)
-    # Scales that are not quantised need no more tensors; any pointer will do.
-    second = [tuple(each[:3] if each else (weight.code,) * 3) for each, weight in zip(of_scales, weights, strict=True)]
     _dequantise_kernel[(sum(triton.cdiv(size, blocks * first.block) for size in sizes),)](
-        *zip(*(weight[:3] for weight in weights), strict=True),
-        *zip(*second, strict=True),
+        *tensors_of(weights),
         tuple(parts),
         sizes,
         BLOCK=first.block,
