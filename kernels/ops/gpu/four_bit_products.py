@@ -22,8 +22,44 @@ from ..quantised import FourBits
 from .four_bits import tensors_of
 from .move_rows import sum_parts, with_contiguous_rows
 
-# Weights that a thread expands together, from 16 bytes; they share a scale.
-CHUNK = 32
+# Weights that a thread expands together, from 32 bytes; they share a scale.
+CHUNK = 64
+
+
+def _tables(pack: str) -> str:
+    """PTX that multiplies 16 numbers by a scale and rounds them; the low bytes, then the high ones, in 4 words each."""
+    products = [f"mul.rn.f32 v{i}, $8, ${9 + i};" for i in range(16)]
+    pairs = [f"cvt.rn.{pack}.f32 p{i}, v{2 * i + 1}, v{2 * i};" for i in range(8)]
+    planes = [
+        f"prmt.b32 ${4 * plane + i}, p{2 * i}, p{2 * i + 1}, {selector};"
+        for plane, selector in enumerate(("0x6420", "0x7531"))
+        for i in range(4)
+    ]
+    return "{ .reg .f32 v<16>; .reg .b32 p<8>; " + " ".join([*products, *pairs, *planes]) + " }"
+
+
+def _look_ups() -> str:
+    """PTX that looks 8 codes up in 16 numbers of 2 bytes, and gives them as 4 pairs."""
+    lines = [
+        "and.b32 low, $4, 0x77777777;",
+        "shr.u32 high, $4, 1;",
+        "lop3.b32 high, high, 0x44444444, 0x32103210, 0xEA;",
+    ]
+    for half in range(2):
+        if half:
+            lines += ["shr.u32 low, low, 16;", "shr.u32 high, high, 16;"]
+        for plane, begin in (("l", 5), ("h", 9)):
+            lines += [
+                f"prmt.b32 a, ${begin}, ${begin + 1}, low;",
+                f"prmt.b32 b, ${begin + 2}, ${begin + 3}, low;",
+                f"prmt.b32 {plane}, a, b, high;",
+            ]
+        lines += [f"prmt.b32 ${2 * half}, l, h, 0x4051;", f"prmt.b32 ${2 * half + 1}, l, h, 0x6273;"]
+    return "{ .reg .b32 low, high, a, b, l, h; " + " ".join(lines) + " }"
+
+
+BF16_TABLES, FP16_TABLES = tl.constexpr(_tables("bf16x2")), tl.constexpr(_tables("f16x2"))
+LOOK_UPS = tl.constexpr(_look_ups())
 
 
 class Tiles(NamedTuple):
@@ -40,6 +76,7 @@ class Tiles(NamedTuple):
     programs: int
     num_warps: int
     num_stages: int
+    chunk: int = 64
 
 
 OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
@@ -75,28 +112,66 @@ def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
 def _chunks(
     rows,
     chunks,
-    first_term,
+    step,
     num_outputs,
     num_chunks,
+    DEPTH: tl.constexpr,
     OF_INPUTS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The numbers of a tile's chunks in their weight, [chunks, rows], in 64 bits: it may have 2^31 bytes.
+    """The numbers of a tile's chunks in their weight, [rows, chunks]: fewer than 2^31, of 64 weights each.
 
     Beyond the weight they are those at its end, which meet zeros of X, or columns that are not stored.
     """
     if OF_INPUTS:
-        rows += first_term
+        first_row, first_chunk = step * DEPTH, 0
     else:
-        chunks += first_term // CHUNK
-    if not IS_EVEN:
-        rows = tl.minimum(rows, num_outputs - 1)
-        chunks = tl.minimum(chunks, num_chunks - 1)
-    return rows.to(tl.int64)[None, :] * num_chunks + chunks[:, None]
+        first_row, first_chunk = 0, step * (DEPTH // CHUNK)
+    if IS_EVEN:
+        # What changes with the step is one number.
+        numbers = rows[:, None] * num_chunks + chunks[None, :] + (first_row * num_chunks + first_chunk)
+    else:
+        rows = tl.minimum(rows + first_row, num_outputs - 1)
+        chunks = tl.minimum(chunks + first_chunk, num_chunks - 1)
+        numbers = rows[:, None] * num_chunks + chunks[None, :]
+    return numbers.to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["num_rows", "share"])
+@triton.jit
+def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
+    """Weights [rows, chunks * 64] from their words [2, rows, chunks, 4] and factors [rows, chunks]."""
+    if IN_PTX:
+        tables = tl.inline_asm_elementwise(
+            BF16_TABLES if dtype == tl.bfloat16 else FP16_TABLES,
+            "=r,=r,=r,=r,=r,=r,=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
+            (factors[None, :, :, None],) + code,
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            LOOK_UPS,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
+            (words,) + tables,
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
+        low = pairs.to(tl.int16).to(dtype, bitcast=True)
+        high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
+        values = tl.join(low, high)
+    else:
+        shifts = tl.reshape(8 * tl.arange(0, 4)[:, None] + 4 - 4 * tl.arange(0, 2)[None, :], (1, 1, 1, 1, 8))
+        codes = words[:, :, :, :, None] >> shifts & 15
+        values = tl.gather(code, tl.reshape(codes, (words.numel * 8,)), 0)
+        values = tl.reshape(values, words.shape + [8]) * factors[None, :, :, None, None]
+        values = tl.reshape(values.to(dtype), words.shape + [2, 2, 2])
+    return tl.reshape(tl.permute(values, (1, 2, 0, 3, 4, 5, 6)), (words.shape[1], words.shape[2] * words.shape[0] * 32))
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_chunks", "share"])
 def _four_bit_product_kernel(
     x_ptr,
     packed_ptrs,
@@ -126,6 +201,7 @@ def _four_bit_product_kernel(
     BLOCK: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    IN_PTX: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -191,34 +267,42 @@ def _four_bit_product_kernel(
             rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
 
     terms = tl.arange(0, DEPTH)
+    # Rows beyond the last are it, and not stored.
+    x_ptrs = x_ptr + tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
+    if REST_N:
+        rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
     tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
-    pairs = tl.arange(0, CHUNK // 2)
+    quads = tl.arange(0, 4)
     # Of 16 bytes each; the compiler does not see it through the choice above.
-    packed_ptr = tl.multiple_of(packed_ptr, 16)
-    code = tl.load(code_ptr + tl.arange(0, 16))
+    word_ptr = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32))
+    if IN_PTX:
+        code = tl.tuple([tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
+    else:
+        code = tl.load(code_ptr + tl.arange(0, 16))
     if SCALE_BLOCK:
         offset = tl.load(offset_ptr)
-    chunks = _chunks(tile_rows, tile_chunks, begin * DEPTH, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
+    chunks = _chunks(tile_rows, tile_chunks, begin, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
     scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK))
     for step in range(begin, end):
         term = step * DEPTH
-        chunks = _chunks(tile_rows, tile_chunks, term, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
-        packed = tl.load(packed_ptr + (chunks[:, :, None] * (CHUNK // 2) + pairs[None, None, :]))
+        chunks = _chunks(tile_rows, tile_chunks, step, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+        halves = chunks[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
+        words = tl.load(word_ptr + (halves[:, :, :, None] * 4 + quads[None, None, None, :]))
         if SCALE_BLOCK:
             second_scales = tl.load(second_scales_ptr + chunks // (BLOCK // CHUNK) // SCALE_BLOCK)
         # Triton loads ahead what a step needs, except single bytes.
-        chunks = _chunks(tile_rows, tile_chunks, term + DEPTH, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
+        chunks = _chunks(tile_rows, tile_chunks, step + 1, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
         next_scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK), mask=step + 1 < end, other=0)
-        has_x = (rows < num_rows)[:, None]
-        if not IS_EVEN:
-            has_x = has_x & (term + terms < num_terms)[None, :]
-        x = tl.load(x_ptr + rows[:, None] * stride_xn + (term + terms)[None, :], mask=has_x, other=0.0)
+        if IS_EVEN:
+            x = tl.load(x_ptrs + term)
+        else:
+            x = tl.load(x_ptrs + term, mask=(term + terms < num_terms)[None, :], other=0.0)
         if REST_N:
-            has_x = (rest_rows < num_rows)[:, None]
-            if not IS_EVEN:
-                has_x = has_x & (term + terms < num_terms)[None, :]
-            rest = tl.load(x_ptr + rest_rows[:, None] * stride_xn + (term + terms)[None, :], mask=has_x, other=0.0)
+            if IS_EVEN:
+                rest = tl.load(rest_ptrs + term)
+            else:
+                rest = tl.load(rest_ptrs + term, mask=(term + terms < num_terms)[None, :], other=0.0)
 
         weight = tl.zeros((TILE_M, TILE_C * CHUNK), x.dtype)
         # Always true: Triton would load ahead each scale on its own.
@@ -226,10 +310,7 @@ def _four_bit_product_kernel(
             factors = scales
             if SCALE_BLOCK:
                 factors = tl.load(scale_code_ptr + scales.to(tl.int32)) * second_scales + offset
-            bytes_ = packed.to(tl.int32)
-            codes = tl.reshape(tl.interleave(bytes_ >> 4, bytes_ & 15), (TILE_C * TILE_M * CHUNK,))
-            values = tl.reshape(tl.gather(code, codes, 0), (TILE_C, TILE_M, CHUNK)) * factors[:, :, None]
-            weight = tl.reshape(tl.permute(values.to(x.dtype), (1, 0, 2)), (TILE_M, TILE_C * CHUNK))
+            weight = _expand(words, factors, code, x.dtype, IN_PTX)
         if OF_INPUTS:
             weight = tl.trans(weight)
         total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
@@ -313,7 +394,7 @@ def _multiply(
         bias,
         parts,
         len(x),
-        num_inputs // CHUNK,
+        num_inputs // tiles.chunk,
         share,
         right.shape[1],
         scaling,
@@ -326,7 +407,8 @@ def _multiply(
         IS_EVEN=is_even,
         BLOCK=first.block,
         SCALE_BLOCK=first.of_scales.block if first.of_scales else 0,
-        CHUNK=CHUNK,
+        CHUNK=tiles.chunk,
+        IN_PTX=x.is_cuda,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
         BLOCK_N=block_n,
