@@ -23,7 +23,7 @@ from .four_bits import tensors_of
 from .move_rows import sum_parts, with_contiguous_rows
 
 # Weights that a thread expands together, from 32 bytes; they share a scale.
-CHUNK = 64
+CHUNK = 32
 
 
 def _tables(pack: str) -> str:
@@ -79,7 +79,7 @@ class Tiles(NamedTuple):
     chunk: int = 64
 
 
-OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
+OUTPUT_TILES = INPUT_TILES = Tiles(128, 64, 264, 4, 3, 32)
 
 
 @triton.jit
@@ -169,6 +169,40 @@ def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
         values = tl.reshape(values, words.shape + [8]) * factors[None, :, :, None, None]
         values = tl.reshape(values.to(dtype), words.shape + [2, 2, 2])
     return tl.reshape(tl.permute(values, (1, 2, 0, 3, 4, 5, 6)), (words.shape[1], words.shape[2] * words.shape[0] * 32))
+
+
+@triton.jit
+def _load_tile(
+    tensors,
+    place,
+    step,
+    DEPTH: tl.constexpr,
+    OF_INPUTS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code = tensors
+    rows, chunks, end, num_outputs, num_chunks = place
+    step = tl.minimum(step, end - 1)
+    chunks = _chunks(rows, chunks, step, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    halves = chunks[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
+    words = tl.load(word_ptr + (halves[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]))
+    scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK))
+    second = scales
+    if SCALE_BLOCK:
+        second = tl.load(second_scales_ptr + chunks // (BLOCK // CHUNK) // SCALE_BLOCK)
+    return words, scales, second
+
+
+@triton.jit
+def _factors(tensors, scales, second, SCALE_BLOCK: tl.constexpr):
+    word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code = tensors
+    factors = scales
+    if SCALE_BLOCK:
+        factors = tl.load(scale_code_ptr + scales.to(tl.int32)) * second + offset
+    return factors
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_chunks", "share"])
@@ -282,18 +316,21 @@ def _four_bit_product_kernel(
         code = tl.load(code_ptr + tl.arange(0, 16))
     if SCALE_BLOCK:
         offset = tl.load(offset_ptr)
-    chunks = _chunks(tile_rows, tile_chunks, begin, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-    scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK))
+    else:
+        offset = 0.0
+    tensors = word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code
+    place = tile_rows, tile_chunks, end, num_outputs, num_chunks
+    words, scales, second = _load_tile(tensors, place, begin, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
+    weight = _expand(words, _factors(tensors, scales, second, SCALE_BLOCK), code, x_ptr.dtype.element_ty, IN_PTX)
+    if OF_INPUTS:
+        weight = tl.trans(weight)
+    words, scales, second = _load_tile(tensors, place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
     for step in range(begin, end):
+        factors = _factors(tensors, scales, second, SCALE_BLOCK)
+        next_words, scales, second = _load_tile(
+            tensors, place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
+        )
         term = step * DEPTH
-        chunks = _chunks(tile_rows, tile_chunks, step, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-        halves = chunks[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
-        words = tl.load(word_ptr + (halves[:, :, :, None] * 4 + quads[None, None, None, :]))
-        if SCALE_BLOCK:
-            second_scales = tl.load(second_scales_ptr + chunks // (BLOCK // CHUNK) // SCALE_BLOCK)
-        # Triton loads ahead what a step needs, except single bytes.
-        chunks = _chunks(tile_rows, tile_chunks, step + 1, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-        next_scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK), mask=step + 1 < end, other=0)
         if IS_EVEN:
             x = tl.load(x_ptrs + term)
         else:
@@ -303,20 +340,14 @@ def _four_bit_product_kernel(
                 rest = tl.load(rest_ptrs + term)
             else:
                 rest = tl.load(rest_ptrs + term, mask=(term + terms < num_terms)[None, :], other=0.0)
-
-        weight = tl.zeros((TILE_M, TILE_C * CHUNK), x.dtype)
-        # Always true: Triton would load ahead each scale on its own.
-        if step < end:
-            factors = scales
-            if SCALE_BLOCK:
-                factors = tl.load(scale_code_ptr + scales.to(tl.int32)) * second_scales + offset
-            weight = _expand(words, factors, code, x.dtype, IN_PTX)
-        if OF_INPUTS:
-            weight = tl.trans(weight)
         total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
         if REST_N:
             rest_total = tl.dot(weight, tl.trans(rest), rest_total, input_precision="ieee")
-        scales = next_scales
+        # For the next step, and what is loaded for the one after it.
+        weight = _expand(words, factors, code, x.dtype, IN_PTX)
+        if OF_INPUTS:
+            weight = tl.trans(weight)
+        words = next_words
 
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
     mask = has_column[:, None] & (rows < num_rows)[None, :]
