@@ -77,6 +77,7 @@ class Tiles(NamedTuple):
     num_warps: int
     num_stages: int
     chunk: int = 64
+    registers: int | None = None
 
 
 OUTPUT_TILES = INPUT_TILES = Tiles(128, 64, 264, 4, 3, 32)
@@ -447,6 +448,7 @@ def _multiply(
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=tiles.registers,
         enable_fp_fusion=False,
     )
     if num_parts > 1:
