@@ -409,7 +409,7 @@ def _multiply(
     terms = columns if of_inputs else [num_inputs]
     num_tiles = sum(triton.cdiv(whole, tiles.columns) for whole in wholes)
     steps = [triton.cdiv(each, tiles.depth) for each in terms]
-    share = triton.cdiv(sum(steps), max(1, tiles.programs // num_tiles))
+    share = _share(steps, tiles.programs // num_tiles)
     num_parts = sum(triton.cdiv(each, share) for each in steps)
     parts = out[None] if num_parts == 1 else out.new_empty(num_parts, *out.shape, dtype=torch.float32)
     first = weights[0]
@@ -460,3 +460,11 @@ def _row_blocks(num_rows: int) -> tuple[int, int]:
     if 64 < num_rows <= 96:
         return 64, 16 if num_rows <= 80 else 32
     return max(16, triton.next_power_of_2(num_rows)), 0
+
+
+def _share(steps: list[int], most_parts: int) -> int:
+    """The fewest steps in a part for at most so many parts, or one of each contraction."""
+    share = triton.cdiv(sum(steps), max(1, most_parts))
+    while sum(triton.cdiv(each, share) for each in steps) > max(most_parts, len(steps)):
+        share += 1
+    return share
