@@ -290,21 +290,11 @@ def _four_bit_product_kernel(
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
     rows = tl.arange(0, BLOCK_N)
-    total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
-    if REST_N:
-        rest_rows = BLOCK_N + tl.arange(0, REST_N)
-        rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
-    if BLOCK_R:
-        small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
-        strides = stride_ln, stride_rm, stride_rr
-        total = _small_product(rows, small, strides, BLOCK_R)
-        if REST_N:
-            rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
-
     terms = tl.arange(0, DEPTH)
     # Rows beyond the last are it, and not stored.
     x_ptrs = x_ptr + tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     if REST_N:
+        rest_rows = BLOCK_N + tl.arange(0, REST_N)
         rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
     tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
@@ -322,10 +312,21 @@ def _four_bit_product_kernel(
     tensors = word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code
     place = tile_rows, tile_chunks, end, num_outputs, num_chunks
     words, scales, second = _load_tile(tensors, place, begin, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
+    next_words, next_scales, next_second = _load_tile(tensors, place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
+    total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
+    if REST_N:
+        rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
+    if BLOCK_R:
+        small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
+        strides = stride_ln, stride_rm, stride_rr
+        total = _small_product(rows, small, strides, BLOCK_R)
+        if REST_N:
+            rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
+
     weight = _expand(words, _factors(tensors, scales, second, SCALE_BLOCK), code, x_ptr.dtype.element_ty, IN_PTX)
     if OF_INPUTS:
         weight = tl.trans(weight)
-    words, scales, second = _load_tile(tensors, place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
+    words, scales, second = next_words, next_scales, next_second
     for step in range(begin, end):
         factors = _factors(tensors, scales, second, SCALE_BLOCK)
         next_words, scales, second = _load_tile(
