@@ -110,38 +110,60 @@ def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def _chunks(
-    rows,
-    chunks,
+def _load_tile(
+    weight,
+    place,
     step,
-    num_outputs,
-    num_chunks,
     DEPTH: tl.constexpr,
     OF_INPUTS: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The numbers of a tile's chunks in their weight, [rows, chunks]: fewer than 2^31, of 64 weights each.
+    """A step's words, [CHUNK / 32, rows, chunks, 4], its scales, and what these are multiplied by, [rows, chunks].
 
     Beyond the weight they are those at its end, which meet zeros of X, or columns that are not stored.
     """
+    packed_ptr, scales_ptr, second_scales_ptr = weight
+    rows, chunks, end, num_outputs, num_chunks = place
+    step = tl.minimum(step, end - 1)
     if OF_INPUTS:
         first_row, first_chunk = step * DEPTH, 0
     else:
         first_row, first_chunk = 0, step * (DEPTH // CHUNK)
+    # Chunks are fewer than 2^31, and unsigned, so that a division is a shift.
     if IS_EVEN:
-        # What changes with the step is one number.
         numbers = rows[:, None] * num_chunks + chunks[None, :] + (first_row * num_chunks + first_chunk)
     else:
         rows = tl.minimum(rows + first_row, num_outputs - 1)
         chunks = tl.minimum(chunks + first_chunk, num_chunks - 1)
         numbers = rows[:, None] * num_chunks + chunks[None, :]
-    return numbers.to(tl.uint32)
+    blocks = numbers.to(tl.uint32) // (BLOCK // CHUNK)
+    quads = numbers[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
+    # 16 bytes each; the compiler does not see it through the choice of a projection.
+    word_ptr = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32))
+    words = tl.load(word_ptr + (quads[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]))
+    scales = tl.load(scales_ptr + blocks)
+    if SCALE_BLOCK:
+        second_scales = tl.load(second_scales_ptr + blocks // SCALE_BLOCK)
+    else:
+        second_scales = scales
+    return words, scales, second_scales
+
+
+@triton.jit
+def _factors(scales, second_scales, of_scales, SCALE_BLOCK: tl.constexpr):
+    """What the scales stand for."""
+    if SCALE_BLOCK:
+        code_ptr, offset = of_scales
+        scales = tl.load(code_ptr + scales.to(tl.int32)) * second_scales + offset
+    return scales
 
 
 @triton.jit
 def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
-    """Weights [rows, chunks * 64] from their words [2, rows, chunks, 4] and factors [rows, chunks]."""
+    """Weights of a tile, [rows, inputs], from its words [CHUNK / 32, rows, chunks, 4] and factors [rows, chunks]."""
     if IN_PTX:
         tables = tl.inline_asm_elementwise(
             BF16_TABLES if dtype == tl.bfloat16 else FP16_TABLES,
@@ -164,46 +186,14 @@ def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
         high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
         values = tl.join(low, high)
     else:
-        shifts = tl.reshape(8 * tl.arange(0, 4)[:, None] + 4 - 4 * tl.arange(0, 2)[None, :], (1, 1, 1, 1, 8))
-        codes = words[:, :, :, :, None] >> shifts & 15
-        values = tl.gather(code, tl.reshape(codes, (words.numel * 8,)), 0)
-        values = tl.reshape(values, words.shape + [8]) * factors[None, :, :, None, None]
-        values = tl.reshape(values.to(dtype), words.shape + [2, 2, 2])
-    return tl.reshape(tl.permute(values, (1, 2, 0, 3, 4, 5, 6)), (words.shape[1], words.shape[2] * words.shape[0] * 32))
-
-
-@triton.jit
-def _load_tile(
-    tensors,
-    place,
-    step,
-    DEPTH: tl.constexpr,
-    OF_INPUTS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code = tensors
-    rows, chunks, end, num_outputs, num_chunks = place
-    step = tl.minimum(step, end - 1)
-    chunks = _chunks(rows, chunks, step, num_outputs, num_chunks, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-    halves = chunks[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
-    words = tl.load(word_ptr + (halves[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]))
-    scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK))
-    second = scales
-    if SCALE_BLOCK:
-        second = tl.load(second_scales_ptr + chunks // (BLOCK // CHUNK) // SCALE_BLOCK)
-    return words, scales, second
-
-
-@triton.jit
-def _factors(tensors, scales, second, SCALE_BLOCK: tl.constexpr):
-    word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code = tensors
-    factors = scales
-    if SCALE_BLOCK:
-        factors = tl.load(scale_code_ptr + scales.to(tl.int32)) * second + offset
-    return factors
+        # Two codes of each byte, the first in its high half.
+        shifts = tl.arange(0, 4)[:, None] * 8 + (4 - tl.arange(0, 2)[None, :] * 4)
+        codes = words[:, :, :, :, None] >> tl.reshape(shifts, (1, 1, 1, 1, 8)) & 15
+        values = tl.reshape(tl.gather(code, tl.reshape(codes, (words.numel * 8,)), 0), words.shape + [8])
+        values = tl.reshape((values * factors[None, :, :, None, None]).to(dtype), words.shape + [2, 2, 2])
+    # [CHUNK / 32, rows, chunks, 4 words, 2, 2, 2]
+    values = tl.permute(values, (1, 2, 0, 3, 4, 5, 6))
+    return tl.reshape(values, (words.shape[1], words.shape[2] * words.shape[0] * 32))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_chunks", "share"])
@@ -298,21 +288,20 @@ def _four_bit_product_kernel(
         rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
     tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
-    quads = tl.arange(0, 4)
-    # Of 16 bytes each; the compiler does not see it through the choice above.
-    word_ptr = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32))
+    # The first two steps' words are on the way while the small product is computed.
+    weight = packed_ptr, scales_ptr, second_scales_ptr
+    place = tile_rows, tile_chunks, end, num_outputs, num_chunks
+    words, scales, second_scales = _load_tile(
+        weight, place, begin, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
+    )
+    next_words, next_scales, next_second_scales = _load_tile(
+        weight, place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
+    )
     if IN_PTX:
-        code = tl.tuple([tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)])
+        code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     else:
         code = tl.load(code_ptr + tl.arange(0, 16))
-    if SCALE_BLOCK:
-        offset = tl.load(offset_ptr)
-    else:
-        offset = 0.0
-    tensors = word_ptr, scales_ptr, scale_code_ptr, second_scales_ptr, offset, code
-    place = tile_rows, tile_chunks, end, num_outputs, num_chunks
-    words, scales, second = _load_tile(tensors, place, begin, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
-    next_words, next_scales, next_second = _load_tile(tensors, place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK)
+    of_scales = scale_code_ptr, tl.load(offset_ptr)
     total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
     if REST_N:
         rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
@@ -323,14 +312,15 @@ def _four_bit_product_kernel(
         if REST_N:
             rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
 
-    weight = _expand(words, _factors(tensors, scales, second, SCALE_BLOCK), code, x_ptr.dtype.element_ty, IN_PTX)
+    tile_of_weight = _expand(
+        words, _factors(scales, second_scales, of_scales, SCALE_BLOCK), code, x_ptr.dtype.element_ty, IN_PTX
+    )
     if OF_INPUTS:
-        weight = tl.trans(weight)
-    words, scales, second = next_words, next_scales, next_second
+        tile_of_weight = tl.trans(tile_of_weight)
     for step in range(begin, end):
-        factors = _factors(tensors, scales, second, SCALE_BLOCK)
-        next_words, scales, second = _load_tile(
-            tensors, place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
+        words, factors = next_words, _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
+        next_words, next_scales, next_second_scales = _load_tile(
+            weight, place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
         )
         term = step * DEPTH
         if IS_EVEN:
@@ -342,14 +332,13 @@ def _four_bit_product_kernel(
                 rest = tl.load(rest_ptrs + term)
             else:
                 rest = tl.load(rest_ptrs + term, mask=(term + terms < num_terms)[None, :], other=0.0)
-        total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
+        total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
         if REST_N:
-            rest_total = tl.dot(weight, tl.trans(rest), rest_total, input_precision="ieee")
-        # For the next step, and what is loaded for the one after it.
-        weight = _expand(words, factors, code, x.dtype, IN_PTX)
+            rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
+        # The next step's tile, while tensor cores multiply this one.
+        tile_of_weight = _expand(words, factors, code, x.dtype, IN_PTX)
         if OF_INPUTS:
-            weight = tl.trans(weight)
-        words = next_words
+            tile_of_weight = tl.trans(tile_of_weight)
 
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
     mask = has_column[:, None] & (rows < num_rows)[None, :]
