@@ -76,7 +76,7 @@ class Tiles(NamedTuple):
     programs: int
     num_warps: int
     num_stages: int
-    chunk: int = 64
+    chunk: int = 32
     registers: int | None = None
 
 
@@ -145,10 +145,7 @@ def _load_tile(
     word_ptr = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32))
     words = tl.load(word_ptr + (quads[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]))
     scales = tl.load(scales_ptr + blocks)
-    if SCALE_BLOCK:
-        second_scales = tl.load(second_scales_ptr + blocks // SCALE_BLOCK)
-    else:
-        second_scales = scales
+    second_scales = tl.load(second_scales_ptr + blocks // SCALE_BLOCK) if SCALE_BLOCK else scales
     return words, scales, second_scales
 
 
@@ -165,10 +162,11 @@ def _factors(scales, second_scales, of_scales, SCALE_BLOCK: tl.constexpr):
 def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
     """Weights of a tile, [rows, inputs], from its words [CHUNK / 32, rows, chunks, 4] and factors [rows, chunks]."""
     if IN_PTX:
+        of_factors, of_words = (factors[None, :, :, None],), (words,)
         tables = tl.inline_asm_elementwise(
             BF16_TABLES if dtype == tl.bfloat16 else FP16_TABLES,
             "=r,=r,=r,=r,=r,=r,=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
-            (factors[None, :, :, None],) + code,
+            of_factors + code,
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
             is_pure=True,
             pack=1,
@@ -176,7 +174,7 @@ def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
         first, second, third, fourth = tl.inline_asm_elementwise(
             LOOK_UPS,
             "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
-            (words,) + tables,
+            of_words + tables,
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
             is_pure=True,
             pack=1,
@@ -184,15 +182,13 @@ def _expand(words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
         pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
         low = pairs.to(tl.int16).to(dtype, bitcast=True)
         high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
-        values = tl.join(low, high)
+        values = tl.permute(tl.join(low, high), (1, 2, 0, 3, 4, 5, 6))
     else:
         # Two codes of each byte, the first in its high half.
         shifts = tl.arange(0, 4)[:, None] * 8 + (4 - tl.arange(0, 2)[None, :] * 4)
         codes = words[:, :, :, :, None] >> tl.reshape(shifts, (1, 1, 1, 1, 8)) & 15
-        values = tl.reshape(tl.gather(code, tl.reshape(codes, (words.numel * 8,)), 0), words.shape + [8])
-        values = tl.reshape((values * factors[None, :, :, None, None]).to(dtype), words.shape + [2, 2, 2])
-    # [CHUNK / 32, rows, chunks, 4 words, 2, 2, 2]
-    values = tl.permute(values, (1, 2, 0, 3, 4, 5, 6))
+        values = tl.reshape(tl.gather(code, tl.reshape(codes, (codes.numel,)), 0), codes.shape)
+        values = tl.permute((values * factors[None, :, :, None, None]).to(dtype), (1, 2, 0, 3, 4))
     return tl.reshape(values, (words.shape[1], words.shape[2] * words.shape[0] * 32))
 
 
