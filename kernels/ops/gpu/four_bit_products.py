@@ -110,43 +110,42 @@ def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(
-    weight,
-    place,
-    step,
-    DEPTH: tl.constexpr,
-    OF_INPUTS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """A step's words, [CHUNK / 32, rows, chunks, 4], its scales, and what these are multiplied by, [rows, chunks].
+def _chunks(place, step, DEPTH: tl.constexpr, OF_INPUTS: tl.constexpr, IS_EVEN: tl.constexpr, CHUNK: tl.constexpr):
+    """The numbers of a step's chunks in their weight, [rows, chunks]: fewer than 2^31.
 
     Beyond the weight they are those at its end, which meet zeros of X, or columns that are not stored.
     """
-    packed_ptr, scales_ptr, second_scales_ptr = weight
     rows, chunks, end, num_outputs, num_chunks = place
     step = tl.minimum(step, end - 1)
     if OF_INPUTS:
         first_row, first_chunk = step * DEPTH, 0
     else:
         first_row, first_chunk = 0, step * (DEPTH // CHUNK)
-    # Chunks are fewer than 2^31, and unsigned, so that a division is a shift.
     if IS_EVEN:
-        numbers = rows[:, None] * num_chunks + chunks[None, :] + (first_row * num_chunks + first_chunk)
-    else:
-        rows = tl.minimum(rows + first_row, num_outputs - 1)
-        chunks = tl.minimum(chunks + first_chunk, num_chunks - 1)
-        numbers = rows[:, None] * num_chunks + chunks[None, :]
-    blocks = numbers.to(tl.uint32) // (BLOCK // CHUNK)
-    quads = numbers[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
+        return rows[:, None] * num_chunks + chunks[None, :] + (first_row * num_chunks + first_chunk)
+    rows = tl.minimum(rows + first_row, num_outputs - 1)
+    chunks = tl.minimum(chunks + first_chunk, num_chunks - 1)
+    return rows[:, None] * num_chunks + chunks[None, :]
+
+
+@triton.jit
+def _load_words(packed_ptr, chunks, CHUNK: tl.constexpr):
+    """The chunks' words, [CHUNK / 32, rows, chunks, 4]."""
+    quads = chunks[None, :, :].to(tl.int64) * (CHUNK // 32) + tl.arange(0, CHUNK // 32)[:, None, None]
     # 16 bytes each; the compiler does not see it through the choice of a projection.
     word_ptr = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32))
-    words = tl.load(word_ptr + (quads[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]))
+    return tl.load(word_ptr + (quads[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]))
+
+
+@triton.jit
+def _load_scales(weight, chunks, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """The chunks' scales, and what these are multiplied by, [rows, chunks]."""
+    scales_ptr, second_scales_ptr = weight
+    # Without a sign a division is a shift.
+    blocks = chunks.to(tl.uint32) // (BLOCK // CHUNK)
     scales = tl.load(scales_ptr + blocks)
     second_scales = tl.load(second_scales_ptr + blocks // SCALE_BLOCK) if SCALE_BLOCK else scales
-    return words, scales, second_scales
+    return scales, second_scales
 
 
 @triton.jit
@@ -225,6 +224,7 @@ def _four_bit_product_kernel(
     IN_PTX: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     REST_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -284,15 +284,14 @@ def _four_bit_product_kernel(
         rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
     tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
-    # The first two steps' words are on the way while the small product is computed.
-    weight = packed_ptr, scales_ptr, second_scales_ptr
     place = tile_rows, tile_chunks, end, num_outputs, num_chunks
-    words, scales, second_scales = _load_tile(
-        weight, place, begin, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
-    )
-    next_words, next_scales, next_second_scales = _load_tile(
-        weight, place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
-    )
+    weight = scales_ptr, second_scales_ptr
+    # On the way while the small product is computed.
+    chunks = _chunks(place, begin, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    words = _load_words(packed_ptr, chunks, CHUNK)
+    scales, second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
+    chunks = _chunks(place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
     if IN_PTX:
         code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     else:
@@ -308,16 +307,19 @@ def _four_bit_product_kernel(
         if REST_N:
             rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
 
-    tile_of_weight = _expand(
-        words, _factors(scales, second_scales, of_scales, SCALE_BLOCK), code, x_ptr.dtype.element_ty, IN_PTX
-    )
+    factors = _factors(scales, second_scales, of_scales, SCALE_BLOCK)
+    tile_of_weight = _expand(words, factors, code, x_ptr.dtype.element_ty, IN_PTX)
     if OF_INPUTS:
         tile_of_weight = tl.trans(tile_of_weight)
-    for step in range(begin, end):
-        words, factors = next_words, _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
-        next_words, next_scales, next_second_scales = _load_tile(
-            weight, place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, BLOCK, SCALE_BLOCK, CHUNK
-        )
+    # All loads of the loop are made steps ahead, since its stages are named.
+    for step in tl.range(begin, end, num_stages=STAGES):
+        chunks = _chunks(place, step + 1, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+        words = _load_words(packed_ptr, chunks, CHUNK)
+        # Always true: scales have no buffers of their own.
+        if step < end:
+            factors = _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
+            chunks = _chunks(place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+            next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
         term = step * DEPTH
         if IS_EVEN:
             x = tl.load(x_ptrs + term)
@@ -429,6 +431,7 @@ def _multiply(
         IN_PTX=x.is_cuda,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
+        STAGES=tiles.num_stages,
         BLOCK_N=block_n,
         REST_N=rest_n,
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
