@@ -304,7 +304,7 @@ def _four_bit_product_kernel(
         if REST_N:
             rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
 
-    # A step multiplies a tile and expands the next one meanwhile: the first multiplies nothing, the last expands in vain.
+    # A step multiplies a tile and expands the next one: the first multiplies nothing, the last expands in vain.
     tile_of_weight = tl.zeros((TILE_M, TILE_C * CHUNK), x_ptr.dtype.element_ty)
     if OF_INPUTS:
         tile_of_weight = tl.trans(tile_of_weight)
