@@ -286,9 +286,10 @@ def _four_bit_product_kernel(
     tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
     place = tile_rows, tile_chunks, end, num_outputs, num_chunks
     weight = scales_ptr, second_scales_ptr
-    scales, second_scales = _load_scales(
-        weight, _chunks(place, begin, DEPTH, OF_INPUTS, IS_EVEN, CHUNK), BLOCK, SCALE_BLOCK, CHUNK
-    )
+    chunks = _chunks(place, begin, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    scales, second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
+    chunks = _chunks(place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
     if IN_PTX:
         code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     else:
@@ -308,16 +309,12 @@ def _four_bit_product_kernel(
     tile_of_weight = tl.zeros((TILE_M, TILE_C * CHUNK), x_ptr.dtype.element_ty)
     if OF_INPUTS:
         tile_of_weight = tl.trans(tile_of_weight)
-    factors = tl.zeros((TILE_M, TILE_C), tl.float32)
+    factors = _factors(scales, second_scales, of_scales, SCALE_BLOCK)
+    next_factors = factors
     # All loads of the loop are made steps ahead, since its stages are named.
     for step in tl.range(begin - 1, end, num_stages=STAGES):
         chunks = _chunks(place, step + 1, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
         words = _load_words(packed_ptr, chunks, CHUNK)
-        # Always true: scales have no buffers of their own.
-        if step < end:
-            factors = _factors(scales, second_scales, of_scales, SCALE_BLOCK)
-            chunks = _chunks(place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-            scales, second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
         term = step * DEPTH
         has_x = (step >= begin) & (term + terms < num_terms)[None, :] if not IS_EVEN else step >= begin
         x = tl.load(x_ptrs + term, mask=has_x, other=0.0)
@@ -326,10 +323,16 @@ def _four_bit_product_kernel(
         total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
         if REST_N:
             rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
+        # Always true: scales have no buffers of their own, and no load of theirs may come before the product, which waits.
+        if step < end:
+            next_factors = _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
+            chunks = _chunks(place, step + 3, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+            next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
         # The next step's tile, while tensor cores multiply this one.
         tile_of_weight = _expand(words, factors, code, x.dtype, IN_PTX)
         if OF_INPUTS:
             tile_of_weight = tl.trans(tile_of_weight)
+        factors = next_factors
 
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
     mask = has_column[:, None] & (rows < num_rows)[None, :]
