@@ -323,7 +323,7 @@ def _four_bit_product_kernel(
         total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
         if REST_N:
             rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
-        # Always true: scales have no buffers of their own, and no load of theirs may come before the product, which waits.
+        # Always true: scales have no buffers of their own. The product waits for all loads before it, so these follow.
         if step < end:
             next_factors = _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
             chunks = _chunks(place, step + 3, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
