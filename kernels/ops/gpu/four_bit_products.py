@@ -23,7 +23,7 @@ from .four_bits import tensors_of
 from .move_rows import sum_parts, with_contiguous_rows
 
 # Weights that a thread expands together, from 32 bytes; they share a scale.
-CHUNK = 32
+CHUNK = 64
 
 
 def _tables(pack: str) -> str:
@@ -76,11 +76,9 @@ class Tiles(NamedTuple):
     programs: int
     num_warps: int
     num_stages: int
-    chunk: int = 32
-    registers: int | None = None
 
 
-OUTPUT_TILES = INPUT_TILES = Tiles(128, 64, 264, 4, 3, 32)
+OUTPUT_TILES = INPUT_TILES = Tiles(64, 128, 396, 4, 2)
 
 
 @triton.jit
@@ -224,7 +222,6 @@ def _four_bit_product_kernel(
     IN_PTX: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     REST_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -286,9 +283,12 @@ def _four_bit_product_kernel(
     tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
     place = tile_rows, tile_chunks, end, num_outputs, num_chunks
     weight = scales_ptr, second_scales_ptr
+    # On the way while the small product is computed.
     chunks = _chunks(place, begin, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    words = _load_words(packed_ptr, chunks, CHUNK)
     scales, second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
     chunks = _chunks(place, begin + 1, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+    next_words = _load_words(packed_ptr, chunks, CHUNK)
     next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
     if IN_PTX:
         code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
@@ -305,34 +305,29 @@ def _four_bit_product_kernel(
         if REST_N:
             rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
 
-    # A step multiplies a tile and expands the next one: the first multiplies nothing, the last expands in vain.
-    tile_of_weight = tl.zeros((TILE_M, TILE_C * CHUNK), x_ptr.dtype.element_ty)
+    factors = _factors(scales, second_scales, of_scales, SCALE_BLOCK)
+    tile_of_weight = _expand(words, factors, code, x_ptr.dtype.element_ty, IN_PTX)
     if OF_INPUTS:
         tile_of_weight = tl.trans(tile_of_weight)
-    factors = _factors(scales, second_scales, of_scales, SCALE_BLOCK)
-    next_factors = factors
-    # All loads of the loop are made steps ahead, since its stages are named.
-    for step in tl.range(begin - 1, end, num_stages=STAGES):
-        chunks = _chunks(place, step + 1, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-        words = _load_words(packed_ptr, chunks, CHUNK)
+    # A step multiplies a tile and expands the next one, the last step in vain.
+    for step in range(begin, end):
+        words, factors = next_words, _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
+        chunks = _chunks(place, step + 2, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
+        next_words = _load_words(packed_ptr, chunks, CHUNK)
+        next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
         term = step * DEPTH
-        has_x = (step >= begin) & (term + terms < num_terms)[None, :] if not IS_EVEN else step >= begin
-        x = tl.load(x_ptrs + term, mask=has_x, other=0.0)
+        has_x = None if IS_EVEN else (term + terms < num_terms)[None, :]
+        other = None if IS_EVEN else 0.0
+        x = tl.load(x_ptrs + term, mask=has_x, other=other)
         if REST_N:
-            rest = tl.load(rest_ptrs + term, mask=has_x, other=0.0)
+            rest = tl.load(rest_ptrs + term, mask=has_x, other=other)
         total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
         if REST_N:
             rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
-        # Always true: scales have no buffers of their own. The product waits for all loads before it, so these follow.
-        if step < end:
-            next_factors = _factors(next_scales, next_second_scales, of_scales, SCALE_BLOCK)
-            chunks = _chunks(place, step + 3, DEPTH, OF_INPUTS, IS_EVEN, CHUNK)
-            next_scales, next_second_scales = _load_scales(weight, chunks, BLOCK, SCALE_BLOCK, CHUNK)
-        # The next step's tile, while tensor cores multiply this one.
+        # While tensor cores multiply.
         tile_of_weight = _expand(words, factors, code, x.dtype, IN_PTX)
         if OF_INPUTS:
             tile_of_weight = tl.trans(tile_of_weight)
-        factors = next_factors
 
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
     mask = has_column[:, None] & (rows < num_rows)[None, :]
@@ -410,7 +405,7 @@ def _multiply(
         bias,
         parts,
         len(x),
-        num_inputs // tiles.chunk,
+        num_inputs // CHUNK,
         share,
         right.shape[1],
         scaling,
@@ -423,17 +418,15 @@ def _multiply(
         IS_EVEN=is_even,
         BLOCK=first.block,
         SCALE_BLOCK=first.of_scales.block if first.of_scales else 0,
-        CHUNK=tiles.chunk,
+        CHUNK=CHUNK,
         IN_PTX=x.is_cuda,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
-        STAGES=tiles.num_stages,
         BLOCK_N=block_n,
         REST_N=rest_n,
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        maxnreg=tiles.registers,
         enable_fp_fusion=False,
     )
     if num_parts > 1:
