@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_114
+MAX_LINES = 51_137
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -57,13 +57,13 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 326,
     "cli": 3_024,
     "export": 1_987,
-    "machine": 860,
+    "machine": 876,
     "memory": 1_625,
     "models": 4_837,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_416,
+    "run": 5_423,
     "serve": 2_737,
     "sparse": 1_598,
     "sparse.patches": 2_283,
