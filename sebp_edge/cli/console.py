@@ -1,6 +1,5 @@
 """Output of the command line: rich text for people, JSON lines for programs, one-sentence errors."""
 
-import atexit
 import contextlib
 import errno
 import gc
@@ -129,20 +128,15 @@ def reporting_failed_outputs() -> Iterator[None]:
             discard_output()
     except OSError as error:
         exit_code = _report_failed_output(error)
-    # Python takes most of a second to unload torch, which is left out then.
-    is_quick = exit_code != Interrupted.exit_code and "torch" in sys.modules
-    if is_quick:
-        threading._shutdown()
-        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
             exit_code = exit_code or _report_failed_output(error)
             discard_output(stream)
-    # Who interrupts waits for the end, so that not even threads are waited for.
-    if is_quick or exit_code == Interrupted.exit_code:
-        os._exit(exit_code or 0)
+    if exit_code == Interrupted.exit_code:
+        # Who interrupts waits for the end, and Python takes most of a second to unload the libraries.
+        os._exit(exit_code)
     sys.exit(exit_code)
 
 

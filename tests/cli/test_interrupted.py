@@ -127,8 +127,8 @@ class Unloaded:
 kept = Unloaded()
 atexit.register(print, "at exit")
 threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
-from sebp_edge.cli import main
-main()
+from sebp_edge.cli import run
+run()
 """
     with start([code, *arguments], cold=True) as one:
         output, errors = one.communicate(timeout=200)
