@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_273
+MAX_LINES = 51_275
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "research": 3_130,
     "run": 5_434,
     "serve": 2_737,
-    "sparse": 1_600,
+    "sparse": 1_602,
     "sparse.patches": 2_283,
     "sparse.rows": 786,
     "texts": 10_439,
