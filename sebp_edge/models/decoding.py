@@ -295,16 +295,18 @@ class Decoder:
         """Adds the next token to each row that has not ended; returns them, None for rows that have."""
         highest, likeliest = logits.max(dim=1)  # NaN, if there is one
         found = torch.where(highest.isfinite(), likeliest, -1).tolist()
-        return [
-            self._add(row, token, logits[at : at + 1]) for at, (row, token) in enumerate(zip(rows, found, strict=True))
-        ]
+        if any(row.left and token < 0 for row, token in zip(rows, found, strict=True)):
+            raise NonFiniteLogits
+        draw = rows[0].choose  # those of the other rows are of the same sampling
+        if isinstance(draw, Draw) and not draw.is_random:
+            found = draw.likeliest([row.tokens for row in rows], logits)
+        elif draw is not None:
+            found = [row.left and row.choose(row.tokens, logits[at : at + 1]) for at, row in enumerate(rows)]
+        return [self._add(row, token) for row, token in zip(rows, found, strict=True)]
 
-    def _add(self, row: _Row, likeliest: int, logits_1V: Tensor) -> int | None:
+    def _add(self, row: _Row, token: int | None) -> int | None:
         if not row.left:
             return None
-        if likeliest < 0:
-            raise NonFiniteLogits
-        token = likeliest if row.choose is None else row.choose(row.tokens, logits_1V)
         row.left -= 1
         if token is None or token in self._ends:
             row.left = 0

@@ -122,6 +122,19 @@ def test_small_passes_give_the_same(model, monkeypatch):
         assert decode(model, make_prompts()) == expected
 
 
+def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
+    prompts, sampling = make_prompts(), Sampling(12, temperature=0, repetition_penalty=1.7)
+    found = Decoder(model).decode(prompts, ENDS, sampling)
+    assert found == [Decoder(model).decode([prompt], ENDS, sampling)[0] for prompt in prompts]
+    for prompt, new in list(zip(prompts, found, strict=True))[:6]:
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "max_new_tokens": 12, "repetition_penalty": 1.7, "eos_token_id": ENDS}
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)[0].tolist()
+        whole = whole[len(prompt) :]
+        assert new == (whole[:-1] if whole[-1] in ENDS else whole)
+    assert found != decode(model, prompts, 12)
+
+
 @pytest.mark.parametrize(("on_cpu", "fill_tokens", "passes"), [(True, 4096, 3), (False, 4096, 1), (False, 269, 3)])
 def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, monkeypatch, on_cpu, fill_tokens, passes):
     draw, seen = random.Random(), []
