@@ -35,6 +35,9 @@ class Adaptation(Protocol):
     def disabled(self) -> AbstractContextManager:
         """Context in which the model computes as the base model alone."""
 
+    def without_effect(self) -> AbstractContextManager:
+        """The same by the values of the weights only, so that graphs that were captured outside of it stay valid."""
+
     def detach(self) -> None:
         """Restores the base model."""
 

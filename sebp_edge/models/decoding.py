@@ -120,6 +120,7 @@ class Decoder:
         self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
         self._on_event = on_event
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
+        self._holds = False
         self._forget()
 
     @property
@@ -162,6 +163,19 @@ class Decoder:
         with self._computing(check):
             self._decode_all(rows)
         return [row.new for row in rows]
+
+    @contextmanager
+    def holding_graphs(self) -> Iterator[None]:
+        """Context in which a call with the same prompts as the last one uses its graphs.
+
+        Only the values of weights may change between the calls, in place.
+        """
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+            self._forget()
 
     @torch.no_grad()
     def next_logits(self, prompt: list[int], count: int, check: Callable[[], None] = lambda: None) -> Tensor:
@@ -247,8 +261,11 @@ class Decoder:
             self._decode(batch, [rows[number] for number in batch.numbers])
 
     def _keep(self) -> None:
-        """Keeps the keys and values of a single prompt's text for the next call."""
+        """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""
         if self._cache is None:
+            return
+        if self._holds:
+            self._kept, self._kept_logits = [], {}
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
         if not self._keeps or not self._kept or size > self._max_kept_bytes:

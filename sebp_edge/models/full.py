@@ -90,6 +90,8 @@ class FullWeights:
             for name, parameter in exchanged:
                 self._exchange(name, parameter)
 
+    without_effect = disabled
+
     def _exchange(self, name: str, parameter: Tensor) -> None:
         replaced = parameter.detach().to("cpu", copy=True)
         parameter.detach().copy_(self._cpu_weights[name])

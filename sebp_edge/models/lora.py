@@ -141,6 +141,19 @@ class LoraAdapter:
         """Context in which the adapter is disabled; what is rounded stays so."""
         return self._without_product() if self.merge_for else self.model.disable_adapter()
 
+    @contextmanager
+    def without_effect(self) -> Iterator[None]:
+        """Context in which all lora_B are zero, so that what they add is zero."""
+        zeroed = [parameter for name, parameter in self.model.named_parameters() if ".lora_B." in name]
+        values = [parameter.detach().clone() for parameter in zeroed]
+        try:
+            for parameter in zeroed:
+                parameter.data.zero_()
+            yield
+        finally:
+            for parameter, value in zip(zeroed, values, strict=True):
+                parameter.data.copy_(value)
+
     def detach(self) -> None:
         """Removes the adapter from the base model."""
         self.model.unload()

@@ -14,6 +14,7 @@ from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
 from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import Job
@@ -118,10 +119,12 @@ class Assessor:
         """Assesses the trained adaptation, which stays in its final state."""
         run, base, adaptation = self._run, self._run.base, self._run.adaptation
         self._job.enter(SAMPLES)
-        with adaptation.disabled():
-            by_base = continue_each(base, self._beginnings, self._check)
-        with run.in_judged_state(result):
-            after = continue_each(base, self._beginnings, self._check)
+        decoder = Decoder(base.model)
+        with decoder.holding_graphs():
+            with adaptation.without_effect():
+                by_base = continue_each(base, self._beginnings, self._check, decoder)
+            with run.in_judged_state(result):
+                after = continue_each(base, self._beginnings, self._check, decoder)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         self._job.enter(GENERAL)
         probed = probe(base, adaptation, self._on_event, run.task.options, self._check)

@@ -348,6 +348,14 @@ def test_captured_sizes_hold_the_rows_and_fit_the_cache(rows, columns, expected)
     assert size_holding(rows, columns, RowCache(40, 300)) == expected
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(5, 140), (1, 1000)])
+def test_a_small_cache_has_one_captured_size(rows, columns):
+    draw = random.Random()
+    for _ in range(9):
+        size = draw.randint(1, rows), draw.randint(1, columns)
+        assert size_holding(*size, RowCache(rows, columns)) == (rows, columns)
+
+
 def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model, monkeypatch):
     notices = []
 
@@ -366,8 +374,10 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
-@pytest.mark.parametrize(("family", "column_step"), [("gemma3", 1), ("llama", 7), ("gemma3", 128)])
-def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "column_step", "cells"), [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999)]
+)
+def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, cells, monkeypatch):
     sizes = []
 
     class Eager:
@@ -380,6 +390,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
 
     monkeypatch.setattr(captured_step, "_StepGraph", Eager)
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
+    monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     prompts, ends, expected = each_alone(family)
     decoder = Decoder(MODELS[family]().eval(), max_rows=9)

@@ -100,6 +100,20 @@ def test_the_process_random_state_is_unchanged(base, saved):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_adapter_without_effect_is_the_base_model_and_is_restored_bitwise(base):
+    before, adapter = logits(base.model), attach(base, RECIPE, seed=3)
+    disturb(adapter)
+    state, changed = snapshot(adapter), logits(adapter.model)
+    places = [parameter.data_ptr() for parameter in trainable(adapter)]
+    with pytest.raises(ZeroDivisionError), adapter.without_effect():
+        assert torch.equal(logits(adapter.model), before)
+        assert places == [parameter.data_ptr() for parameter in trainable(adapter)]
+        raise ZeroDivisionError
+    assert all(map(torch.equal, snapshot(adapter), state))
+    assert torch.equal(logits(adapter.model), changed)
+    assert not torch.equal(changed, before)
+
+
 def test_detach_restores_the_base_model(base):
     before, shape = logits(base.model), structure(base.model)
     adapter = attach(base, RECIPE, seed=0)
