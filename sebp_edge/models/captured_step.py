@@ -16,8 +16,8 @@ from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.models.row_cache import RowCache
 
 ROW_FACTOR, COLUMN_STEP = 4, 128
-# The most cells, rows times columns, of a cache whose steps have one size. In a 3B model, to read so many keys and values
-# takes a fiftieth of the time for the weights.
+# The most cells, rows times columns, of a cache whose steps have one size. In a 3B model, reading so many keys and
+# values takes a fiftieth of the time for the weights.
 CELLS_OF_ONE_SIZE = 1024
 
 # Takes tokens and their positions, [rows, 1] each, and a number of columns; returns logits, [rows, vocabulary].

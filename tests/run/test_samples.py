@@ -8,8 +8,8 @@ from failing_memory import RECIPE
 from sebp_edge.adapters.training_report import Sample
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.models.decoding import Decoder
+from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, choose, continue_each, find_beginnings
 from sebp_edge.texts.documents import Completion, Conversation, Document
 from sebp_edge.texts.examples import encode
