@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_114
+MAX_LINES = 51_174
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -58,18 +58,18 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_024,
     "export": 1_987,
     "machine": 860,
-    "memory": 1_625,
+    "memory": 1_639,
     "models": 4_837,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
     "run": 5_416,
     "serve": 2_737,
-    "sparse": 1_598,
-    "sparse.patches": 2_283,
+    "sparse": 1_599,
+    "sparse.patches": 2_315,
     "sparse.rows": 787,
     "texts": 10_430,
-    "training": 3_716,
+    "training": 3_729,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
