@@ -19,6 +19,8 @@ from . import backend
 
 # More rows hide a launch, and pay for tiles that the adapters begin.
 MAX_ROWS = 1024
+# A row of D, or of U. Tiles of 64 of them fit into the 99 KB of shared memory that any GPU has since Ampere.
+MAX_RANK_BYTES = 512
 # Products need rows that begin at multiples of 16 bytes, and read weights faster whose rows begin at multiples of 128.
 ALIGNMENT, FAST_ALIGNMENT = 16, 128
 
@@ -39,11 +41,12 @@ class JoinedWeight:
     beside: tuple[Tensor, ...]
 
     @staticmethod
-    def can_hold(weights: tuple) -> bool:
-        """Whether our kernels compute with these weights."""
+    def can_hold(weights: tuple, rank: int) -> bool:
+        """Whether our kernels compute with these weights and such adapters."""
         if not all(isinstance(weight, Tensor) and backend.runs_kernels(weight) for weight in weights):
             return False
-        return len(weights) <= backend.kernels("lora").MAX_PROJECTIONS
+        few = len(weights) <= backend.kernels("lora").MAX_PROJECTIONS
+        return few and len(weights) * rank * weights[0].element_size() <= MAX_RANK_BYTES
 
     @classmethod
     def of(cls, weights: tuple[Tensor, ...], rank: int) -> "JoinedWeight":

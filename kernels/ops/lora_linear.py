@@ -120,7 +120,7 @@ class LoraGroup:
         if len({lora_A.shape[0] for lora_A in loras_A}) > 1 or len(set(scalings)) > 1:
             raise ValueError("Projections of different ranks or scalings cannot be stacked.")
         weight, dtype, one_matrix = weights, weights[0].dtype, None
-        if joined and JoinedWeight.can_hold(weights):
+        if joined and JoinedWeight.can_hold(weights, len(loras_A[0])):
             one_matrix = JoinedWeight.of(weights, len(loras_A[0]))
             weight = one_matrix.weight
         elif isinstance(weights[0], Tensor):

@@ -123,3 +123,10 @@ def test_many_copies_in_one_launch_have_the_bits_of_each(dtype, poisoned_memory)
     assert all(map(torch.equal, wide, expected))
     run()
     assert all(map(torch.equal, wide, expected))
+
+
+def test_adapters_of_large_rank_stay_apart():
+    _, projections, _, _ = random_group(1, 8, (8, 8), 65, 1)
+    leaves = as_leaves(projections, torch.float32, torch.float32)
+    assert LoraGroup.stack(leaves, joined=True).joined is None
+    assert LoraGroup.stack(leaves[:1], joined=True).joined is not None

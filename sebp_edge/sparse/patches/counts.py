@@ -18,6 +18,8 @@ MAX_DQ_BYTES = 2**25
 CHUNK_ROWS = 1024
 # Rows of joined weights are whole units of this many bytes (see `ops/joined_weight.py`).
 JOINED_ROW_UNIT = 128
+# Adapters of more bytes in a row are not joined.
+MAX_JOINED_RANK_BYTES = 512
 
 
 class Execution(NamedTuple):
@@ -271,6 +273,8 @@ def joined_bytes(block: Block, rank: int, itemsize: int) -> int:
     kind, beside = block.kind, 0
     for paths in (kind.attention_in, (kind.attention_out,), kind.mlp_in, (kind.mlp_out,)):
         inputs = block.linears[paths[0]].inputs
+        if len(paths) * rank * itemsize > MAX_JOINED_RANK_BYTES:
+            continue
         width = (inputs + len(paths) * rank) * itemsize
         filled = -(-width // JOINED_ROW_UNIT) * JOINED_ROW_UNIT
         beside += (filled - inputs * itemsize) * sum(block.linears[path].outputs for path in paths)
