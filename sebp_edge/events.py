@@ -117,7 +117,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class JobProgress(Event):
-    """How far the whole call is, sent at least every 2 s of work.
+    """How far the whole call is, sent at the beginning of each phase, and at least every 2 s of work.
 
     Attributes:
         phase: what is done now: "reading", "loading", "training" and so on.

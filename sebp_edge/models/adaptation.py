@@ -61,7 +61,9 @@ def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptat
 
 
 def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
-    """Reads saved weights as a snapshot; `base` is unchanged."""
+    """Reads saved weights as a snapshot; `base`, which has no adapter, is unchanged."""
+    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+        return LoraAdapter.read_state(base, folder)
     adaptation = load(base, folder)
     try:
         return snapshot(adaptation)

@@ -41,7 +41,8 @@ FILL_TOKENS_CPU = 256
 # A pass whose result would be kept is ended only after so many seconds of work, so that who types on does not wait for
 # the same tokens again.
 KEPT_SECONDS = 1.0
-# Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
+# Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up. On a
+# GPU, where one pass takes as long as thousands of filled up tokens, only if all of them do not fit into one.
 MAX_FILLED_UP = 64
 # So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
 MAX_REPLAYED = 4
@@ -343,10 +344,13 @@ class Decoder:
                 self._cache.share(begin, slice(begin + 1, end), group.prefix)
             rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
             begin = end
+        longest = max(len(tokens) for tokens, start in rest)
+        fits_into_one = not self._is_on_cpu and len(rest) * longest <= FILL_TOKENS
+        most = longest if fits_into_one else MAX_FILLED_UP
         for at, (tokens, start) in enumerate(rest):
-            if len(tokens) > MAX_FILLED_UP:
+            if len(tokens) > most:
                 self._fill(at, [tokens], [start])
-        short = [([] if len(tokens) > MAX_FILLED_UP else tokens, start) for tokens, start in rest]
+        short = [([] if len(tokens) > most else tokens, start) for tokens, start in rest]
         if any(tokens for tokens, start in short):
             self._fill(0, [tokens for tokens, start in short], [start for tokens, start in short])
 

@@ -97,6 +97,26 @@ class LoraAdapter:
             raise
         return adapter._rounded(base, merge_for)
 
+    @classmethod
+    def read_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
+        """Reads an adapter's weights in the order of the parameters that it has when it is attached.
+
+        Raises:
+            BaseModelMismatch, AdapterError: see `from_folder`; shapes are not compared.
+        """
+        with raising_adapter_error(folder):
+            _read_config(folder)
+            weights = read_weights(folder / cls.MARKERS[0])
+            refuse_non_finite(weights.items(), folder, cls.MARKERS[0])
+        names = [
+            _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (_SUFFIX_A, _SUFFIX_B)
+        ]
+        # Copied: a memory-mapped tensor would change with its file.
+        state = [weights.pop(name).to(torch.float32, copy=True) for name in names if name in weights]
+        if weights:
+            raise _mismatch(base, folder)
+        return state
+
     def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
         """Loads saved weights into the adapter, whose parameters are still on "meta"."""
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)

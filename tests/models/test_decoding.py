@@ -122,6 +122,22 @@ def test_small_passes_give_the_same(model, monkeypatch):
         assert decode(model, make_prompts()) == expected
 
 
+@pytest.mark.parametrize(("on_cpu", "fill_tokens", "passes"), [(True, 4096, 3), (False, 4096, 1), (False, 269, 3)])
+def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, monkeypatch, on_cpu, fill_tokens, passes):
+    draw, seen = random.Random(), []
+    prompts = [[first, *tokens(draw, length)] for first, length in ((7, 90), (8, 70), (9, 5))]
+    expected = decode(model, prompts)
+    monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
+    decoder = Decoder(model)
+    decoder._is_on_cpu = on_cpu
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0].shape))
+    try:
+        assert decoder.decode(prompts, ENDS, greedy(10)) == expected
+    finally:
+        hook.remove()
+    assert len([shape for shape in seen if shape[1] > 1]) == passes
+
+
 @pytest.mark.slow
 def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]

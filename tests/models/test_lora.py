@@ -7,11 +7,12 @@ import shutil
 import pytest
 import torch
 from builders import make_llama
+from model_families import MODELS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
-from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
+from sebp_edge.models.adaptation import attach, load, read_state, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
@@ -116,6 +117,28 @@ def test_a_snapshot_is_restored_bitwise(base):
     disturb(adapter)
     restore(adapter, state)
     assert torch.equal(logits(adapter.model), expected)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_state_is_read_in_the_order_of_the_attached_parameters(base, family, tmp_path):
+    base = dataclasses.replace(base, model=MODELS[family]().to(torch.float32))
+    adapter = attach(base, RECIPE, seed=3)
+    disturb(adapter)
+    adapter.save(tmp_path)
+    expected = snapshot(adapter)
+    adapter.detach()
+    before = structure(base.model)
+    found = read_state(base, tmp_path)
+    assert structure(base.model) == before
+    assert [value.shape for value in found] == [value.shape for value in expected]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_state_of_another_base_model_is_refused(base, saved):
+    folder, _ = saved
+    other = dataclasses.replace(base, model=make_llama(num_hidden_layers=1))
+    with pytest.raises(BaseModelMismatch, match="made for another base model"):
+        read_state(other, folder)
 
 
 def test_plain_peft_and_ours_give_the_same_logits(base, saved, two_layer_folder):
