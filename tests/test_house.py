@@ -48,14 +48,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_343
+MAX_LINES = 51_325
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
-    "cli": 3_098,
+    "cli": 3_080,
     "export": 1_987,
     "machine": 876,
     "memory": 1_642,
