@@ -48,28 +48,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_339
+MAX_LINES = 51_385
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
-    "cli": 3_098,
+    "cli": 3_080,
     "export": 1_987,
     "machine": 876,
-    "memory": 1_628,
+    "memory": 1_642,
     "models": 4_916,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
     "run": 5_441,
     "serve": 2_737,
-    "sparse": 1_602,
-    "sparse.patches": 2_283,
+    "sparse": 1_603,
+    "sparse.patches": 2_319,
     "sparse.rows": 786,
     "texts": 10_439,
-    "training": 3_732,
+    "training": 3_745,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -5,34 +5,16 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 Imports nothing that takes time, so that a signal finds its handler from the beginning.
 """
 
-import atexit
-import contextlib
 import os
 import signal
 import sys
-import threading
 
 from sebp_edge.basics.interruptions import SIGNALS
 from sebp_edge.cli.early_signals import exit_interrupted
 
 
-def run() -> None:
-    """Runs the `sebp-edge` command as a program, which ends without unloading torch; that would take half a second."""
-    try:
-        main()
-    except SystemExit as end:
-        if "torch" not in sys.modules or not isinstance(end.code, int | None):
-            raise
-        # What Python does first at its end; `main` has written what was buffered.
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        os._exit(end.code or 0)
-
-
 def main() -> None:
-    """Runs the `sebp-edge` command and exits; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
+    """Runs the `sebp-edge` command; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
     if sys.argv[1:] == ["serve"]:
         from sebp_edge.serve.__main__ import main as serve  # only standard library, since it moves the streams away
 

@@ -100,9 +100,9 @@ def _rounded_in_place(setup: TrainingSetup) -> int:
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
-    """Counts an adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to restore."""
+    """Counts an adapter in fp32 with its copies in the base model's dtype; on the CPU also the states to restore."""
     snapshots = 0 if setup.on_gpu else num_states_kept(setup, num_trainings) * FP32
-    return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
+    return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots) + setup.joined_bytes
 
 
 def _moments(setup: TrainingSetup) -> int:

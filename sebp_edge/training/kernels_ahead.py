@@ -18,14 +18,15 @@ from torch import Tensor
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
-from sebp_edge.ops import AdamW, Moments, backend
+from sebp_edge.ops import AdamW, LoraGroup, LoraProjection, Moments, backend, lora_linear
+from sebp_edge.ops.copies import repeatedly
 from sebp_edge.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 # More threads would only wait for each other, since a third of a compilation is Python. Scratch tensors have few rows,
 # so that each takes less than a megabyte.
-THREADS, ROWS = 12, 16
+THREADS, ROWS, SIZE = 12, 16, 64
 # Longest sequences for which attention has different kernels: in a block's trial, in probes, and in short texts.
 TRIAL, PROBES, SHORT = 7, (16, 32, 64), (MAX_SHORT_LENGTH, 64)
 
@@ -98,12 +99,24 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
+    def multiply_joined(num_projections: int) -> None:
+        # Small, since only what divides a size decides about its kernel.
+        adapters = [
+            (new(rank, SIZE, dtype=sums.dtype), new(SIZE, rank, dtype=sums.dtype)) for _ in range(num_projections)
+        ]
+        projections = [LoraProjection(new(SIZE, SIZE), None, *adapter, 1.0) for adapter in adapters]
+        group, x = LoraGroup.stack(projections, joined=True), new(ROWS, SIZE).requires_grad_()
+        repeatedly(group.copies())()
+        outs = lora_linear(x, group)
+        torch.autograd.grad(outs, x, outs)
+
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
     slots, starts = new(ROWS, dtype=torch.int64), torch.tensor([0, ROWS], dtype=torch.int32, device=device)
     angles, gates, low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
+    yield from (partial(multiply_joined, number) for number in (1, 2, 3))
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)

@@ -117,27 +117,6 @@ def test_a_full_disk_at_the_output_is_one_sentence(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["recipes", "--json"], ["recipes", "--no-such-option"]], ids=str)
-def test_a_command_that_has_torch_ends_as_python_does_but_for_unloading_it(arguments):
-    code = """
-import atexit, sys, threading, torch
-class Unloaded:
-    def __del__(self):
-        print("unloaded", file=sys.stderr)
-kept = Unloaded()
-atexit.register(print, "at exit")
-threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
-from sebp_edge.cli import run
-run()
-"""
-    with start([code, *arguments], cold=True) as one:
-        output, errors = one.communicate(timeout=200)
-    assert output.splitlines()[-2:] == ["thread", "at exit"]
-    assert "unloaded" not in errors
-    assert one.returncode == (0 if "--json" in arguments else 2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("streams", "as_json"), [(["stderr"], True), (["stdout", "stderr"], False)], ids=str)
 def test_an_error_keeps_its_exit_code_if_nobody_reads_it(streams, as_json):
     with closed_pipe() as gone:

@@ -48,7 +48,7 @@ NOTES = evidence.ROOT / "examples" / "notes"
 TINY_MODEL = Path(loading.__file__).with_name("tiny")
 SIZES = (60, 1000)
 # What the `sebp-edge` script does, whether or not it is on the path.
-COMMAND = [sys.executable, "-c", "from sebp_edge.cli import run; run()", "adapt"]
+COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
 NOT_BETTER = 3
 # Enough for the median step and each evaluation; more would only add steps.
 EPOCHS = "2"

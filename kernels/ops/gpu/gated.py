@@ -18,8 +18,9 @@ from torch import Tensor
 from .move_rows import with_contiguous_rows
 
 BLOCK_M = 1024
-# Tile and most programs of the kernel with an adapter: the fastest on an H100.
-LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS = 32, 32, 1024
+# Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
+# time than the sum of the shares takes.
+LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS, MIN_SHARE = 32, 32, 1024, 128
 
 
 @triton.jit
@@ -99,6 +100,7 @@ def _gated_lora_backward_kernel(
     rows_per_share,
     stride_dout,
     stride_lora_up,
+    stride_lora_a,
     stride_gate,
     stride_up,
     IS_GELU: tl.constexpr,
@@ -109,9 +111,8 @@ def _gated_lora_backward_kernel(
     columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
     has_column, has_rank = columns < num_columns, ranks < rank
-    lora_offsets = ranks.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    lora_mask = has_rank[:, None] & has_column[None, :]
-    lora_a = tl.load(lora_a_ptr + lora_offsets, mask=lora_mask, other=0.0)
+    lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
+    lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
     first = tl.program_id(1) * rows_per_share
     for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
@@ -135,7 +136,8 @@ def _gated_lora_backward_kernel(
         dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
         tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
         tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    tl.store(dloras_ptr + tl.program_id(1).to(tl.int64) * rank * num_columns + lora_offsets, dlora, mask=lora_mask)
+    dloras_ptr += tl.program_id(1).to(tl.int64) * rank * num_columns
+    tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
@@ -175,16 +177,17 @@ def gated_lora_backward(
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    dout_NM, up_NR, gate_NM, up_NM = (with_contiguous_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
+    contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
+    dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    num_shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
+    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
     num_shares = triton.cdiv(num_rows, rows_per_share)
     dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
     _gated_lora_backward_kernel[tiles, num_shares](
         dout_NM,
         up_NR,
-        lora_A.contiguous(),
+        lora_A,
         gate_NM,
         up_NM,
         dgate_up_N2M,
@@ -195,6 +198,7 @@ def gated_lora_backward(
         rows_per_share,
         dout_NM.stride(0),
         up_NR.stride(0),
+        lora_A.stride(0),
         gate_NM.stride(0),
         up_NM.stride(0),
         IS_GELU=activation == "gelu_tanh",

@@ -9,7 +9,6 @@ stay where they are; those of some blocks also have a dequantised copy.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
+from sebp_edge.ops.copies import repeatedly
 from sebp_edge.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
 
@@ -43,14 +43,18 @@ class FusedLora(Patch):
 
     Args:
         dequantised: the blocks whose quantised weights are dequantised once, instead of in each pass.
+        joined: whether weights and adapters are copied into one matrix, where our kernels can use it: faster for few
+            rows, but a checkpoint would recompute its last product, too.
     """
 
-    def __init__(self, model: nn.Module, dequantised: Iterable[nn.Module] = ()):
+    def __init__(self, model: nn.Module, dequantised: Iterable[nn.Module] = (), *, joined: bool = False):
         super().__init__()
-        self._model = model
+        self._model, self._joined = model, joined
         self._dequantised = {module for block in dequantised for module in block.modules()}
         self._groups: list[_LayerGroup] = []
         self._refreshed: list[_LayerGroup] = []
+        # By the memory that each reads and writes; captured graphs use what they hold until the weights are unstacked.
+        self._copiers: dict[tuple[tuple[int, int], ...], Callable[[], None]] = {}
 
     def attach(
         self,
@@ -70,13 +74,13 @@ class FusedLora(Patch):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
                 layers, dequantised = [plain[name] for name in names], parent in self._dequantised
-                group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised)
+                group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised, self._joined)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
                 for member, layer in enumerate(group.layers):
                     self._replace(layer, _Member(group, member))
-                if len(names) > 1:
+                if group.holds_weights:
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
 
@@ -94,7 +98,8 @@ class FusedLora(Patch):
             self._unstack(group)
 
     def _unstack(self, group: "_LayerGroup") -> None:
-        self._refreshed = []
+        # Both keep the stacked weights in memory.
+        self._refreshed, self._copiers = [], {}
         self._groups = [other for other in self._groups if other is not group]
         group.unstack()
 
@@ -105,11 +110,11 @@ class FusedLora(Patch):
         On exit, drops the unused outputs of a forward pass that failed.
         """
         current = [group for group in self._groups if group.is_current()]
-        if current:
-            pairs = [group.stacked.copies() for group in current]
-            destinations, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
-            with torch.no_grad():
-                torch._foreach_copy_(destinations, sources)
+        if copies := [copy for group in current for copy in group.stacked.copies()]:
+            key = tuple((copy.source.data_ptr(), copy.destination.data_ptr()) for copy in copies)
+            if key not in self._copiers:
+                self._copiers[key] = repeatedly(copies)
+            self._copiers[key]()
         self._refreshed = current
         with self.without_refresh():
             yield
@@ -168,8 +173,9 @@ class _LayerGroup:
         source_of: SourceOf,
         scratch: ScratchBuffer,
         dequantised: bool,
+        joined: bool,
     ):
-        self.layers, self._scratch, self._dequantised = layers, scratch, dequantised
+        self.layers, self._scratch, self._dequantised, self._joined = layers, scratch, dequantised, joined
         self.is_fresh = False
         self.stacked: LoraGroup | None = None
         self._rows_for, self._source_of = rows_for, source_of
@@ -185,13 +191,22 @@ class _LayerGroup:
         """Moves each layer's weight to its own storage again, unless another handle has stacked it since."""
         if self.stacked is None:
             return
-        if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor) and not is_sharded(self.layers[0]):
+        if self.holds_weights and not is_sharded(self.layers[0]):
             storage = _storage(self.stacked.weight)
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
-                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
+                        memory_format=torch.contiguous_format
+                    )
         # Frees the stacked weights before the next group's are copied.
         self.stacked = self._projections = None
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the layers' weights are views of a copy."""
+        stacked = self.stacked
+        copied = len(self.layers) > 1 or (stacked is not None and stacked.joined is not None)
+        return stacked is not None and copied and isinstance(stacked.weight, Tensor)
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -251,7 +266,8 @@ class _LayerGroup:
     def _stack(self, projections: list[LoraProjection]) -> None:
         # Tensors made in inference mode could not be trained with later.
         with torch.inference_mode(False):
-            self.stacked = LoraGroup.stack(projections, self._scratch, dequantised=self._dequantised)
+            options = {"dequantised": self._dequantised, "joined": self._joined}
+            self.stacked = LoraGroup.stack(projections, self._scratch, **options)
         if isinstance(projections[0].weight, Tensor):
             for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
                 projection.weight.data = part
