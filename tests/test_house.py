@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_385
+MAX_LINES = 51_404
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -59,11 +59,11 @@ MAX_LINES_OF_ROOM = {
     "export": 1_987,
     "machine": 876,
     "memory": 1_642,
-    "models": 4_916,
+    "models": 4_941,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_441,
+    "run": 5_435,
     "serve": 2_737,
     "sparse": 1_603,
     "sparse.patches": 2_319,

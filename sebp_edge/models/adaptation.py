@@ -1,5 +1,6 @@
 """Attaches, saves, restores and detaches trained weights, whichever the method: LoRA or full fine-tuning."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -97,6 +98,22 @@ def restore(adaptation: Adaptation, state: list[Tensor]) -> None:
     """Restores a snapshot, bit for bit."""
     for parameter, value in zip(trainable(adaptation), state, strict=True):
         parameter.data.copy_(value)
+
+
+def save_snapshots(adaptation: Adaptation, snapshots: Mapping[Path, list[Tensor]]) -> None:
+    """Writes snapshots into existing folders, as `save` writes the present state, which stays."""
+    if isinstance(adaptation, LoraAdapter):
+        for folder, state in snapshots.items():
+            adaptation.save(folder, state)
+        return
+    final = snapshot(adaptation) if snapshots else []
+    try:
+        for folder, state in snapshots.items():
+            restore(adaptation, state)
+            adaptation.save(folder)
+    finally:
+        if snapshots:
+            restore(adaptation, final)
 
 
 def restore_scaled(adapter: Adaptation, state: list[Tensor], scale: float) -> None:

@@ -132,10 +132,18 @@ class LoraAdapter:
                 parameter.data = parameter.data.float()
         set_peft_model_state_dict(self.model, weights)
 
-    def save(self, folder: Path) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout."""
+    def save(self, folder: Path, state: list[Tensor] | None = None) -> None:
+        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout.
+
+        Args:
+            state: a snapshot to write; by default the present weights.
+        """
+        values = None
+        if state is not None:
+            names = (name for name, parameter in self.model.named_parameters() if parameter.requires_grad)
+            values = dict(zip(names, state, strict=True))
         self.model.create_or_update_model_card = lambda folder: None  # PEFT's names the base model's folder
-        self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        self.model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
 
     def disabled(self) -> AbstractContextManager:
         """Context in which the adapter is disabled; what is rounded stays so."""

@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
-from sebp_edge.models.adaptation import attach, load, read_state, restore, snapshot, trainable
+from sebp_edge.models.adaptation import attach, load, read_state, restore, save_snapshots, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
@@ -112,6 +112,24 @@ def test_an_adapter_without_effect_is_the_base_model_and_is_restored_bitwise(bas
     assert all(map(torch.equal, snapshot(adapter), state))
     assert torch.equal(logits(adapter.model), changed)
     assert not torch.equal(changed, before)
+
+
+def test_a_snapshot_is_saved_in_the_files_of_the_state_itself(base, tmp_path):
+    adapter, expected, found = attach(base, RECIPE, seed=3), tmp_path / "expected", tmp_path / "found"
+    expected.mkdir()
+    found.mkdir()
+    disturb(adapter)
+    state = snapshot(adapter)
+    adapter.save(expected)
+    disturb(adapter)
+    present = snapshot(adapter)
+    save_snapshots(adapter, {found: state})
+    assert all(map(torch.equal, snapshot(adapter), present))
+    files = sorted(path.name for path in expected.iterdir())
+    assert files == sorted(path.name for path in found.iterdir())
+    assert len(files) == 2
+    for name in files:
+        assert (found / name).read_bytes() == (expected / name).read_bytes()
 
 
 def test_detach_restores_the_base_model(base):
