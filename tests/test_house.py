@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_404
+MAX_LINES = 51_420
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -63,13 +63,13 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,
-    "run": 5_435,
+    "run": 5_432,
     "serve": 2_737,
     "sparse": 1_603,
     "sparse.patches": 2_319,
     "sparse.rows": 786,
     "texts": 10_439,
-    "training": 3_745,
+    "training": 3_764,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
