@@ -149,10 +149,11 @@ def _load_folder(reference: ModelReference, options: dict, check: Check) -> tupl
         folder = hub.model_folder(reference)
     with raising_model_error(reference, _NEEDS):
         refuse_special_files(reference.name, folder)
-        refuse_missing_weights(reference.name, _on_meta(config), folder)
+        without_weights = _on_meta(config)
+        refuse_missing_weights(reference.name, without_weights, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
-        _reserve_memory(config, options)
+        _reserve_memory(without_weights, options)
         check()
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
         check()
@@ -164,18 +165,19 @@ def _load_gguf(reference: ModelReference, options: dict, check: Check) -> tuple:
     config = _read_decoder_config(reference)
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
         file.forget_tokenizer()  # which is read by itself
-        weights = lazy_weights(file, _on_meta(config), options["dtype"], check)
+        without_weights = _on_meta(config)
+        weights = lazy_weights(file, without_weights, options["dtype"], check)
         tokenizer = read_gguf_tokenizer(reference)
         tokenizer("a")
         check()
         identity = file_fingerprint(file.path)
-        _reserve_memory(config, options)
+        _reserve_memory(without_weights, options)
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
         return *loaded, tokenizer, identity, None
 
 
-def _reserve_memory(config, options: dict) -> None:
+def _reserve_memory(without_weights: PreTrainedModel, options: dict) -> None:
     """Makes torch's caching allocator reserve memory for each 16-bit weight separately, before they are loaded.
 
     Otherwise transformers makes it reserve one segment for all of them. No part of it could be freed, and the memory of
@@ -184,7 +186,7 @@ def _reserve_memory(config, options: dict) -> None:
     device, dtype = options["device_map"][""], options["dtype"]
     if device.type != "cuda" or "quantization_config" in options:
         return
-    reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
+    reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in without_weights.parameters()]
     reserved.clear()
 
 
