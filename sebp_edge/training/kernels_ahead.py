@@ -18,8 +18,9 @@ from torch import Tensor
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
-from sebp_edge.ops import AdamW, LoraGroup, LoraProjection, Moments, backend, lora_linear
-from sebp_edge.ops.copies import repeatedly
+from sebp_edge.ops import AdamW, Moments, backend
+from sebp_edge.ops.copies import Copy, repeatedly
+from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -99,16 +100,14 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
-    def multiply_joined(num_projections: int) -> None:
-        # Small, since only what divides a size decides about its kernel.
-        adapters = [
-            (new(rank, SIZE, dtype=sums.dtype), new(SIZE, rank, dtype=sums.dtype)) for _ in range(num_projections)
-        ]
-        projections = [LoraProjection(new(SIZE, SIZE), None, *adapter, 1.0) for adapter in adapters]
-        group, x = LoraGroup.stack(projections, joined=True), new(ROWS, SIZE).requires_grad_()
-        repeatedly(group.copies())()
-        outs = lora_linear(x, group)
-        torch.autograd.grad(outs, x, outs)
+    def finish_joined(num_projections: int) -> None:
+        # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a
+        # workspace in each thread.
+        ends, kernels = (SIZE,) * num_projections, op("joined_lora")
+        joined, lora_B = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank), new(sum(ends), rank)
+        with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
+        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0)
+        kernels.joined_backward(with_up, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
@@ -116,7 +115,8 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     angles, gates, low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
-    yield from (partial(multiply_joined, number) for number in (1, 2, 3))
+    yield from (partial(finish_joined, number) for number in (1, 2, 3))
+    yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)

@@ -361,7 +361,7 @@ class _StepTiles(NamedTuple):
 
 
 def _forward_tiles(head_size: int) -> _StepTiles:
-    return _StepTiles(64, 32, 4 if head_size <= 128 else 8)
+    return _StepTiles(64, 64, 4) if head_size <= 128 else _StepTiles(64, 32, 8)
 
 
 def _backward_tiles(head_size: int, device: torch.device) -> _StepTiles:
