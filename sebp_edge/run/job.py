@@ -95,6 +95,8 @@ class Job:
 
     def __call__(self, event: Event) -> None:
         """Passes an event on, and counts what it says was done."""
+        if isinstance(event, TrainingStarted):
+            self.enter(event.phase)
         self._on_event(event.of_job(self.id))
         match event:
             case JobStarted():
@@ -103,8 +105,6 @@ class Job:
             case Waiting():
                 self._reports = True
                 self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
-            case TrainingStarted():
-                self.enter(event.phase)
             case StepDone():
                 self._resize(STEPS, event.steps - event.step + 1)
                 self._advance(STEPS, 1)
