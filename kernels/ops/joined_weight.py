@@ -7,15 +7,19 @@
 W, A and B are those of a `LoraGroup`; B_i is beside the rows of its own projection, with zeros beside the others'. A
 launch costs as much as reading some MB, so for few rows two products less in each pass are felt.
 
+Adapters in FP8 would not be exact, so there only s B lies in one matrix, for U; what follows is one launch, too.
+
 Shapes: N rows, K inputs, M outputs of n projections, R rank of each; P is n R rounded up to whole 16 bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import backend
+from .fp8 import Fp8Weight
 
 # More rows hide a launch, and pay for tiles that the adapters begin.
 MAX_ROWS = 1024
@@ -43,10 +47,7 @@ class JoinedWeight:
     @staticmethod
     def can_hold(weights: tuple, rank: int) -> bool:
         """Whether our kernels compute with these weights and such adapters."""
-        if not all(isinstance(weight, Tensor) and backend.runs_kernels(weight) for weight in weights):
-            return False
-        few = len(weights) <= backend.kernels("lora").MAX_PROJECTIONS
-        return few and len(weights) * rank * weights[0].element_size() <= MAX_RANK_BYTES
+        return all(isinstance(weight, Tensor) for weight in weights) and _kernels_take(weights, rank)
 
     @classmethod
     def of(cls, weights: tuple[Tensor, ...], rank: int) -> "JoinedWeight":
@@ -64,16 +65,64 @@ class JoinedWeight:
 
     def suits(self, rows: Tensor) -> bool:
         """Whether these rows, of X or of dY, are multiplied by the whole matrix."""
-        return 0 < len(rows) <= MAX_ROWS and rows.dtype == self.matrix.dtype and backend.runs_kernels(rows)
+        return _suits(rows, self.matrix)
 
     def multiply(self, x_NK: Tensor) -> Tensor:
         """X Wᵀ and D side by side, [N, M + P]."""
         transposed = self.matrix[:, : self.weight.shape[1]].T
         return backend.implementation(x_NK, "gemm").multiply(x_NK, transposed)
 
-    def multiply_backward(self, dout_NM: Tensor) -> Tensor:
-        """dY W and U side by side, [N, K + P]."""
-        return backend.implementation(dout_NM, "gemm").multiply(dout_NM, self.matrix[: len(self.weight)])
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, None, Tensor]:
+        """dY W, [N, K], and U, [N, n R], which lie side by side."""
+        product_NP = backend.implementation(dout_NM, "gemm").multiply(dout_NM, self.matrix[: len(self.weight)])
+        num_ranks, num_inputs = self.stacked_A.shape
+        return product_NP[:, :num_inputs], None, product_NP[:, num_inputs:][:, :num_ranks]
+
+
+@dataclass(frozen=True)
+class BesideFp8:
+    """A frozen weight in FP8, and s B as it lies beside W above.
+
+    Attributes:
+        weight: [M, K].
+        matrix: [M, n R].
+        beside: each projection's s B_i, [M_i, R].
+    """
+
+    weight: Fp8Weight
+    matrix: Tensor
+    beside: tuple[Tensor, ...]
+
+    @staticmethod
+    def can_hold(weights: tuple, rank: int) -> bool:
+        """Whether our kernels compute with these weights and such adapters."""
+        return _kernels_take([weight.codes for weight in weights], rank)
+
+    @classmethod
+    def of(cls, weight: Fp8Weight, columns: list[int], rank: int) -> "BesideFp8":
+        """The adapters are zeros as yet."""
+        matrix = torch.zeros(sum(columns), len(columns) * rank, dtype=weight.dtype, device=weight.codes.device)
+        blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(matrix.split(columns))]
+        return cls(weight, matrix, tuple(blocks))
+
+    def suits(self, rows: Tensor) -> bool:
+        """Whether these rows, of dY, are multiplied by the matrix."""
+        return _suits(rows, self.matrix)
+
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dY W, [N, K], what its rows are still to be multiplied by, fp32 [N], and U, [N, n R]."""
+        return *self.weight.inputs_unscaled(dout_NM), dout_NM @ self.matrix
+
+
+def _kernels_take(weights: Sequence[Tensor], rank: int) -> bool:
+    if not all(map(backend.runs_kernels, weights)) or len(weights) > backend.kernels("lora").MAX_PROJECTIONS:
+        return False
+    # Adapters are in 16 bits beside weights in 8.
+    return len(weights) * rank * max(2, weights[0].element_size()) <= MAX_RANK_BYTES
+
+
+def _suits(rows: Tensor, matrix: Tensor) -> bool:
+    return 0 < len(rows) <= MAX_ROWS and rows.dtype == matrix.dtype and backend.runs_kernels(rows)
 
 
 def _round_up(number: int, unit: int) -> int:

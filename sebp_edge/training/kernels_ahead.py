@@ -107,7 +107,8 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         joined, lora_B = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank), new(sum(ends), rank)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
         out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0)
-        kernels.joined_backward(with_up, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
+        products = with_up[:, :SIZE], None, with_up[:, SIZE:]
+        kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..quantised import Fp8Rows
+from .fp8 import scale_and_inverse
 from .move_rows import with_contiguous_rows
 
 BLOCK_M = 1024
@@ -46,7 +48,16 @@ def _gate_up_gradients(dout, gate, up, sigmoid, slope):
 
 @triton.jit
 def _gated_kernel(
-    gate_ptr, up_ptr, out_ptr, num_columns, stride_gate, stride_up, IS_GELU: tl.constexpr, BLOCK_M: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    codes_ptr,
+    scales_ptr,
+    num_columns,
+    stride_gate,
+    stride_up,
+    IS_GELU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     # 64 bits: an offset may pass 2^31 elements.
     row = tl.program_id(0).to(tl.int64)
@@ -55,8 +66,15 @@ def _gated_kernel(
     gate = tl.load(gate_ptr + row * stride_gate + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_up + columns, mask=mask, other=0.0).to(tl.float32)
     sigmoid, _ = _sigmoid_and_its_slope(gate, IS_GELU)
-    out = gate * sigmoid * up
-    tl.store(out_ptr + row * num_columns + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+    out = (gate * sigmoid * up).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * num_columns + columns, out, mask=mask)
+    if codes_ptr is not None:
+        # A block has the whole row then.
+        out = out.to(tl.float32)
+        scale, inverse = scale_and_inverse(tl.max(tl.abs(out), axis=0))
+        tl.store(scales_ptr + row, scale)
+        codes = (out * inverse).to(codes_ptr.dtype.element_ty)
+        tl.store(codes_ptr + row * num_columns + columns, codes, mask=mask)
 
 
 @triton.jit
@@ -88,6 +106,7 @@ def _gated_backward_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_lora_backward_kernel(
     dout_ptr,
+    scales_ptr,
     lora_up_ptr,
     lora_a_ptr,
     gate_ptr,
@@ -128,6 +147,8 @@ def _gated_lora_backward_kernel(
         dout = tl.load(dout_ptr + rows[:, None] * stride_dout + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        if scales_ptr is not None:
+            dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
         dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
         out = gate * sigmoid * up
@@ -140,12 +161,21 @@ def _gated_lora_backward_kernel(
     tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
 
 
-def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
     out_NM = gate_NM.new_empty(gate_NM.shape)
+    block = BLOCK_M if in_fp8 is None else triton.next_power_of_2(gate_NM.shape[1])
     if out_NM.numel():
         gate_NM, up_NM = with_contiguous_rows(gate_NM), with_contiguous_rows(up_NM)
-        _gated_kernel[_grid(gate_NM)](
-            gate_NM, up_NM, out_NM, gate_NM.shape[1], gate_NM.stride(0), up_NM.stride(0), **_options(activation)
+        _gated_kernel[len(gate_NM), triton.cdiv(gate_NM.shape[1], block)](
+            gate_NM,
+            up_NM,
+            out_NM,
+            *(in_fp8 or (None, None)),
+            gate_NM.shape[1],
+            gate_NM.stride(0),
+            up_NM.stride(0),
+            **_options(activation) | {"BLOCK_M": block},
+            num_warps=min(16, max(4, block // 1024)),
         )
     return out_NM
 
@@ -170,7 +200,13 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 
 
 def gated_lora_backward(
-    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
+    dout_NM: Tensor,
+    up_NR: Tensor,
+    lora_A: Tensor,
+    gate_NM: Tensor,
+    up_NM: Tensor,
+    activation: str,
+    scales_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
     (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
@@ -186,6 +222,7 @@ def gated_lora_backward(
     dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
     _gated_lora_backward_kernel[tiles, num_shares](
         dout_NM,
+        scales_N,
         up_NR,
         lora_A,
         gate_NM,

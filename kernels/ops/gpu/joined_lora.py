@@ -68,6 +68,8 @@ def _add_lora_kernel(
 @triton.jit
 def _add_up(
     product_ptr,
+    scales_ptr,
+    up_ptr,
     lora_a_ptr,
     dx_ptr,
     row_block,
@@ -76,6 +78,7 @@ def _add_up(
     num_inputs,
     num_ranks,
     stride_pn,
+    stride_un,
     stride_ar,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -87,9 +90,11 @@ def _add_up(
     mask = has_row[:, None] & has_column[None, :]
     lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
     lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
-    product_ptrs = product_ptr + rows[:, None] * stride_pn
-    up = tl.load(product_ptrs + num_inputs + ranks[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
-    dx = tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    up_ptrs = up_ptr + rows[:, None] * stride_un + ranks[None, :]
+    up = tl.load(up_ptrs, mask=has_row[:, None] & has_rank[None, :], other=0.0)
+    dx = tl.load(product_ptr + rows[:, None] * stride_pn + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    if scales_ptr is not None:
+        dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
     dx = tl.dot(up, lora_a, dx, input_precision="ieee")
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -113,6 +118,8 @@ def _sum_over_rows(
 @triton.jit(do_not_specialize=["num_rows"])
 def _joined_backward_kernel(
     product_ptr,
+    scales_ptr,
+    up_ptr,
     dout_ptr,
     x_ptr,
     down_ptr,
@@ -125,6 +132,7 @@ def _joined_backward_kernel(
     rank,
     num_ranks,
     stride_pn,
+    stride_un,
     stride_dout,
     stride_xn,
     stride_dn,
@@ -165,9 +173,8 @@ def _joined_backward_kernel(
         inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
-        up_ptr = product_ptr + num_inputs
         dlora_a = _sum_over_rows(
-            x_ptr, up_ptr, inputs, has_input, ranks, has_rank, num_rows, stride_xn, stride_pn, BLOCK_N
+            x_ptr, up_ptr, inputs, has_input, ranks, has_rank, num_rows, stride_xn, stride_un, BLOCK_N
         )
         dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
@@ -175,6 +182,8 @@ def _joined_backward_kernel(
         part = program - tiles_of_outputs - tiles_of_inputs
         _add_up(
             product_ptr,
+            scales_ptr,
+            up_ptr,
             lora_a_ptr,
             dx_ptr,
             part // tiles_of_inputs,
@@ -183,6 +192,7 @@ def _joined_backward_kernel(
             num_inputs,
             num_ranks,
             stride_pn,
+            stride_un,
             stride_ar,
             BLOCK_N,
             BLOCK_K,
@@ -220,7 +230,9 @@ def add_lora(
 
 
 def joined_backward(
-    product_NP: Tensor,
+    product_NK: Tensor,
+    scales_N: Tensor | None,
+    up_NR: Tensor,
     dout_NM: Tensor,
     x_NK: Tensor,
     down_NR: Tensor,
@@ -228,24 +240,24 @@ def joined_backward(
     columns: tuple[int, ...],
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32."""
+    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U."""
     num_inputs = stacked_A.shape[1]
     dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
     dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     results = dx_NK, dstacked_A
     return *results, _run_backward(
-        product_NP, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
+        product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
     )
 
 
 def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
     """dB alone, [M, R] in fp32."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
-    return _run_backward(down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0)
+    return _run_backward(down_NR, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0)
 
 
 def _run_backward(
-    product_NP, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
+    product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
 ) -> Tensor:
     """Writes dX and dA; returns dB."""
     num_rows, num_ranks = len(dout_NM), down_NR.shape[1]
@@ -256,7 +268,9 @@ def _run_backward(
     row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
     num_programs = num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles * (1 + row_blocks)
     _joined_backward_kernel[num_programs,](
-        product_NP,
+        product_NK,
+        scales_N,
+        up_NR,
         dout_NM,
         x_NK,
         down_NR,
@@ -268,7 +282,8 @@ def _run_backward(
         num_inputs,
         rank,
         num_ranks,
-        product_NP.stride(0),
+        product_NK.stride(0),
+        up_NR.stride(0),
         dout_NM.stride(0),
         x_NK.stride(0),
         down_NR.stride(0),

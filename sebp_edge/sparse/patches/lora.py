@@ -2,8 +2,8 @@
 
 PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA; several,
 merged or disabled adapters) runs PEFT's code, and so does one whose weights are sharded. While layers are fused, the
-base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Quantised weights
-stay where they are; those of some blocks also have a dequantised copy.
+base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Weights in FP8 have a
+transposed copy besides. Quantised weights stay where they are; those of some blocks also have a dequantised copy.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +17,7 @@ from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.models.sharding import is_sharded
 from sebp_edge.ops import (
+    Fp8Weight,
     GatedInputs,
     LoraGroup,
     LoraProjection,
@@ -28,6 +29,7 @@ from sebp_edge.ops import (
     lora_linear,
 )
 from sebp_edge.ops.copies import repeatedly
+from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
 
@@ -155,7 +157,12 @@ def _grouped(plain: dict[str, nn.Module], ungrouped: nn.Module | None) -> list[t
 def _alike(layers: list[nn.Module]) -> bool:
     """Whether these layers can be stacked."""
     projections = [plain_projection(layer) for layer in layers]
-    return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
+    return len({(p.lora_A.shape, p.scaling, _kind(p.weight), p.lora_A.device) for p in projections}) == 1
+
+
+def _kind(weight: Tensor | Fp8Weight | QuantisedWeight) -> tuple:
+    """What weights that are stacked have in common."""
+    return type(weight), weight.dtype, weight.scale if isinstance(weight, Fp8Weight) else None
 
 
 class _LayerGroup:
@@ -192,7 +199,7 @@ class _LayerGroup:
         if self.stacked is None:
             return
         if self.holds_weights and not is_sharded(self.layers[0]):
-            storage = _storage(self.stacked.weight)
+            storage = _storage(_matrix(self.stacked.weight))
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
@@ -205,8 +212,8 @@ class _LayerGroup:
     def holds_weights(self) -> bool:
         """Whether the layers' weights are views of a copy."""
         stacked = self.stacked
-        copied = len(self.layers) > 1 or (stacked is not None and stacked.joined is not None)
-        return stacked is not None and copied and isinstance(stacked.weight, Tensor)
+        copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
+        return stacked is not None and copied and _matrix(stacked.weight) is not None
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -268,9 +275,12 @@ class _LayerGroup:
         with torch.inference_mode(False):
             options = {"dequantised": self._dequantised, "joined": self._joined}
             self.stacked = LoraGroup.stack(projections, self._scratch, **options)
-        if isinstance(projections[0].weight, Tensor):
-            for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
-                projection.weight.data = part
+        # Quantised weights stay where they are, be they dequantised besides or not.
+        if not self.stacked.is_quantised:
+            matrix = _matrix(self.stacked.weight)
+            for layer, part in zip(self.layers, matrix.split(self.stacked.columns), strict=True):
+                layer.base_layer.weight.data = part.view(layer.base_layer.weight.dtype)
+            projections = [plain_projection(layer) for layer in self.layers]
         self._projections = projections  # as long as they exist, no other tensor has their ids
         self._key = _key(projections)
 
@@ -280,11 +290,20 @@ def _key(projections: list[LoraProjection]) -> tuple:
     return tuple((_identity(p.weight), _identity(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
 
 
+def _matrix(weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]) -> Tensor | None:
+    """The matrix that layers' weights are views of; None for quantised weights, which stay where they are."""
+    if isinstance(weight, Fp8Weight):
+        return weight.codes
+    return weight if isinstance(weight, Tensor) else None
+
+
 def _storage(weight: Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _identity(weight: Tensor | QuantisedWeight | None) -> int | tuple[int, ...] | None:
+def _identity(weight: Tensor | Fp8Weight | QuantisedWeight | None) -> int | tuple[int, ...] | None:
+    if isinstance(weight, Fp8Weight):
+        return weight.codes.data_ptr()
     return weight.data_ptr() if isinstance(weight, Tensor) else getattr(weight, "identity", None)
 
 
