@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from sebp_edge.machine import devices, stacks
-from sebp_edge.machine.host import CONTEXT, nvidia_smi, parse_use, peak_resident, resident
+from sebp_edge.machine.host import CONTEXT, gpu_use_at_first, nvidia_smi, parse_use, peak_resident, resident
 
 # Up to this change in a GPU's usage, the driver is not queried again, since its answer takes longer than a step.
 _MAX_CHANGE = 32 * 2**20
@@ -164,7 +164,7 @@ class GpuMemory:
         """
         uuid = self.uuid
         if uuid not in _used_before_start:
-            before = parse_use(nvidia_smi("--query-gpu=uuid,memory.used"), uuid)
+            before = parse_use(gpu_use_at_first(), uuid)
             begun_now = before is not None and self._used_outside_torch() - before > _MIN_CONTEXT
             _used_before_start[uuid] = before if begun_now else None
         before = _used_before_start[uuid]
