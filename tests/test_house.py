@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_465
+MAX_LINES = 51_467
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -57,7 +57,7 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 326,
     "cli": 3_081,
     "export": 1_987,
-    "machine": 883,
+    "machine": 885,
     "memory": 1_642,
     "models": 4_978,
     "models.gguf": 1_168,

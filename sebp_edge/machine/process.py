@@ -92,6 +92,8 @@ class GpuMemory:
         increase = self._increase_at_start()
         self._last_outside = self._used_outside_torch()
         reported = self._reported()
+        # A driver that does not report this process now, when it has a context, never will.
+        self._is_reported = reported is not None
         self.outside = reported if reported is not None else increase if increase is not None else self._estimate()
 
     def begin(self) -> None:
@@ -129,7 +131,7 @@ class GpuMemory:
         """Returns the peak in bytes since `begin`, and updates `outside`; does not synchronise with the GPU."""
         outside_torch = self._used_outside_torch()
         if abs(outside_torch - self._last_outside) > _MAX_CHANGE:
-            reported = self._reported()
+            reported = self._reported() if self._is_reported else None
             grown = max(0, outside_torch - self._last_outside)
             self.outside = (
                 min(self.outside + grown, max(self.outside, 2 * self._estimate())) if reported is None else reported

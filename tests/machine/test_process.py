@@ -252,3 +252,14 @@ def test_what_is_in_use_before_the_start_is_asked_once(tmp_path, monkeypatch):
         assert (tmp_path / "asked").read_text() == "once\n"
     finally:
         host.gpu_use_at_first.cache_clear()
+
+
+@pytest.mark.parametrize(("reported", "asked"), [(None, 1), (GB, 4)])
+def test_a_driver_that_does_not_report_the_process_is_not_asked_again(monkeypatch, reported, asked):
+    gpu, calls = Gpu(monkeypatch, reported), []
+    monkeypatch.setattr(process.GpuMemory, "_reported", lambda memory: calls.append(1) or gpu.reported)
+    memory = process.memory_of(CUDA)
+    for _ in range(3):
+        gpu.used += GB // 10
+        memory.measure()
+    assert len(calls) == asked
