@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_467
+MAX_LINES = 51_432
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_634,
     "adapters": 3_622,
@@ -59,7 +59,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_987,
     "machine": 885,
     "memory": 1_642,
-    "models": 4_978,
+    "models": 4_943,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_130,

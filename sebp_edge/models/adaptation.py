@@ -11,7 +11,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.models.architecture import num_parameters
 from sebp_edge.models.full import FullWeights
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.lora import LoraAdapter, linear_layers
+from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.recipe import Recipe
 
@@ -79,8 +79,9 @@ def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
     """Returns the size on disk of an adaptation's saved weights, in bytes."""
     if recipe.method == "full":
         return num_parameters(base.model) * base.dtype.itemsize
-    r = recipe.with_defaults().r
-    return sum(4 * r * (layer.in_features + layer.out_features) for layer in linear_layers(base.model))
+    head = base.model.get_output_embeddings()
+    adapted = (layer for layer in base.model.modules() if isinstance(layer, nn.Linear) and layer is not head)
+    return sum(4 * recipe.with_defaults().r * (layer.in_features + layer.out_features) for layer in adapted)
 
 
 def trainable(adaptation: Adaptation) -> list[nn.Parameter]:

@@ -1,9 +1,7 @@
 """Attaches a LoRA adapter to a base model. PEFT owns its parameters, names and files."""
 
-import math
 import warnings
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
+from sebp_edge.machine.devices import forked_random_state
 from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
@@ -36,7 +35,7 @@ with quick_import_of_bitsandbytes():
     from peft.tuners.lora.layer import Linear as PeftLoraLinear
     from peft.tuners.lora.layer import LoraVariant
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import get_peft_model_state_dict
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils.integrations import dequantize_bnb_weight
 
 # PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.
@@ -66,25 +65,13 @@ class LoraAdapter:
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
         """Makes a new adapter: lora_A is random by `seed`, lora_B zero, so that it changes nothing yet."""
         config = _config(recipe.with_defaults().r, recipe.lora_alpha)
-        # The numbers are drawn without Python's lock, while PEFT makes its layers.
-        with ThreadPoolExecutor(1) as pool:
-            expected = [(layer.in_features, layer.out_features) for layer in linear_layers(base.model)]
-            ahead = pool.submit(_draw, expected, config.r, seed)
-            try:
-                adapter = cls(_attach(base, config))
-            except ValueError as error:
-                raise ModelError(
-                    f"PEFT does not support LoRA on {base.reference.name!r}, a {base.model.config.model_type} model; "
-                    "train all its weights with the recipe 'full'."
-                ) from error
-            layers = adapted_layers(base.model)
-            sizes = [(layer.in_features, layer.out_features) for layer in layers]
-            drawn = ahead.result() if sizes == expected else _draw(sizes, config.r, seed)
         try:
-            adapter._fill(base, _fresh_factors(layers, drawn))
-        except BaseException:
-            adapter.detach()
-            raise
+            adapter = cls(_attach(base, config, seed))
+        except ValueError as error:
+            raise ModelError(
+                f"PEFT does not support LoRA on {base.reference.name!r}, a {base.model.config.model_type} model; train "
+                "all its weights with the recipe 'full'."
+            ) from error
         return adapter._rounded(base, recipe.merge_for)
 
     @classmethod
@@ -99,7 +86,7 @@ class LoraAdapter:
         with raising_adapter_error(folder):
             config, weights = _read_config(folder), read_weights(folder / cls.MARKERS[0])
         try:
-            adapter = cls(_attach(base, config))
+            adapter = cls(_attach(base, config, seed=None))
         except ValueError as error:
             raise _mismatch(base, folder) from error
         try:
@@ -135,19 +122,15 @@ class LoraAdapter:
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
             raise _mismatch(base, folder)
+        # Copied: a memory-mapped tensor would change with its file.
+        weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
         refuse_non_finite(weights.items(), folder, self.MARKERS[0])
-        names = (name.replace(".default.", ".") for name, _ in self._parameters())
-        self._fill(base, (weights[name] for name in names))
-
-    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
-
-    def _fill(self, base: BaseModel, values: Iterable[Tensor]) -> None:
-        """Gives the parameters, still on "meta", copies of these values in fp32 on the base model's device."""
-        for (name, _), value in zip(self._parameters(), values, strict=True):
-            # Copied: a memory-mapped tensor would change with its file.
-            parameter = nn.Parameter(value.to(base.device, torch.float32, copy=True))
-            self.model.get_submodule(name.removesuffix(".weight")).weight = parameter
+        set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
+        # PEFT has made them in the base model's dtype.
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        set_peft_model_state_dict(self.model, weights)
 
     def save(self, folder: Path, state: list[Tensor] | None = None) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout.
@@ -272,15 +255,22 @@ def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-li
     )
 
 
-def _attach(base: BaseModel, config: LoraConfig) -> PeftModel:
-    """Attaches an adapter on "meta" to `base`; on failure, restores that."""
+def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
+    """Attaches an adapter to `base`, initialised by `seed`; if that is None, on "meta".
+
+    Restores the process's random state and, on failure, the base model.
+    """
     # PEFT writes the base model's folder here, and warns if it finds another. A saved adapter names the model instead.
     config.base_model_name_or_path = None
-    with warnings.catch_warnings():
+    with (
+        forked_random_state(base.device),
+        warnings.catch_warnings(),
+    ):
         # peft 0.21 reads a property of transformers 5.23 by its deprecated name.
         warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(seed or 0)
         try:
-            model = get_peft_model(base.model, config, low_cpu_mem_usage=True)
+            model = get_peft_model(base.model, config, low_cpu_mem_usage=seed is None)
         except BaseException:
             _take_off(base.model)
             raise
@@ -288,32 +278,6 @@ def _attach(base: BaseModel, config: LoraConfig) -> PeftModel:
     if isinstance(config.target_modules, set):  # its order differs between processes
         config.target_modules = sorted(config.target_modules)
     return model.eval()
-
-
-def linear_layers(model: nn.Module) -> Iterator[nn.Linear]:
-    """Yields the layers that an adapter is beside, in most models: all linear ones but the head."""
-    head = model.get_output_embeddings()
-    return (layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head)
-
-
-def _draw(sizes: list[tuple[int, int]], r: int, seed: int) -> list[Tensor]:
-    """Returns what PEFT would draw for each layer's lora_A, given its numbers of inputs and outputs."""
-    generator, found = torch.Generator().manual_seed(seed), []
-    for inputs, outputs in sizes:
-        lora_A, lora_B = torch.empty(r, inputs), torch.empty(outputs, r)
-        # Linear layers draw both weights when they are made; then PEFT draws lora_A.
-        for drawn in (lora_A, lora_B, lora_A):
-            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-        found.append(lora_A)
-    return found
-
-
-def _fresh_factors(layers: list[nn.Module], drawn: list[Tensor]) -> Iterator[Tensor]:
-    """Yields each layer's lora_A, rounded as its base weight is, and a lora_B of zeros."""
-    for layer, values in zip(layers, drawn, strict=True):
-        weight = layer.get_base_layer().weight
-        yield values.to(weight.dtype) if weight.is_floating_point() else values
-        yield torch.zeros(layer.out_features, len(values), device=weight.device)
 
 
 class _Rounded(LoraVariant):
