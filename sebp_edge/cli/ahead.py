@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 from sebp_edge.errors import SebpEdgeError
-from sebp_edge.machine.host import free_host_memory
+from sebp_edge.machine.host import free_host_memory, gpu_use_at_first
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.hub_cache import local_folder
 
@@ -31,7 +31,8 @@ def begin_ahead(model: str | Path, device: str | None) -> list[Thread]:
 
 
 def _start_gpu(index: int) -> None:
-    """Makes the context of an NVIDIA GPU that torch's CUDA runtime uses, too."""
+    """Makes the context of an NVIDIA GPU that torch's CUDA runtime uses, too; first, asks what is in use without it."""
+    gpu_use_at_first()
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does, but the driver reads it only once
     with suppress(OSError, AttributeError):
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

@@ -35,11 +35,12 @@ def begin(model, device):
 
 
 @pytest.mark.parametrize(("device", "index"), [(None, 0), ("cuda", 0), ("cuda:3", 3)])
-def test_the_context_of_the_gpu_is_made(monkeypatch, model_folder, device, index):
+def test_the_context_of_the_gpu_is_made_after_its_use_is_asked(monkeypatch, model_folder, device, index):
     driver = Driver()
+    monkeypatch.setattr(ahead, "gpu_use_at_first", lambda: driver.calls.append("use"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     begin(model_folder, device)
-    assert driver.calls == [("init", 0), ("get", index), ("retain", 10 + index)]
+    assert driver.calls == ["use", ("init", 0), ("get", index), ("retain", 10 + index)]
 
 
 def test_a_driver_that_fails_or_is_not_there_is_left_alone(monkeypatch, model_folder):
