@@ -28,9 +28,7 @@ def read_for(
     return read_texts(texts, memory, progress, me)
 
 
-def choose_recipe(
-    asked: Recipe, reading: Reading, reference: ModelReference, adapter: Adapter | None = None
-) -> Recipe:
+def choose_recipe(asked: Recipe, reading: Reading, reference: ModelReference, adapter: Adapter | None = None) -> Recipe:
     """Returns the recipe that was asked for.
 
     If none was: the active version's, if that is learnt on from; else "chat" if most texts are conversations; else
