@@ -29,7 +29,7 @@ def test_every_bundled_recipe_loads(name):
 
 
 def test_the_names_begin_with_the_default():
-    assert Recipe.names() == ["notes", "ask", "chat", "full", "instruct", "long"]
+    assert Recipe.names() == ["notes", "ask", "chat", "full", "instruct", "long", "tiny"]
 
 
 def test_a_users_file_has_defaults_for_missing_keys(tmp_path):
@@ -50,7 +50,7 @@ def test_loading_a_recipe_object_returns_it():
 
 def test_an_unknown_name_suggests_the_closest_or_all():
     assert refusal(lambda: Recipe.load("note")) == "Unknown recipe 'note'; did you mean 'notes'?"
-    assert refusal(lambda: Recipe.load("zzz")).endswith("choose from notes, ask, chat, full, instruct, long.")
+    assert refusal(lambda: Recipe.load("zzz")).endswith("choose from notes, ask, chat, full, instruct, long, tiny.")
     assert refusal(lambda: Recipe.load("glu")).endswith("did you mean 'glue'?")
 
 
