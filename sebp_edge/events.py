@@ -117,7 +117,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class JobProgress(Event):
-    """How far the whole call is, sent at least every 2 s of work.
+    """How far the whole call is, sent at the beginning of each phase, and at least every 2 s of work.
 
     Attributes:
         phase: what is done now: "reading", "loading", "training" and so on.
@@ -236,7 +236,7 @@ class MemoryProbed(Event):
 
 @dataclass(frozen=True)
 class ModelLoaded(Event):
-    """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits."""
+    """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits, "fp8" in FP8."""
 
     event: ClassVar[str] = "model_loaded"
     model: str

@@ -112,6 +112,8 @@ class Recipe:
         method: "lora" trains a low-rank adapter (Hu et al. 2021), "full" trains every weight.
         load_in_4bit: whether to load the base model's linear layers in 4 bits (NF4, Dettmers et al. 2023). None, the
             default: only if the memory budget requires it.
+        load_in_fp8: whether to hold the base model's linear layers in FP8 (e4m3) and multiply in FP8; with method
+            "lora", on GPUs since Ada.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
         learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero).
@@ -140,13 +142,14 @@ class Recipe:
             adapter keeps what it could do (needs `questions`).
 
     Raises:
-        RecipeError: a value is of the wrong type or out of range, or 4 bits are combined with method "full".
+        RecipeError: a value is of the wrong type or out of range, or does not go with the others.
     """
 
     name: str
     description: str
     method: Method = "lora"
     load_in_4bit: bool | None = None
+    load_in_fp8: bool = False
     r: int | None = None
     lora_alpha: int = 32
     learning_rate: float = 2e-4
@@ -174,6 +177,8 @@ class Recipe:
             raise RecipeError(
                 f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."
             )
+        if self.load_in_fp8:
+            self._check_fp8()
         if self.sparsity and self.method == "lora":
             raise RecipeError(
                 f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "
@@ -181,6 +186,20 @@ class Recipe:
             )
         if self.merge_for:
             self._check_merge()
+
+    def _check_fp8(self) -> None:
+        if self.method == "full":
+            raise RecipeError(
+                f"Recipe {self.name!r}: weights in FP8 cannot be trained; use method 'lora', or leave out load_in_fp8."
+            )
+        for other in ("load_in_4bit", "merge_for"):
+            if getattr(self, other):
+                raise RecipeError(
+                    f"Recipe {self.name!r}: weights cannot be in FP8 and as {other} asks; leave out load_in_fp8 or "
+                    f"{other}."
+                )
+        # A plan must not choose 4 bits.
+        object.__setattr__(self, "load_in_4bit", False)
 
     def _check_merge(self) -> None:
         if self.method == "full":
@@ -243,6 +262,11 @@ class Recipe:
     def with_defaults(self) -> "Recipe":
         """Returns a copy in which the values left to the memory budget have their defaults."""
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
+
+    @property
+    def is_plain_lora(self) -> bool:
+        """Whether an adapter is trained on weights that are neither quantised nor rounded."""
+        return self.method == "lora" and not (self.load_in_4bit or self.load_in_fp8 or self.merge_for)
 
     @property
     def refits(self) -> bool:

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from sebp_edge.models.catalog import BUNDLED_FOLDER
+from sebp_edge.models.fp8 import Fp8Linear
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.dataset import Dataset
@@ -133,15 +134,18 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
 
 
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
-    """`make_llama(**changes)` with the 4-bit weights of `model`, dequantised to fp32."""
-    from bitsandbytes.functional import dequantize_4bit
-
+    """`make_llama(**changes)` with the weights of `model`, dequantised to fp32 if they are in FP8 or 4 bits."""
     twin = make_llama(**changes)
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
-            weight = model.get_parameter(name)
-            state = getattr(weight, "quant_state", None)
-            parameter.copy_(weight if state is None else dequantize_4bit(weight.data, state))
+            layer, weight = model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)
+            if isinstance(layer, Fp8Linear) and name.endswith(".weight"):
+                weight = layer.quantised.matrix()
+            elif (state := getattr(weight, "quant_state", None)) is not None:
+                from bitsandbytes.functional import dequantize_4bit
+
+                weight = dequantize_4bit(weight.data, state)
+            parameter.copy_(weight)
     return twin
 
 

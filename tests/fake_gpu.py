@@ -78,7 +78,7 @@ class Gpu(H100):
         self.fraction = 1.0
         simulate(monkeypatch, self)
         process._used_before_start.clear()
-        monkeypatch.setattr(process, "nvidia_smi", lambda query: before)
+        monkeypatch.setattr(process, "gpu_use_at_first", lambda: before)
         monkeypatch.setattr(process.GpuMemory, "_reported", lambda memory: self.reported)
 
     def memory_reserved(self, device):

@@ -46,6 +46,7 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 from sebp_edge.run import giving_way
+from sebp_edge.sparse.rows import buckets
 from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
@@ -305,6 +306,12 @@ def loaded_base(two_layer_folder):
 def base(loaded_base):
     """The model of `two_layer_folder`, loaded on the CPU."""
     return copy.deepcopy(loaded_base)
+
+
+@pytest.fixture
+def free_captures(monkeypatch):
+    """Captures cost nothing, so that the sizes of a small training get several buckets."""
+    monkeypatch.setattr(buckets, "CAPTURE_COST", 0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from builders import make_sentences
 from safetensors.torch import load_file, save_file
 
@@ -33,6 +34,20 @@ def make_adapted(make, notes_folder):
         return adapted
 
     return personalizer
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_cudnn_which_plans_each_size_anew_attends_in_no_call(make, was_enabled):
+    torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+    seen = set()
+    try:
+        make().generate(PROMPT, on_text=lambda piece: seen.add(torch.backends.cuda.cudnn_sdp_enabled()), **GREEDY)
+        with pytest.raises(ZeroDivisionError):
+            make().generate(PROMPT, on_text=lambda piece: 1 / 0, **GREEDY)
+        assert seen == {False}
+        assert torch.backends.cuda.cudnn_sdp_enabled() == was_enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def chats(count=20):

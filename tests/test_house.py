@@ -48,28 +48,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_114
+MAX_LINES = 51_647
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_634,
+    "files at the root": 1_658,
     "adapters": 3_622,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
-    "cli": 3_024,
-    "export": 1_987,
-    "machine": 860,
-    "memory": 1_625,
-    "models": 4_837,
+    "cli": 3_081,
+    "export": 1_989,
+    "machine": 903,
+    "memory": 1_654,
+    "models": 5_059,
     "models.gguf": 1_168,
     "questions": 435,
-    "research": 3_130,
-    "run": 5_416,
+    "research": 3_131,
+    "run": 5_443,
     "serve": 2_737,
-    "sparse": 1_598,
-    "sparse.patches": 2_283,
-    "sparse.rows": 787,
-    "texts": 10_430,
-    "training": 3_716,
+    "sparse": 1_603,
+    "sparse.patches": 2_349,
+    "sparse.rows": 786,
+    "texts": 10_439,
+    "training": 3_765,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -126,11 +126,11 @@ PUBLIC = {
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments Prefixes QuantisedScales
-        QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect fake_quantise_ gated
-        gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows precise_sums
-        prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows sequence_attention_
-        shrink_pruned_ sparse_linear sparse_rowwise tuning
+        ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments
+        Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
+        fake_quantise_ gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
+        precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
+        sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.serve.client": """
         Client ServerError

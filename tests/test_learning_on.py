@@ -168,6 +168,7 @@ def test_all_other_values_of_a_recipe_learn_on(make):
     of_the_weights = {
         "method",
         "load_in_4bit",
+        "load_in_fp8",
         "r",
         "lora_alpha",
         "chat_template",

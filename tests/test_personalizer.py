@@ -42,7 +42,7 @@ from sebp_edge.events import (
     silent,
 )
 from sebp_edge.models.decoding import Decoder
-from sebp_edge.run import samples
+from sebp_edge.run import assessment
 from sebp_edge.run.start import latest_history
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=1, batch_tokens=200, context_length=64)
@@ -363,19 +363,20 @@ def test_an_interruption_after_the_training_keeps_the_adapter(make, notes_folder
 @pytest.mark.slow
 @pytest.mark.usefixtures("assessed")
 def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, store_of_notes, monkeypatch):
-    stop, decoders = threading.Event(), []
+    stop, calls = threading.Event(), []
 
-    def stopping(model):
-        decoders.append(Decoder(model))
-        if len(decoders) == 2:
-            stop.set()
-        return decoders[-1]
+    class Stopping(Decoder):
+        def decode(self, *given, **options):
+            calls.append(given)
+            if len(calls) == 2:
+                stop.set()
+            return super().decode(*given, **options)
 
-    monkeypatch.setattr(samples, "Decoder", stopping)
+    monkeypatch.setattr(assessment, "Decoder", Stopping)
     personalizer = make()
     with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
         personalizer.adapt(notes_folder, stop_when=stop)
-    assert len(decoders) == 2  # the texts of the judged state
+    assert len(calls) == 2  # the texts of the judged state
     saved = personalizer.store.adapter("default").open().path
     assert bytes_of(saved) == bytes_of(store_of_notes.adapter("default").open().path)
     other = make()

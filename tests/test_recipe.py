@@ -29,7 +29,7 @@ def test_every_bundled_recipe_loads(name):
 
 
 def test_the_names_begin_with_the_default():
-    assert Recipe.names() == ["notes", "ask", "chat", "full", "instruct", "long"]
+    assert Recipe.names() == ["notes", "ask", "chat", "full", "instruct", "long", "tiny"]
 
 
 def test_a_users_file_has_defaults_for_missing_keys(tmp_path):
@@ -50,7 +50,7 @@ def test_loading_a_recipe_object_returns_it():
 
 def test_an_unknown_name_suggests_the_closest_or_all():
     assert refusal(lambda: Recipe.load("note")) == "Unknown recipe 'note'; did you mean 'notes'?"
-    assert refusal(lambda: Recipe.load("zzz")).endswith("choose from notes, ask, chat, full, instruct, long.")
+    assert refusal(lambda: Recipe.load("zzz")).endswith("choose from notes, ask, chat, full, instruct, long, tiny.")
     assert refusal(lambda: Recipe.load("glu")).endswith("did you mean 'glue'?")
 
 
@@ -84,6 +84,18 @@ def test_an_unknown_key_suggests_the_closest(tmp_path):
         (
             'load_in_4bit = true\nmethod = "full"',
             "4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit.",
+        ),
+        (
+            'load_in_fp8 = true\nmethod = "full"',
+            "weights in FP8 cannot be trained; use method 'lora', or leave out load_in_fp8.",
+        ),
+        (
+            "load_in_fp8 = true\nload_in_4bit = true",
+            "weights cannot be in FP8 and as load_in_4bit asks; leave out load_in_fp8 or load_in_4bit.",
+        ),
+        (
+            'load_in_fp8 = true\nmerge_for = "q8_0"',
+            "weights cannot be in FP8 and as merge_for asks; leave out load_in_fp8 or merge_for.",
         ),
         ("load_in_4bit = 4", "load_in_4bit must be true or false, but is 4."),
         ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),
@@ -161,6 +173,7 @@ def test_a_recipe_is_frozen():
         Recipe.load("notes").epochs = 5
 
 
-def test_no_plan_may_choose_4_bits_for_an_adapter_that_is_trained_for_an_export():
+@pytest.mark.parametrize("changes", [{"merge_for": "q8_0"}, {"load_in_fp8": True}])
+def test_no_plan_may_choose_4_bits_for_an_adapter_that_is_trained_for_an_export_or_in_fp8(changes):
     assert Recipe.load("notes").load_in_4bit is None
-    assert Recipe.load("notes").replace(merge_for="q8_0").load_in_4bit is False
+    assert Recipe.load("notes").replace(**changes).load_in_4bit is False

@@ -22,35 +22,43 @@ from .lora_linear import LoraGroup
 
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, hidden, activation, group, written, *adapter):
-        """The adapter's part of the output, [..., M]; appends it as a matrix to `written`, and D."""
+    def forward(ctx, gate, up, hidden, activation, group, unfinished, *adapter):
+        """The output, [..., M], as `LoraGroup.begin` computes it."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
-        out_NM, down_NR = group.apply_adapters(hidden.reshape(gate_NF.shape))
+        out_NM, down_NR = group.begin(hidden.reshape(gate_NF.shape), unfinished)
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
         ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
-        # `.data`: completing the forward pass must not bump autograd's version.
-        written += out_NM.data, down_NR
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, lora_A, lora_B = ctx.saved_tensors
-        group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
-        up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
-            dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
-        )
-        if (packed := group.few_rows_in_4_bits(dout_NM)) is not None:
-            dproduct_NF = backend.kernels("four_bit_products").inputs(dout_NM, packed, group.columns, gate_NF.shape[1])
+        group, dout_NM, num_hidden = ctx.group, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
+        if (joined := group.joined_for(dout_NM)) is not None:
+            dproduct_NF, scales_N, up_NR = joined.multiply_backward(dout_NM)
+            dlora_B = backend.kernels("joined_lora").dlora_b(dout_NM, down_NR, group.columns, group.scaling)
         else:
-            # Not kept in a variable, so that a dequantised weight is freed at once.
-            dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
+            up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
+                dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
+            )
+            dproduct_NF, scales_N = _product_backward(dout_NM, group, num_hidden)
         dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
-            dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
+            dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation, scales_N
         )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, None, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)
+
+
+def _product_backward(dout_NM: Tensor, group: LoraGroup, num_hidden: int) -> tuple[Tensor, Tensor | None]:
+    """dY W, [N, F], and what its rows are still to be multiplied by, if anything."""
+    if group.in_fp8:
+        return group.in_fp8.inputs_unscaled(dout_NM)
+    if (packed := group.few_rows_in_4_bits(dout_NM)) is not None:
+        return backend.kernels("four_bit_products").inputs(dout_NM, packed, group.columns, num_hidden), None
+    # Not kept in a variable, so that a dequantised weight is freed at once.
+    return backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1]), None
 
 
 def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> Tensor:
@@ -70,7 +78,8 @@ def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> 
     if len(group.columns) != 1:
         raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
     hidden, adapter = hidden.detach(), (*group.loras_A, *group.loras_B)
-    written: list[Tensor] = []
-    out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, written, *adapter)
-    group.add_product(hidden, *written)
+    unfinished: list[Tensor] = []
+    out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, unfinished, *adapter)
+    if unfinished:
+        group.add_product(hidden, *unfinished, source.in_fp8)
     return out

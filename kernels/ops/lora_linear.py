@@ -26,8 +26,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend, choices
+from .copies import Copy, copy_all
+from .fp8 import Fp8Weight
+from .joined_weight import BesideFp8, JoinedWeight
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
-from .quantised import FourBits, QuantisedWeight, ScratchBuffer
+from .quantised import FourBits, Fp8Rows, QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
 
@@ -36,16 +39,20 @@ FEW_ROWS = 128
 
 
 class Recompute(NamedTuple):
-    """Recomputes a tensor: `function(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
+    """Recomputes a tensor: `function(*tensors)` has the same bits. The tensors are detached, and kept anyway.
+
+    The tensor may be known in FP8, too.
+    """
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor, ...]
+    in_fp8: Fp8Rows | None = None
 
 
 class LoraProjection(NamedTuple):
     """One projection: frozen weight [M, K] and bias [M] or None, lora_A [R, K], lora_B [M, R], and its scaling."""
 
-    weight: Tensor | QuantisedWeight
+    weight: Tensor | QuantisedWeight | Fp8Weight
     bias: Tensor | None
     lora_A: Tensor
     lora_B: Tensor
@@ -74,16 +81,17 @@ class LoraGroup:
     """Projections of one input, stacked. Trained tensors stay where they are; products use copies of them.
 
     Attributes:
-        weight: [M, K], the frozen weights stacked; or each quantised weight, to be dequantised in each pass.
+        weight: [M, K], the frozen weights stacked, in FP8 too; or each quantised weight, dequantised in each pass.
         bias: [M], or None.
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
         is_quantised: whether the weights are quantised, be they dequantised already or not.
+        joined: the weight and the copies of the adapters in one matrix, if they are; or what FP8 has for that.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
     """
 
-    weight: Tensor | tuple[QuantisedWeight, ...]
+    weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]
     bias: Tensor | None
     loras_A: tuple[Tensor, ...]
     loras_B: tuple[Tensor, ...]
@@ -91,17 +99,24 @@ class LoraGroup:
     stacked_B: Tensor
     scaling: float
     is_quantised: bool = False
+    joined: JoinedWeight | BesideFp8 | None = None
     scratch: ScratchBuffer | None = None
 
     @classmethod
     def stack(
-        cls, projections: list[LoraProjection], scratch: ScratchBuffer | None = None, *, dequantised: bool = False
+        cls,
+        projections: list[LoraProjection],
+        scratch: ScratchBuffer | None = None,
+        *,
+        dequantised: bool = False,
+        joined: bool = False,
     ) -> "LoraGroup":
-        """Stacks projections of one input; a single weight and quantised weights are not copied.
+        """Stacks projections of one input; a single weight that is not joined and quantised weights are not copied.
 
         Args:
             dequantised: whether quantised weights are dequantised now, once for all passes; those without an identity
                 never are.
+            joined: whether weights and adapters are copied into one matrix, where our kernels can use it.
 
         Raises:
             ValueError: their ranks or scalings differ.
@@ -109,8 +124,16 @@ class LoraGroup:
         weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
         if len({lora_A.shape[0] for lora_A in loras_A}) > 1 or len(set(scalings)) > 1:
             raise ValueError("Projections of different ranks or scalings cannot be stacked.")
-        weight, dtype = weights, weights[0].dtype
-        if isinstance(weights[0], Tensor):
+        weight, dtype, one_matrix = weights, weights[0].dtype, None
+        is_quantised = isinstance(weights[0], QuantisedWeight)
+        if isinstance(weights[0], Fp8Weight):
+            weight = Fp8Weight.stack(weights)
+            if joined and BesideFp8.can_hold(weights, len(loras_A[0])):
+                one_matrix = BesideFp8.of(weight, [len(lora_B) for lora_B in loras_B], len(loras_A[0]))
+        elif joined and JoinedWeight.can_hold(weights, len(loras_A[0])):
+            one_matrix = JoinedWeight.of(weights, len(loras_A[0]))
+            weight = one_matrix.weight
+        elif not is_quantised:
             weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
         elif dequantised and None not in (w.identity for w in weights):
             sizes = [lora_B.shape[0] for lora_B in loras_B]
@@ -122,8 +145,12 @@ class LoraGroup:
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        is_quantised = not isinstance(weights[0], Tensor)
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], is_quantised, scratch)
+        if isinstance(one_matrix, JoinedWeight):
+            stacked_A = one_matrix.stacked_A
+        common = scalings[0], is_quantised, one_matrix, scratch
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common)
+        if one_matrix is not None:
+            group.refresh()
         if scratch is not None and is_quantised:
             scratch.reserve(max(group.columns) * stacked_A.shape[1])
         return group
@@ -180,57 +207,90 @@ class LoraGroup:
         # Chunks are read 16 bytes at a time.
         return packed if fits and all(each.packed.data_ptr() % 16 == 0 for each in packed) else None
 
-    def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def in_fp8(self) -> Fp8Weight | None:
+        """The stacked weights if they are in FP8."""
+        return self.weight if isinstance(self.weight, Fp8Weight) else None
+
+    def begin(self, x_NK: Tensor, unfinished: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """All outputs side by side, [N, M], and D, [N, n R].
+
+        If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
+        """
+        if isinstance(joined := self.joined_for(x_NK), JoinedWeight):
+            product_NP = joined.multiply(x_NK)
+            rest = self.stacked_B, self.bias, self.columns, self.scaling
+            return backend.kernels("joined_lora").add_lora(product_NP, *rest)
+        out_NM, down_NR = self._apply_adapters(x_NK)
+        # `.data`: completing the forward pass must not bump autograd's version.
+        unfinished += out_NM.data, down_NR
+        return out_NM, down_NR
+
+    def _apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R].
 
-        For few rows and weights in 4 bits `add_product` writes that part too, and the outputs have no values yet.
+        For weights in FP8, and few rows and weights in 4 bits, `add_product` writes that part too, and the outputs have
+        no values yet.
         """
         down_NR = x_NK @ self.stacked_A.T
-        if self.few_rows_in_4_bits(x_NK) is not None:
+        if self.in_fp8 or self.few_rows_in_4_bits(x_NK) is not None:
             return x_NK.new_empty(len(x_NK), len(self.stacked_B)), down_NR
         return backend.implementation(down_NR, "lora").lora_up(
             down_NR, self.stacked_B, self.bias, self.columns, self.scaling
         ), down_NR
 
     @torch.no_grad()
-    def add_product(self, x: Tensor, out_NM: Tensor, down_NR: Tensor) -> None:
-        """Adds X Wᵀ to what `apply_adapters` gave, after all that is kept for the backward pass.
+    def add_product(self, x: Tensor, out_NM: Tensor, down_NR: Tensor, x_in_fp8: Fp8Rows | None = None) -> None:
+        """Adds X Wᵀ to what `begin` gave, after all that is kept for the backward pass.
 
         So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
         product with its last layer's weight.
         """
         x_NK = x.reshape(-1, x.shape[-1])
+        small = down_NR, self.stacked_B, self.bias
+        if self.in_fp8:
+            self.in_fp8.outputs_(out_NM, x_NK, (*small, self.columns, self.scaling), x_in_fp8)
+            return
         if (packed := self.few_rows_in_4_bits(x_NK)) is not None:
-            small = down_NR, self.stacked_B, self.bias, self.scaling
-            backend.kernels("four_bit_products").outputs(out_NM, x_NK, packed, self.columns, *small)
+            backend.kernels("four_bit_products").outputs(out_NM, x_NK, packed, self.columns, *small, self.scaling)
             return
         for outputs, matrix in self.matrices():
             backend.implementation(out_NM, "gemm").add_product_(out_NM[:, outputs], x_NK, matrix.T)
 
-    def copies(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Destinations and sources of the copies, so that many groups can be copied at once."""
-        destinations = [*self.stacked_A.split(self.loras_A[0].shape[0]), *self.stacked_B.split(self.columns)]
-        return destinations, [*self.loras_A, *self.loras_B]
+    def copies(self) -> list[Copy]:
+        """The copies of the trained tensors, so that those of many groups can be made at once."""
+        pairs = [*zip(self.loras_A, self.stacked_A.split(self.loras_A[0].shape[0]), strict=True)]
+        pairs += zip(self.loras_B, self.stacked_B.split(self.columns), strict=True)
+        copies = [Copy(source.detach(), destination) for source, destination in pairs]
+        if self.joined is not None:
+            sides = zip(self.loras_B, self.joined.beside, strict=True)
+            copies += [Copy(lora_B.detach(), beside, self.scaling) for lora_B, beside in sides]
+        return copies
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Copies the trained tensors again; call it whenever they may have changed."""
-        torch._foreach_copy_(*self.copies())
+        copy_all(self.copies())
+
+    def split(self, dstacked_A: Tensor, dstacked_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The gradients of all lora_A, then of all lora_B."""
+        return *dstacked_A.to(dtype).chunk(len(self.columns)), *dstacked_B.to(dtype).split(self.columns)
+
+    def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | None:
+        """The joined weight if these rows, of X or of dY, are multiplied by it."""
+        return self.joined if self.joined is not None and self.joined.suits(rows) else None
 
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, recompute, written, *adapters):
-        """The adapters' part of the outputs; appends all of them as one matrix to `written`, and D."""
+    def forward(ctx, x, rows, group, recompute, unfinished, *adapters):
+        """The outputs, as `LoraGroup.begin` computes them."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.apply_adapters(x_NK)
+        out_NM, down_NR = group.begin(x_NK, unfinished)
         kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.function = None if recompute is None else recompute.function
-        # `.data`: completing the forward pass must not bump autograd's version.
-        written += out_NM.data, down_NR
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
 
@@ -253,6 +313,12 @@ class _LoraLinear(torch.autograd.Function):
             dout_NM = _concatenate_columns(douts)
             dout_AM = take(dout_NM, rows, weighted=True)
         down_AR = take_kept(kept_down, rows, num_rows)
+        if rows is None and ctx.needs_input_grad[0] and (joined := group.joined_for(dout_AM)) is not None:
+            products = joined.multiply_backward(dout_AM)
+            x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
+            small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
+            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*products, *small)
+            return dx.reshape(ctx.x_shape), None, None, None, None, *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
         )
@@ -261,7 +327,10 @@ class _LoraLinear(torch.autograd.Function):
         del kept_x  # frees it before dX is computed
         dx = None
         if ctx.needs_input_grad[0]:
-            if (packed := group.few_rows_in_4_bits(dout_AM)) is not None:
+            if group.in_fp8:
+                dx = group.in_fp8.inputs(dout_AM, up_AR, group.stacked_A)
+                dx = dx if rows is None else put(dx, rows, num_rows)
+            elif (packed := group.few_rows_in_4_bits(dout_AM)) is not None:
                 products = backend.kernels("four_bit_products")
                 dx = products.inputs(dout_AM, packed, group.columns, num_in, up_AR, group.stacked_A)
                 dx = dx if rows is None else put(dx, rows, num_rows)
@@ -275,7 +344,7 @@ class _LoraLinear(torch.autograd.Function):
                 dx = functools.reduce(Tensor.add_, dx_parts)
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
-        return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+        return dx, None, None, None, None, *group.split(dstacked_A, dstacked_B, dtype)
 
 
 def _has_tensor_cores(device: torch.device) -> bool:
@@ -337,7 +406,8 @@ def lora_linear(
         One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
     """
     rows = as_rows(rows, x.shape[:-1].numel())
-    written: list[Tensor] = []
-    outputs = _LoraLinear.apply(x, rows, group, recompute, written, *group.loras_A, *group.loras_B)
-    group.add_product(x, *written)
+    unfinished: list[Tensor] = []
+    outputs = _LoraLinear.apply(x, rows, group, recompute, unfinished, *group.loras_A, *group.loras_B)
+    if unfinished:
+        group.add_product(x, *unfinished, None if recompute is None else recompute.in_fp8)
     return outputs

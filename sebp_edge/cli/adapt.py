@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
+from sebp_edge.cli.ahead import begin_ahead
 from sebp_edge.cli.base_model import open_store, personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, quick_imports
 from sebp_edge.cli.console import out as console
@@ -150,6 +151,7 @@ def _run(settings: dict, call: Callable, options: dict, *, as_json: bool, is_for
     """
     if settings.get("politeness", Politeness()).waits:
         lower_priority()
+    begin_ahead(settings["model"], settings.get("device"))
     with quick_imports():
         from sebp_edge.cli.last_screen import show_result
 

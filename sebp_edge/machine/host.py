@@ -1,5 +1,6 @@
 """What can be told of this machine and this process without torch: host memory, and what is known of GPUs."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -53,6 +54,12 @@ def nvidia_smi(query: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+@functools.cache
+def gpu_use_at_first() -> str:
+    """Returns nvidia-smi's answer about the memory in use on each GPU, when this process first asks."""
+    return nvidia_smi("--query-gpu=uuid,memory.used")
 
 
 def parse_use(answer: str, gpu: str, process: int | None = None) -> int | None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from sebp_edge.machine import devices, stacks
-from sebp_edge.machine.host import CONTEXT, nvidia_smi, parse_use, peak_resident, resident
+from sebp_edge.machine.host import CONTEXT, gpu_use_at_first, nvidia_smi, parse_use, peak_resident, resident
 
 # Up to this change in a GPU's usage, the driver is not queried again, since its answer takes longer than a step.
 _MAX_CHANGE = 32 * 2**20
@@ -92,6 +92,8 @@ class GpuMemory:
         increase = self._increase_at_start()
         self._last_outside = self._used_outside_torch()
         reported = self._reported()
+        # A driver that does not report this process now, when it has a context, never will.
+        self._is_reported = reported is not None
         self.outside = reported if reported is not None else increase if increase is not None else self._estimate()
 
     def begin(self) -> None:
@@ -129,7 +131,7 @@ class GpuMemory:
         """Returns the peak in bytes since `begin`, and updates `outside`; does not synchronise with the GPU."""
         outside_torch = self._used_outside_torch()
         if abs(outside_torch - self._last_outside) > _MAX_CHANGE:
-            reported = self._reported()
+            reported = self._reported() if self._is_reported else None
             grown = max(0, outside_torch - self._last_outside)
             self.outside = (
                 min(self.outside + grown, max(self.outside, 2 * self._estimate())) if reported is None else reported
@@ -164,7 +166,7 @@ class GpuMemory:
         """
         uuid = self.uuid
         if uuid not in _used_before_start:
-            before = parse_use(nvidia_smi("--query-gpu=uuid,memory.used"), uuid)
+            before = parse_use(gpu_use_at_first(), uuid)
             begun_now = before is not None and self._used_outside_torch() - before > _MIN_CONTEXT
             _used_before_start[uuid] = before if begun_now else None
         before = _used_before_start[uuid]

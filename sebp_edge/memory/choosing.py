@@ -14,6 +14,7 @@ from itertools import islice
 
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError
+from sebp_edge.machine.fp8 import refuse_without_fp8
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
 from sebp_edge.memory.plan import Choice, Plan
@@ -51,6 +52,8 @@ def make_plan(
 
     The schedules stay laid out for the smallest micro-batches of all choices.
     """
+    if recipe.load_in_fp8:
+        refuse_without_fp8(target.device)
     candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
@@ -67,7 +70,7 @@ def make_plan(
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
     chosen = candidates.with_dequantised_blocks(chosen, budget.size)
-    may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
+    may_be_full = recipe.is_plain_lora
     fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
     if target.rate is None:
@@ -217,7 +220,7 @@ class _Candidates:
         footprint = predict_footprint(
             setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings
         )
-        dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
+        dtype = "nf4" if recipe.load_in_4bit else "fp8" if recipe.load_in_fp8 else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
         return Choice(
@@ -294,7 +297,7 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
     if budget.size > outside:
         share = (budget.size - outside) / (smallest.peak - outside)
         alternatives.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
-    if recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for:
+    if recipe.is_plain_lora:
         in_4_bits = candidates.for_recipe(recipe.replace(load_in_4bit=True))
         if candidates.takes_4_bits and any(choice.peak <= budget.size for choice in in_4_bits):
             install = "" if target.has_bitsandbytes else f", after {INSTALL_4_BITS}"

@@ -54,7 +54,7 @@ def predict_footprint(
         "adapter": _adapter(setup, num_trainings),
         "gradients": _gradients(setup),
         "optimizer": _moments(setup),
-        "activations": largest.activations + _one_matrix(setup),
+        "activations": largest.activations + _one_matrix(setup) + max(map(activations.in_fp8, (*trained, *evaluated))),
         "loss": largest.loss,
         "graphs": _graphs(setup, max(trained)),
     }
@@ -100,9 +100,9 @@ def _rounded_in_place(setup: TrainingSetup) -> int:
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
-    """Counts an adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to restore."""
+    """Counts an adapter in fp32 with its copies in the base model's dtype; on the CPU also the states to restore."""
     snapshots = 0 if setup.on_gpu else num_states_kept(setup, num_trainings) * FP32
-    return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
+    return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots) + setup.joined_bytes
 
 
 def _moments(setup: TrainingSetup) -> int:

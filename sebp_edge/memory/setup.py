@@ -6,7 +6,12 @@ from sebp_edge.basics.flash_attention import HEAD_SIZES
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.patches.counts import Execution, parameters_recomputed, parameters_recomputed_in_chunks
+from sebp_edge.sparse.patches.counts import (
+    Execution,
+    joined_bytes,
+    parameters_recomputed,
+    parameters_recomputed_in_chunks,
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,15 @@ class TrainingSetup:
     def dequantised_parameters(self) -> int:
         """Number of parameters in 4 bits that are also in memory dequantised."""
         return sum(block.parameters for block in self.shape.blocks[: self.options.dequantised_blocks])
+
+    @property
+    def joined_bytes(self) -> int:
+        """Bytes of the copies that lie beside weights which are joined with their adapters."""
+        options = self.options
+        is_joined = self.is_lora and self.on_gpu and self.has_kernels and self.is_hoisted
+        if not is_joined or self.recipe.load_in_4bit or options.checkpoints or options.chunked_blocks:
+            return 0
+        return sum(joined_bytes(block, self.recipe.r, self.itemsize) for block in self.shape.blocks)
 
     @property
     def offloaded_per_token(self) -> int:

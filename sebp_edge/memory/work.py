@@ -55,8 +55,7 @@ class Work:
 
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
-        rows = shared_tokens = repeated = 0
-        evaluated_tokens = 0.0
+        rows = shared_tokens = shared_evaluated = repeated = 0
         for schedule in schedules:
             for micro_batch in schedule.trained:
                 sizes, num_shared, num_repeated = size_of(micro_batch)
@@ -66,17 +65,16 @@ class Work:
                 repeated += num_repeated
             for times, micro_batch in schedule.evaluated:
                 sizes, num_shared, _ = size_of(micro_batch)
-                evaluated.append(sizes)
-                evaluated_tokens += times * (_cost(sizes, on_gpu) - num_shared)
+                evaluated += times * [sizes]
+                shared_evaluated += times * num_shared
         # All trainings share their graphs.
-        buckets = choose_buckets(needed) if has_graphs else []
-        trained = [next(each for each in buckets if each.holds(own)) for own in needed] if has_graphs else needed
+        trained, evaluated = (_in_buckets(each) if has_graphs else each for each in (needed, evaluated))
         return cls(
             trained=_largest(trained, has_graphs),
             evaluated=_largest(evaluated, has_graphs),
             micro_batches=len(trained),
             trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained) - shared_tokens,
-            evaluated_tokens=evaluated_tokens,
+            evaluated_tokens=sum(_cost(sizes, on_gpu) for sizes in evaluated) - shared_evaluated,
             repeated=repeated / rows if rows else 0.0,
         )
 
@@ -87,6 +85,11 @@ def shared_sizes(micro_batch: MicroBatch, examples: Sequence[Example], *, on_gpu
     lengths = [example.num_active_tokens for example in found]
     prompts = [example.input_ids[: example.num_tokens_before_loss + 1] for example in found]
     return sizes_when_shared(micro_batch.sizes, shared_beginnings(prompts, lengths, on_gpu=on_gpu), lengths)
+
+
+def _in_buckets(sizes: list[Bucket]) -> list[Bucket]:
+    buckets = choose_buckets(sizes)
+    return [next(each for each in buckets if each.holds(own)) for own in sizes]
 
 
 def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:

@@ -1,5 +1,6 @@
 """Attaches, saves, restores and detaches trained weights, whichever the method: LoRA or full fine-tuning."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +36,9 @@ class Adaptation(Protocol):
     def disabled(self) -> AbstractContextManager:
         """Context in which the model computes as the base model alone."""
 
+    def without_effect(self) -> AbstractContextManager:
+        """The same by the values of the weights only, so that graphs that were captured outside of it stay valid."""
+
     def detach(self) -> None:
         """Restores the base model."""
 
@@ -61,7 +65,9 @@ def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptat
 
 
 def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
-    """Reads saved weights as a snapshot; `base` is unchanged."""
+    """Reads saved weights as a snapshot; `base`, which has no adapter, is unchanged."""
+    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+        return LoraAdapter.read_state(base, folder)
     adaptation = load(base, folder)
     try:
         return snapshot(adaptation)
@@ -92,6 +98,22 @@ def restore(adaptation: Adaptation, state: list[Tensor]) -> None:
     """Restores a snapshot, bit for bit."""
     for parameter, value in zip(trainable(adaptation), state, strict=True):
         parameter.data.copy_(value)
+
+
+def save_snapshots(adaptation: Adaptation, snapshots: Mapping[Path, list[Tensor]]) -> None:
+    """Writes snapshots into existing folders, as `save` writes the present state, which stays."""
+    if isinstance(adaptation, LoraAdapter):
+        for folder, state in snapshots.items():
+            adaptation.save(folder, state)
+        return
+    final = snapshot(adaptation) if snapshots else []
+    try:
+        for folder, state in snapshots.items():
+            restore(adaptation, state)
+            adaptation.save(folder)
+    finally:
+        if snapshots:
+            restore(adaptation, final)
 
 
 def restore_scaled(adapter: Adaptation, state: list[Tensor], scale: float) -> None:

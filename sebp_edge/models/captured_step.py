@@ -1,7 +1,8 @@
 """Captures the one-token steps of `Decoder` as CUDA graphs, for a few sizes, and replays them.
 
 A step of a small model launches hundreds of short kernels, and the GPU waits for most of them; a replay launches all at
-once. Graphs need fixed sizes, so rows are filled up to a power of 4, and columns to a multiple of 128.
+once. Graphs need fixed sizes, so rows are filled up to a power of 4, and columns to a multiple of 128; in a small cache
+all are computed, since a capture takes as long as dozens of steps.
 """
 
 import functools
@@ -15,6 +16,9 @@ from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.models.row_cache import RowCache
 
 ROW_FACTOR, COLUMN_STEP = 4, 128
+# The most cells, rows times columns, of a cache whose steps have one size. In a 3B model, reading so many keys and
+# values takes a fiftieth of the time for the weights.
+CELLS_OF_ONE_SIZE = 1024
 
 # Takes tokens and their positions, [rows, 1] each, and a number of columns; returns logits, [rows, vocabulary].
 Step = Callable[[Tensor, Tensor, int], Tensor]
@@ -22,6 +26,8 @@ Step = Callable[[Tensor, Tensor, int], Tensor]
 
 def size_holding(rows: int, columns: int, cache: RowCache) -> tuple[int, int]:
     """Returns the rows and columns of the smallest step that holds these numbers, within the cache."""
+    if cache.rows * cache.columns <= CELLS_OF_ONE_SIZE:
+        return cache.rows, cache.columns
     filled = 1
     while filled < rows:
         filled *= ROW_FACTOR

@@ -41,7 +41,8 @@ FILL_TOKENS_CPU = 256
 # A pass whose result would be kept is ended only after so many seconds of work, so that who types on does not wait for
 # the same tokens again.
 KEPT_SECONDS = 1.0
-# Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
+# Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up. On a
+# GPU, where one pass takes as long as thousands of filled up tokens, only if all of them do not fit into one.
 MAX_FILLED_UP = 64
 # So few tokens of a single prompt take one captured step each, which launches less than a pass without a graph.
 MAX_REPLAYED = 4
@@ -119,6 +120,7 @@ class Decoder:
         self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
         self._on_event = on_event
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
+        self._holds = False
         self._forget()
 
     @property
@@ -161,6 +163,19 @@ class Decoder:
         with self._computing(check):
             self._decode_all(rows)
         return [row.new for row in rows]
+
+    @contextmanager
+    def holding_graphs(self) -> Iterator[None]:
+        """Context in which a call with the same prompts as the last one uses its graphs.
+
+        Only the values of weights may change between the calls, in place.
+        """
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+            self._forget()
 
     @torch.no_grad()
     def next_logits(self, prompt: list[int], count: int, check: Callable[[], None] = lambda: None) -> Tensor:
@@ -246,8 +261,11 @@ class Decoder:
             self._decode(batch, [rows[number] for number in batch.numbers])
 
     def _keep(self) -> None:
-        """Keeps the keys and values of a single prompt's text for the next call."""
+        """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""
         if self._cache is None:
+            return
+        if self._holds:
+            self._kept, self._kept_logits = [], {}
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
         if not self._keeps or not self._kept or size > self._max_kept_bytes:
@@ -294,16 +312,18 @@ class Decoder:
         """Adds the next token to each row that has not ended; returns them, None for rows that have."""
         highest, likeliest = logits.max(dim=1)  # NaN, if there is one
         found = torch.where(highest.isfinite(), likeliest, -1).tolist()
-        return [
-            self._add(row, token, logits[at : at + 1]) for at, (row, token) in enumerate(zip(rows, found, strict=True))
-        ]
+        if any(row.left and token < 0 for row, token in zip(rows, found, strict=True)):
+            raise NonFiniteLogits
+        draw = rows[0].choose  # those of the other rows are of the same sampling
+        if isinstance(draw, Draw) and not draw.is_random:
+            found = draw.likeliest([row.tokens for row in rows], logits)
+        elif draw is not None:
+            found = [row.left and row.choose(row.tokens, logits[at : at + 1]) for at, row in enumerate(rows)]
+        return [self._add(row, token) for row, token in zip(rows, found, strict=True)]
 
-    def _add(self, row: _Row, likeliest: int, logits_1V: Tensor) -> int | None:
+    def _add(self, row: _Row, token: int | None) -> int | None:
         if not row.left:
             return None
-        if likeliest < 0:
-            raise NonFiniteLogits
-        token = likeliest if row.choose is None else row.choose(row.tokens, logits_1V)
         row.left -= 1
         if token is None or token in self._ends:
             row.left = 0
@@ -343,10 +363,13 @@ class Decoder:
                 self._cache.share(begin, slice(begin + 1, end), group.prefix)
             rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
             begin = end
+        longest = max(len(tokens) for tokens, start in rest)
+        fits_into_one = not self._is_on_cpu and len(rest) * longest <= FILL_TOKENS
+        most = longest if fits_into_one else MAX_FILLED_UP
         for at, (tokens, start) in enumerate(rest):
-            if len(tokens) > MAX_FILLED_UP:
+            if len(tokens) > most:
                 self._fill(at, [tokens], [start])
-        short = [([] if len(tokens) > MAX_FILLED_UP else tokens, start) for tokens, start in rest]
+        short = [([] if len(tokens) > most else tokens, start) for tokens, start in rest]
         if any(tokens for tokens, start in short):
             self._fill(0, [tokens for tokens, start in short], [start for tokens, start in short])
 

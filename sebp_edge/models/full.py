@@ -24,9 +24,10 @@ class FullWeights:
     training_hook = TrainingHook
 
     def __init__(self, base: BaseModel):
-        if base.in_4bit:
+        if base.in_4bit or base.in_fp8:
             raise ModelError(
-                f"{base.reference.name!r} is in 4 bits, which full fine-tuning cannot train; load it in 16 bits."
+                f"{base.reference.name!r} is in {'4 bits' if base.in_4bit else 'FP8'}, which full fine-tuning cannot "
+                "train; load it in 16 bits."
             )
         self.model, self._dtype, self._tokenizer = base.model, base.dtype, base.tokenizer
         self._cpu_weights = {name: tensor.to("cpu", copy=True) for name, tensor in saved_tensors(self.model)}
@@ -89,6 +90,8 @@ class FullWeights:
         finally:
             for name, parameter in exchanged:
                 self._exchange(name, parameter)
+
+    without_effect = disabled
 
     def _exchange(self, name: str, parameter: Tensor) -> None:
         replaced = parameter.detach().to("cpu", copy=True)

@@ -27,7 +27,8 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
-from sebp_edge.models import hub
+from sebp_edge.machine.fp8 import refuse_without_fp8
+from sebp_edge.models import fp8, hub
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
@@ -55,7 +56,7 @@ class BaseModel:
 
     Attributes:
         model: in evaluation mode, on `device`.
-        dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
+        dtype: of its computation, and of its weights except those of linear layers if `in_4bit` or `in_fp8`.
         fingerprint: identifies the base model; adapters record it.
         has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
     """
@@ -76,6 +77,18 @@ class BaseModel:
     def in_4bit(self) -> bool:
         """Whether its linear layers are in 4 bits."""
         return getattr(self.model, "is_loaded_in_4bit", False)
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether its linear layers are in FP8, those whose sizes are no multiples of 16 excepted."""
+        return fp8.is_in_fp8(self.model)
+
+    @property
+    def precision(self) -> str:
+        """The number format of its linear layers: "nf4" for 4 bits, "fp8", or the name of `dtype`."""
+        if self.in_4bit:
+            return "nf4"
+        return "fp8" if self.in_fp8 else str(self.dtype).removeprefix("torch.")
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -122,8 +135,11 @@ def load_base_model(
 
     Raises:
         ModelError: it is not available, is no decoder, or its files are damaged.
-        MachineError: memory runs out, or this machine cannot run base models in 4 bits.
+        MachineError: memory runs out, or this machine cannot run base models in 4 bits or in FP8.
     """
+    if recipe.load_in_fp8:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        refuse_without_fp8(device.type, capability)
     dtype = devices.pick_dtype(device)
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
     if recipe.load_in_4bit:
@@ -138,6 +154,13 @@ def load_base_model(
     _make_exact(reference, model, device)
     with raising_model_error(reference, _NEEDS):
         refuse_non_finite(reference.name, model, folder)
+    if recipe.load_in_fp8:
+        fp8.quantise_(model)
+        if not fp8.is_in_fp8(model):
+            raise ModelError(
+                f"{reference.name!r} has no linear layer whose sizes are multiples of 16, as FP8 needs; leave out "
+                "load_in_fp8."
+            )
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
@@ -149,10 +172,11 @@ def _load_folder(reference: ModelReference, options: dict, check: Check) -> tupl
         folder = hub.model_folder(reference)
     with raising_model_error(reference, _NEEDS):
         refuse_special_files(reference.name, folder)
-        refuse_missing_weights(reference.name, _on_meta(config), folder)
+        without_weights = _on_meta(config)
+        refuse_missing_weights(reference.name, without_weights, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
-        _reserve_memory(config, options)
+        _reserve_memory(without_weights, options)
         check()
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
         check()
@@ -164,18 +188,19 @@ def _load_gguf(reference: ModelReference, options: dict, check: Check) -> tuple:
     config = _read_decoder_config(reference)
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
         file.forget_tokenizer()  # which is read by itself
-        weights = lazy_weights(file, _on_meta(config), options["dtype"], check)
+        without_weights = _on_meta(config)
+        weights = lazy_weights(file, without_weights, options["dtype"], check)
         tokenizer = read_gguf_tokenizer(reference)
         tokenizer("a")
         check()
         identity = file_fingerprint(file.path)
-        _reserve_memory(config, options)
+        _reserve_memory(without_weights, options)
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
         return *loaded, tokenizer, identity, None
 
 
-def _reserve_memory(config, options: dict) -> None:
+def _reserve_memory(without_weights: PreTrainedModel, options: dict) -> None:
     """Makes torch's caching allocator reserve memory for each 16-bit weight separately, before they are loaded.
 
     Otherwise transformers makes it reserve one segment for all of them. No part of it could be freed, and the memory of
@@ -184,7 +209,7 @@ def _reserve_memory(config, options: dict) -> None:
     device, dtype = options["device_map"][""], options["dtype"]
     if device.type != "cuda" or "quantization_config" in options:
         return
-    reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
+    reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in without_weights.parameters()]
     reserved.clear()
 
 

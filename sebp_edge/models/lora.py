@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.machine.devices import forked_random_state
+from sebp_edge.models.fp8 import Fp8Linear
 from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
@@ -20,6 +21,7 @@ from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 from sebp_edge.ops import (
     FourBits,
+    Fp8Weight,
     LoraGroup,
     LoraProjection,
     QuantisedScales,
@@ -97,6 +99,26 @@ class LoraAdapter:
             raise
         return adapter._rounded(base, merge_for)
 
+    @classmethod
+    def read_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
+        """Reads an adapter's weights in the order of the parameters that it has when it is attached.
+
+        Raises:
+            BaseModelMismatch, AdapterError: see `from_folder`; shapes are not compared.
+        """
+        with raising_adapter_error(folder):
+            _read_config(folder)
+            weights = read_weights(folder / cls.MARKERS[0])
+            refuse_non_finite(weights.items(), folder, cls.MARKERS[0])
+        names = [
+            _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (_SUFFIX_A, _SUFFIX_B)
+        ]
+        # Copied: a memory-mapped tensor would change with its file.
+        state = [weights.pop(name).to(torch.float32, copy=True) for name in names if name in weights]
+        if weights:
+            raise _mismatch(base, folder)
+        return state
+
     def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
         """Loads saved weights into the adapter, whose parameters are still on "meta"."""
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
@@ -112,14 +134,35 @@ class LoraAdapter:
                 parameter.data = parameter.data.float()
         set_peft_model_state_dict(self.model, weights)
 
-    def save(self, folder: Path) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout."""
+    def save(self, folder: Path, state: list[Tensor] | None = None) -> None:
+        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout.
+
+        Args:
+            state: a snapshot to write; by default the present weights.
+        """
+        values = None
+        if state is not None:
+            names = (name for name, parameter in self.model.named_parameters() if parameter.requires_grad)
+            values = dict(zip(names, state, strict=True))
         self.model.create_or_update_model_card = lambda folder: None  # PEFT's names the base model's folder
-        self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        self.model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
 
     def disabled(self) -> AbstractContextManager:
         """Context in which the adapter is disabled; what is rounded stays so."""
         return self._without_product() if self.merge_for else self.model.disable_adapter()
+
+    @contextmanager
+    def without_effect(self) -> Iterator[None]:
+        """Context in which all lora_B are zero, so that what they add is zero."""
+        zeroed = [parameter for name, parameter in self.model.named_parameters() if ".lora_B." in name]
+        values = [parameter.detach().clone() for parameter in zeroed]
+        try:
+            for parameter in zeroed:
+                parameter.data.zero_()
+            yield
+        finally:
+            for parameter, value in zip(zeroed, values, strict=True):
+                parameter.data.copy_(value)
 
     def detach(self) -> None:
         """Removes the adapter from the base model."""
@@ -315,7 +358,7 @@ def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:
 def plain_projection(layer: nn.Module) -> LoraProjection | None:
     """Returns a PEFT layer's present projection if it is a frozen linear layer with one plain LoRA adapter, else None.
 
-    The base weight may be in 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
+    The base weight may be in FP8 or 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
     adapters with a bias are not plain.
     """
     if not _is_linear(layer) or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
@@ -329,10 +372,7 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
         return None
     if layer.lora_bias[name] or type(layer.lora_dropout[name]) is not nn.Identity:
         return None
-    if rounded is not None:
-        weight = rounded.weight(layer, name)
-    else:
-        weight = base.weight if type(base) is nn.Linear else _in_4_bits(base)
+    weight = _frozen_weight(base) if rounded is None else rounded.weight(layer, name)
     if weight is None:
         return None
     bias = None if base.bias is None else base.bias.to(weight.dtype)
@@ -341,11 +381,17 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    """Whether this is PEFT's LoRA layer on a linear one, in full precision or in bitsandbytes' 4 bits."""
+    """Whether this is PEFT's LoRA layer on a linear one, in full precision, in FP8 or in bitsandbytes' 4 bits."""
     if type(layer) is PeftLoraLinear:
-        return type(layer.base_layer) is nn.Linear
+        return type(layer.base_layer) in (nn.Linear, Fp8Linear)
     # By name: importing PEFT's class imports bitsandbytes, which only 4-bit base models need.
     return f"{type(layer).__module__}.{type(layer).__name__}" == "peft.tuners.lora.bnb.Linear4bit"
+
+
+def _frozen_weight(base: nn.Module) -> Tensor | Fp8Weight | QuantisedWeight | None:
+    if type(base) is nn.Linear:
+        return base.weight
+    return base.quantised if type(base) is Fp8Linear else _in_4_bits(base)
 
 
 def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:

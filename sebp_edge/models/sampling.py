@@ -82,13 +82,15 @@ class Draw:
 
     Attributes:
         is_greedy: whether it always takes the token with the largest logit.
+        is_random: whether it draws random numbers.
     """
 
     def __init__(self, sampling: Sampling, device: torch.device):
         self._processors = sampling.processors()
-        self.is_greedy = sampling.temperature == 0 and not self._processors
+        self.is_random = sampling.temperature > 0
+        self.is_greedy = not self.is_random and not self._processors
         self._generator = None
-        if sampling.temperature > 0:
+        if self.is_random:
             self._generator = torch.Generator(device)
             if sampling.seed is None:
                 self._generator.seed()
@@ -96,13 +98,21 @@ class Draw:
                 self._generator.manual_seed(sampling.seed)
 
     def __call__(self, tokens: list[int], logits_1V: Tensor) -> int:
-        """Returns the next token after `tokens`, the prompt's and the new ones."""
-        scores = logits_1V
-        if self._processors:
-            scores = self._processors(torch.tensor([tokens], device=logits_1V.device), scores)
-        if self._generator is None:
-            return int(scores.argmax())
+        """Returns a random next token after `tokens`, the prompt's and the new ones."""
+        scores = self._process([tokens], logits_1V)
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator))
+
+    def likeliest(self, texts: list[list[int]], logits_NV: Tensor) -> list[int]:
+        """Returns the next token of each of several texts, if none is random."""
+        longest = max(map(len, texts))
+        # A token that is there twice counts once.
+        filled = [[*text, *(longest - len(text)) * text[:1]] for text in texts]
+        return self._process(filled, logits_NV).argmax(dim=1).tolist()
+
+    def _process(self, texts: list[list[int]], logits_NV: Tensor) -> Tensor:
+        if not self._processors:
+            return logits_NV
+        return self._processors(torch.tensor(texts, device=logits_NV.device), logits_NV)
 
 
 def _check_count(name: str, value: int) -> None:

@@ -1,7 +1,7 @@
 """Assesses an adaptation beside its training: the versions that it shall match, what it writes, and what it cost."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,7 @@ from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
 from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import Job
@@ -118,10 +119,12 @@ class Assessor:
         """Assesses the trained adaptation, which stays in its final state."""
         run, base, adaptation = self._run, self._run.base, self._run.adaptation
         self._job.enter(SAMPLES)
-        with adaptation.disabled():
-            by_base = continue_each(base, self._beginnings, self._check)
-        with run.in_judged_state(result):
-            after = continue_each(base, self._beginnings, self._check)
+        decoder = Decoder(base.model)
+        with decoder.holding_graphs():
+            with adaptation.without_effect():
+                by_base = continue_each(base, self._beginnings, self._check, decoder)
+            with run.in_judged_state(result):
+                after = continue_each(base, self._beginnings, self._check, decoder)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         self._job.enter(GENERAL)
         probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
@@ -159,23 +162,25 @@ class Assessor:
         if saved.record.fingerprint != self._run.base.fingerprint:
             return f"it was made for another base model, {saved.record.base_model}"
         states = saved.judged_states()
-        if is_active:
-            self._continue_before(states[0])
-        if self._quiz is not None:
-            return None
-        if history is None:
-            return "it was saved before sebp-edge recorded which documents are for test"
-        unseen = history.unseen(self._run.task.dataset.draw.fingerprints)
-        if not unseen.num_tests:
-            return "it was not judged itself"
-        if saved.record.trained_on_all and states == [saved.path]:
-            raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
-        if 2 * unseen.num_found < unseen.num_tests:
-            return f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
-        losses = HeldOutLoss.merged(
-            [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
-        )
-        return losses if losses.rest.tokens else "it was trained on all test documents of these texts"
+        # Attaching takes a second.
+        with self._attached(states[0]) if is_active else nullcontext() as first:
+            if is_active:
+                self._continue_before()
+            if self._quiz is not None:
+                return None
+            if history is None:
+                return "it was saved before sebp-edge recorded which documents are for test"
+            unseen = history.unseen(self._run.task.dataset.draw.fingerprints)
+            if not unseen.num_tests:
+                return "it was not judged itself"
+            if saved.record.trained_on_all and states == [saved.path]:
+                raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
+            if 2 * unseen.num_found < unseen.num_tests:
+                return f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
+            losses = [self._score(states[0], 0, unseen.states, first)]
+        losses += [self._score(folder, number, unseen.states) for number, folder in enumerate(states[1:], start=1)]
+        merged = HeldOutLoss.merged(losses)
+        return merged if merged.rest.tokens else "it was trained on all test documents of these texts"
 
     def _copies(self) -> Iterator[Copied]:
         """Yields the documents of which the adapter repeats much more than the base model does."""
@@ -203,13 +208,19 @@ class Assessor:
         finally:
             adaptation.detach()
 
-    def _continue_before(self, folder: Path) -> None:
-        with self._attached(folder):
-            self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
-            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
+    def _continue_before(self) -> None:
+        """Writes with the active version, which is attached."""
+        self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
+        self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
 
-    def _score(self, folder: Path, number: int, states: Mapping[int, int | None]) -> HeldOutLoss:
-        """Scores a judged state of an earlier version on the test documents that it has to be used for."""
+    def _score(
+        self, folder: Path, number: int, states: Mapping[int, int | None], attached: Adaptation | None = None
+    ) -> HeldOutLoss:
+        """Scores a judged state of an earlier version on the test documents that it has to be used for.
+
+        Args:
+            attached: the state, if it is attached already.
+        """
         examples = [
             example
             for example in self._test
@@ -217,5 +228,5 @@ class Assessor:
         ]
         if not examples:
             return HeldOutLoss()
-        with self._attached(folder) as adaptation:
+        with self._attached(folder) if attached is None else nullcontext(attached) as adaptation:
             return self._run.score(adaptation, examples)

@@ -5,6 +5,7 @@ from statistics import median
 
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import AdapterError, TextsError
+from sebp_edge.models.catalog import ModelReference
 from sebp_edge.questions.practice import practice_reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.documents import Completion, Content, Conversation
@@ -27,27 +28,33 @@ def read_for(
     return read_texts(texts, memory, progress, me)
 
 
-def choose_recipe(asked: Recipe, reading: Reading, adapter: Adapter | None = None) -> Recipe:
+def choose_recipe(asked: Recipe, reading: Reading, reference: ModelReference, adapter: Adapter | None = None) -> Recipe:
     """Returns the recipe that was asked for.
 
     If none was: the active version's, if that is learnt on from; else "chat" if most texts are conversations; else
-    "notes".
+    the model's recipe for notes.
 
     Args:
+        reference: the base model.
         adapter: the adapter that is learnt on from.
     """
     is_chat = mostly([document.content for document in reading.documents], Conversation)
-    return asked.or_bundled(_recipe_of_active(adapter) or ("chat" if is_chat else "notes"))
+    return asked.or_bundled(_recipe_of_active(adapter) or ("chat" if is_chat else notes_recipe(reference)))
 
 
-def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
-    """Returns the name of the bundled recipe that fits documents with these numbers of tokens."""
+def notes_recipe(reference: ModelReference) -> str:
+    """Returns the name of the recipe for notes that fits a model: the bundled one, which is small, has its own."""
+    return "tiny" if reference.kind == "bundled" else "notes"
+
+
+def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int], reference: ModelReference) -> str:
+    """Returns the name of the bundled recipe that fits documents with these numbers of tokens, and a model."""
     if mostly(contents, Conversation):
         return "chat"
     if mostly(contents, Completion | Conversation):
         return "instruct"
     is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
-    return "long" if is_long else "notes"
+    return "long" if is_long else notes_recipe(reference)
 
 
 def mostly(contents: Sequence[Content], kind) -> bool:

@@ -25,6 +25,9 @@ HELD_SECONDS = 300.0
 RETRY_SECONDS = 60.0
 # Memory that is left to other programs: a share of all, within limits in bytes.
 RESERVE, MIN_RESERVE, MAX_RESERVE = 0.05, 256 * 2**20, 2 * 2**30
+# A training on a GPU computes only little on the CPU. Each time, torch wakes a thread for every core that it sees; in a
+# container that lends fewer, all of them, the main one included, then wait until they are scheduled.
+THREADS_BESIDE_GPU = 4
 # What precedes this is not taken for work of the GPU, such as reading texts.
 _LONGEST_WORK = 5.0
 
@@ -60,7 +63,10 @@ class GivingWay:
     @contextmanager
     def in_effect(self) -> Iterator[None]:
         """Context in which the call waits for others, and computes with the threads that it may use."""
-        with devices.limited_threads(self.politeness.threads):
+        threads = self.politeness.threads
+        if threads is None and self._device.type == "cuda":
+            threads = min(torch.get_num_threads(), THREADS_BESIDE_GPU)
+        with devices.limited_threads(threads):
             self._is_on = self.politeness.waits
             if self._is_on:
                 self._watch()

@@ -148,7 +148,7 @@ class Inspection:
         kind = what_the_kind_can_do(
             [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
         )
-        fits = fitting_recipe([document.content for document in documents], list(tokens.values()))
+        fits = fitting_recipe([document.content for document in documents], list(tokens.values()), reference)
         if recipe.questions:
             fits = recipe.name
         used = [documents[number].content for number in contents]

@@ -4,6 +4,7 @@ The work ahead is a list of phases, each with the seconds that it is expected to
 evaluations, decoding and so on. As they are done, the seconds that each kind really takes correct the rest.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -94,6 +95,8 @@ class Job:
 
     def __call__(self, event: Event) -> None:
         """Passes an event on, and counts what it says was done."""
+        if isinstance(event, TrainingStarted):
+            self.enter(event.phase)
         self._on_event(event.of_job(self.id))
         match event:
             case JobStarted():
@@ -102,8 +105,6 @@ class Job:
             case Waiting():
                 self._reports = True
                 self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
-            case TrainingStarted():
-                self.enter(event.phase)
             case StepDone():
                 self._resize(STEPS, event.steps - event.step + 1)
                 self._advance(STEPS, 1)
@@ -150,7 +151,7 @@ class Job:
         self._reports = self._is_laid_out = True
 
     def enter(self, name: str) -> None:
-        """Begins a phase; those before it are over, or left out."""
+        """Begins a phase, and tells it; those before it are over, or left out."""
         now = self.clock()
         self._spent[self._phase.name] += now - self._entered
         timed = [kind for kind in self._phase.seconds if kind not in COUNTED]
@@ -164,6 +165,8 @@ class Job:
             self._phase, self._ahead = self._ahead[found], self._ahead[found + 1 :]
         self._entered = self._marked = now
         self._done = 0
+        self._sent = -math.inf
+        self.tick()
 
     @property
     def spent(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.encoders import is_encoder, load_encoder
+from sebp_edge.models.fp8 import num_left_out
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.recipe import Recipe
@@ -86,8 +87,10 @@ class ModelInUse:
         """
         if recipe is not None:
             self._forget_decoder()
-        if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
-            self.release()
+        if recipe is not None and self.base is not None:
+            before, now = (self.base.in_4bit, self.base.in_fp8), (recipe.load_in_4bit, recipe.load_in_fp8)
+            if before != now:
+                self.release()
         if self.base is None:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 on_event(Notice(problem))
@@ -121,8 +124,9 @@ class ModelInUse:
         return base
 
     def _announce(self, base: BaseModel, on_event: Sink) -> None:
-        dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
-        on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+        on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, base.precision))
+        if base.in_fp8 and (number := num_left_out(base.model)):
+            on_event(Notice(f"{number} linear layers stay in 16 bits: FP8 takes sizes that are multiples of 16."))
         if base.in_4bit and self.reference.is_gguf:
             on_event(
                 Notice(

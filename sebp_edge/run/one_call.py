@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import BusyError, ClosedError, Interrupted
+from sebp_edge.machine.devices import without_cudnn_attention
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.run.call import Call
 
@@ -35,7 +36,7 @@ class OneCall:
                 self._signal = StopSignal(stop_when)
                 self._signal.check()
                 call = make(self._signal, interruptions)
-                with quiet_libraries(), call.job:
+                with quiet_libraries(), without_cudnn_attention(), call.job:
                     yield call
                     call.job.finish()
 

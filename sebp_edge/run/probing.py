@@ -23,7 +23,7 @@ from sebp_edge.questions.probes import Item, fact_items, language_items
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.general_probe import encode_probe, read_probe
-from sebp_edge.training.scoring import score
+from sebp_edge.training.scoring import scoring
 
 # A model knows an item only if it prefers what is right by more nats: so many are due to rounding.
 TIE = 0.01
@@ -64,17 +64,14 @@ def probe(
     language, facts = list(language_items()), list(fact_items(base.tokenizer))
     examples = _encode(base, [*language, *facts])
 
-    def losses() -> Losses:
-        collator = Collator(None, base.pad_token_id)
-        return score(adaptation.model, examples, collator, base.device, on_event, options, check).nats
-
     key, numbers = _key(base, adaptation, examples), sorted({example.document for example in examples})
-    before = _read(key, numbers)
-    if before is None:
-        with adaptation.disabled():
-            before = losses()
-        _write(key, before)
-    after = losses()
+    before, collator = _read(key, numbers), Collator(None, base.pad_token_id)
+    with scoring(adaptation.model, examples, collator, base.device, on_event, options, check) as losses:
+        if before is None:
+            with adaptation.without_effect():
+                before = losses().nats
+            _write(key, before)
+        after = losses().nats
     first = len(read_probe())
     tokens = sum(example.num_loss_tokens for example in examples if example.document < first)
     means = (sum(loss for number, loss in part.items() if number < first) / tokens for part in (before, after))
@@ -111,7 +108,7 @@ def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> di
     tokens = json.dumps([[each.document, each.input_ids.tolist(), each.labels.tolist()] for each in examples])
     return {
         "model": base.fingerprint,
-        "dtype": "nf4" if base.in_4bit else adaptation.merge_for or str(base.dtype),
+        "dtype": adaptation.merge_for or base.precision,
         "probe": hashlib.sha256(tokens.encode()).hexdigest(),
     }
 

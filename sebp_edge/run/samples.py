@@ -92,13 +92,16 @@ def _are_alike(one: str, other: str) -> bool:
     return len(pairs[0] & pairs[1]) >= _ALIKE * min(map(len, pairs))
 
 
-def continue_each(base: BaseModel, beginnings: list[TextBeginning], check: Callable[[], None]) -> list[str]:
+def continue_each(
+    base: BaseModel, beginnings: list[TextBeginning], check: Callable[[], None], decoder: Decoder | None = None
+) -> list[str]:
     """Continues each beginning with at most 40 likely tokens, the same each time, by the model in its present state.
 
     With an adaptation attached, that is the adapted model; within `adaptation.disabled()`, it is the base model.
 
     Args:
         check: is called after each token; may raise a KeyboardInterrupt to stop.
+        decoder: decodes them; by default a new one.
 
     Raises:
         NonFiniteLogits: the model computes NaN or infinite logits.
@@ -106,7 +109,8 @@ def continue_each(base: BaseModel, beginnings: list[TextBeginning], check: Calla
     prompts = [beginning.prompt for beginning in beginnings]
     # Those of chats are control tokens, which end any text.
     ends = sorted(set(chain.from_iterable(prompt.end_ids for prompt in prompts)))
-    texts = Decoder(base.model).decode([prompt.input_ids for prompt in prompts], ends, SAMPLING, check=check)
+    decoder = decoder or Decoder(base.model)
+    texts = decoder.decode([prompt.input_ids for prompt in prompts], ends, SAMPLING, check=check)
     # The last character may lack some of its tokens.
     return [base.tokenizer.decode(tokens, skip_special_tokens=True).rstrip("\ufffd") for tokens in texts]
 

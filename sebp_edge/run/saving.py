@@ -19,7 +19,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import write_report
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import SebpEdgeError, StorageError
-from sebp_edge.models.adaptation import Adaptation, restore, snapshot
+from sebp_edge.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.texts.split_history import SplitHistory
@@ -70,16 +70,10 @@ class NewVersion:
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
-        if self.judged_states:
-            final = snapshot(self.adaptation)
-            try:
-                for number, state in enumerate(self.judged_states, start=1):
-                    own = folder / JUDGED / str(number)
-                    own.mkdir(parents=True)
-                    restore(self.adaptation, state)
-                    self.adaptation.save(own)
-            finally:
-                restore(self.adaptation, final)
+        judged = {folder / JUDGED / str(number): state for number, state in enumerate(self.judged_states, start=1)}
+        for own in judged:
+            own.mkdir(parents=True)
+        save_snapshots(self.adaptation, judged)
         self.adaptation.save(folder)
         if self.splits is not None:
             write_history(folder, self.splits, self.entries)

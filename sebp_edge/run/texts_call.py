@@ -17,7 +17,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.fitting_recipe import choose_recipe, read_for
+from sebp_edge.run.fitting_recipe import choose_recipe, notes_recipe, read_for
 from sebp_edge.run.job import Job
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
@@ -104,8 +104,8 @@ class TextsCall(ABC):
     def with_texts(self, texts, adapter: Adapter | None = None) -> tuple[Self, Reading]:
         """Reads texts; returns the call with the recipe for them, and what was read."""
         reading = self.read(texts)
-        recipe = choose_recipe(self.recipe, reading, adapter)
-        if recipe is not self.recipe and recipe.name != "notes":
+        recipe = choose_recipe(self.recipe, reading, self.reference, adapter)
+        if recipe is not self.recipe and recipe.name != notes_recipe(self.reference):
             self.notify(Notice(f"The recipe is {recipe.name!r}; --recipe NAME (recipe=) chooses another."))
         return replace(self, recipe=recipe), reading
 

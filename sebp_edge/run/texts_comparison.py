@@ -18,7 +18,7 @@ from sebp_edge.run.name_in_use import find_name_in_use, other_texts
 from sebp_edge.texts.readers import Reading
 
 # Values of a recipe that decide what a version's weights are for: with others, no training can learn on from it.
-_OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "merge_for", "questions"}
+_OF_THE_WEIGHTS = {"load_in_4bit", "load_in_fp8", "r", "lora_alpha", "chat_template", "merge_for", "questions"}
 # Values of a recipe that do not change what is learnt; and the method, which is compared by itself.
 _NOT_COMPARED = {"name", "description", "margin", "method"}
 # Values that a recipe may leave open; the version's own are then used.

@@ -98,7 +98,7 @@ def find_unchanged(
         StorageError: the store cannot be read or written.
     """
     adapter = store.adapter(name)
-    recipe = choose_recipe(recipe, reading, None if fresh else adapter)
+    recipe = choose_recipe(recipe, reading, reference, None if fresh else adapter)
     active = compare_with_active(store, name, reference, recipe, seed, reading)
     if active is None or fresh or not active.is_unchanged(sync=sync):
         return active, None

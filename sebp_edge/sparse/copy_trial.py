@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.machine.devices import limited_threads, ran_out_of_memory
 from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, gradients_agree
@@ -83,6 +83,8 @@ def _try_copy(code: Code, shares_prefixes: bool) -> None:
         raise SparsityError(reason)
 
 
+# Its tensors are so small that several threads take longer, many times if they do not find as many free cores.
+@limited_threads(1)
 def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) -> str | None:
     try:
         model = small_copy(config, kind).model

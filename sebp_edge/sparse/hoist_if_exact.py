@@ -18,8 +18,9 @@ from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 
-# Attribute of a decoder's embedding, which all copies of a model share: what its last trial depended on.
-_PASSED = "_sebp_edge_passed"
+# Attribute of a decoder's embedding, which all copies of a model share: what each of its last trials depended on. With
+# an adapter, with another one and without any, a training hoists it in turn.
+_PASSED, _NUM_PASSED = "_sebp_edge_passed", 4
 # Lengths in tokens of the sequences whose losses are compared.
 LENGTHS = (48, 31)
 
@@ -53,13 +54,14 @@ class _HoistedIfExact(Hoisted):
         if reason is not None:
             raise SparsityError(reason)
         embedding = vars(self._decoder.get_input_embeddings().weight)
-        facts, passed = self._facts(), embedding.pop(_PASSED, None)
-        if facts is not None and are_equal(facts, passed):
+        facts, passed = self._facts(), embedding.pop(_PASSED, [])
+        if facts is not None and any(are_equal(facts, each) for each in passed):
             super()._attach()
         else:
             self._attach_on_trial()
+            passed = [*passed, facts]
         if facts is not None:
-            embedding[_PASSED] = facts
+            embedding[_PASSED] = passed[-_NUM_PASSED:]
 
     def _facts(self) -> list | None:
         """Returns what the trial depends on, besides the values of weights; None if it must be made in any case."""

@@ -221,9 +221,18 @@ class Schedule:
     @property
     def evaluated(self) -> Iterator[tuple[int, MicroBatch]]:
         """Pairs of the number of times that a micro-batch is evaluated, and the micro-batch."""
-        evaluations = self.last_epoch + (not self.learns_on)
-        for group, times in ((self.validation, evaluations), (self.test, 1 if self.trains_on_all else 2)):
+        for group, times in ((self.validation, self.num_validations), (self.test, self.num_tests)):
             yield from ((times, micro_batch) for micro_batch in group.micro_batches)
+
+    @property
+    def num_validations(self) -> int:
+        """How often the validation examples are evaluated."""
+        return self.last_epoch + (not self.learns_on)
+
+    @property
+    def num_tests(self) -> int:
+        """How often the test examples are evaluated."""
+        return 1 if self.trains_on_all else 2
 
     def _steps_of(self, batch: list[Outline], limit: RowLimit) -> list[Group]:
         step = Group(batch, limit)

@@ -120,8 +120,8 @@ class MicroBatchGraphs:
     ):
         self._graphs, self._hoisted, self._updates, self._loss = graphs, hoisted, updates, loss
         self._words = words
-        self._buckets: list[Bucket] = []
-        self._held: set[Bucket] = set()  # sizes that a bucket was chosen for
+        # Each part of the work has graphs of its own, so that those without gradients share no bucket with the others.
+        self._trained, self._evaluated = _Buckets(), _Buckets()
         self._planned: set[_Key] = set()
         self._warmed_up: set[_Key] = set()
         self._captured: dict[_Key, _CapturedGraph] = {}
@@ -137,23 +137,23 @@ class MicroBatchGraphs:
         """Chooses a few buckets that hold all later micro-batches.
 
         Args:
-            needed: the sizes of micro-batches with gradients, as buckets on the grid, and whether they have prefixes.
+            needed: the sizes of micro-batches with gradients, as buckets on the grid, and whether they have prefixes;
+                repeated as often as they run.
             validation, test: those of micro-batches without gradients.
             nums_soft_targets: the numbers of soft targets that rows of micro-batches with gradients have.
         """
-        needed = list(needed)
-        new = [own for own, _ in needed if own not in self._held]
-        self._buckets += choose_buckets(new)
-        self._held.update(new)
+        needed, validation, test = list(needed), list(validation), list(test)
+        self._trained.hold(own for own, _ in needed)
+        self._evaluated.hold(own for own, _ in (*validation, *test))
         held_out = ((LOSSES, validation), (WORDS if self._words else LOSSES, test))
         self._planned |= {
-            self._key(part, self.bucket(own), number, has_prefixes)
+            self._key(part, self._trained.holding(own), number, has_prefixes)
             for part in self._updates
             for own, has_prefixes in set(needed)
             for number in nums_soft_targets
         }
         self._planned |= {
-            self._key(part, self.bucket(own), has_prefixes=has_prefixes)
+            self._key(part, self._evaluated.holding(own), has_prefixes=has_prefixes)
             for part, each in held_out
             for own, has_prefixes in set(each)
         }
@@ -185,9 +185,8 @@ class MicroBatchGraphs:
         self._get_graph(GRADIENTS, self.bucket(tokens.sizes), tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
-        """Returns the bucket that a micro-batch of these sizes is filled up to."""
-        fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
-        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
+        """Returns the bucket that a micro-batch of these sizes with gradients is filled up to."""
+        return self._trained.holding(sizes)
 
     def losses(self, tokens: ActiveTokens, part: str = LOSSES) -> Tensor:
         """Returns the loss of every loss row, in nats: fp32 [C]. Tokens and losses are on the host.
@@ -198,7 +197,7 @@ class MicroBatchGraphs:
             CannotCapture: the micro-batch cannot be captured.
             SparsityError: the model has changed since its graphs were captured.
         """
-        bucket = self.bucket(tokens.sizes)
+        bucket = self._evaluated.holding(tokens.sizes)
         filled = tokens.filled(bucket)
         graph = self._get_graph(part, bucket, tokens)
         graph.fill(filled)
@@ -265,6 +264,25 @@ class MicroBatchGraphs:
     @torch.no_grad()
     def _row_losses(self, tokens: ActiveTokens) -> Tensor:
         return self._hoisted.row_losses(tokens)
+
+
+class _Buckets:
+    """The few buckets that were chosen for sizes; those chosen later are added, since graphs of the others exist."""
+
+    def __init__(self):
+        self._chosen: list[Bucket] = []
+        self._held: set[Bucket] = set()  # sizes that one was chosen for
+
+    def hold(self, sizes: Iterable[Bucket]) -> None:
+        """Chooses buckets for sizes, which are repeated as often as they run."""
+        new = [own for own in sizes if own not in self._held]
+        self._chosen += choose_buckets(new)
+        self._held.update(new)
+
+    def holding(self, sizes: Bucket) -> Bucket:
+        """Returns the cheapest one that holds a micro-batch of these sizes; if none does, the smallest on the grid."""
+        fitting = [bucket for bucket in self._chosen if bucket.holds(sizes)]
+        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
 
 class _Key(NamedTuple):

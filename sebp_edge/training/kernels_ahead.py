@@ -19,13 +19,15 @@ from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
 from sebp_edge.ops import AdamW, Moments, backend
+from sebp_edge.ops.copies import Copy, repeatedly
+from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 # More threads would only wait for each other, since a third of a compilation is Python. Scratch tensors have few rows,
 # so that each takes less than a megabyte.
-THREADS, ROWS = 12, 16
+THREADS, ROWS, SIZE = 12, 16, 64
 # Longest sequences for which attention has different kernels: in a block's trial, in probes, and in short texts.
 TRIAL, PROBES, SHORT = 7, (16, 32, 64), (MAX_SHORT_LENGTH, 64)
 
@@ -98,12 +100,24 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
+    def finish_joined(num_projections: int) -> None:
+        # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a
+        # workspace in each thread.
+        ends, kernels = (SIZE,) * num_projections, op("joined_lora")
+        joined, lora_B = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank), new(sum(ends), rank)
+        with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
+        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0)
+        products = with_up[:, :SIZE], None, with_up[:, SIZE:]
+        kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
+
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
     slots, starts = new(ROWS, dtype=torch.int64), torch.tensor([0, ROWS], dtype=torch.int32, device=device)
     angles, gates, low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
+    yield from (partial(finish_joined, number) for number in (1, 2, 3))
+    yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)

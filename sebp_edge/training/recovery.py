@@ -345,14 +345,12 @@ class RecoveringLearner(Learner):
 
     def _prepare_learner(self) -> None:
         schedules = (self.schedule, *self._later)
-        trained, validation, test = (
-            chain.from_iterable(parts)
-            for parts in (
-                [each.trained for each in schedules],
-                [each.validation.micro_batches for each in schedules],
-                [each.test.micro_batches for each in schedules if not each.trains_on_all],
-            )
-        )
+        trained = chain.from_iterable(each.trained for each in schedules)
+        validation, test = [], []
+        for each in schedules:
+            validation += each.num_validations * each.validation.micro_batches
+            # After a training on all documents, words are not read.
+            (validation if each.trains_on_all else test).extend(each.num_tests * each.test.micro_batches)
         self.plan_graphs(trained, validation, test)
 
     def _notify_smaller_steps(self) -> None:

@@ -1,6 +1,7 @@
 """Scores a model on examples without training it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import TypeVar
 
@@ -21,7 +22,6 @@ from sebp_edge.training.words import WordReader
 Result = TypeVar("Result")
 
 
-@torch.no_grad()
 def score(
     model: nn.Module,
     examples: list[Example],
@@ -41,15 +41,34 @@ def score(
     Raises:
         RuntimeError, MemoryError: a single example does not fit into memory.
     """
+    with scoring(model, examples, collator, device, on_event, options, check, words) as compute:
+        return compute()
+
+
+@contextmanager
+def scoring(
+    model: nn.Module,
+    examples: list[Example],
+    collator: Collator,
+    device: torch.device,
+    on_event: Sink,
+    options: MemoryOptions = FASTEST,
+    check: Check = lambda: None,
+    words: WordReader | None = None,
+) -> Iterator[Callable[[], HeldOutLoss]]:
+    """Context of a function that does what `score` does, whatever the values of the weights are by then."""
     # The training tells the user if the model runs on padded batches.
-    with RowLosses(model, examples, collator, device, silent, options, check) as row_losses:
+    with torch.no_grad(), RowLosses(model, examples, collator, device, silent, options, check) as row_losses:
 
         def losses(micro_batch: list[Outline]) -> tuple[Tensor, Tensor]:
             found, sequences_C = row_losses(micro_batch) if words is None else row_losses.read(micro_batch, words)
             return found.cpu(), sequences_C
 
-        computed = in_micro_batches(losses, outlines(examples), row_losses.limit, device, on_event)
-        return sum_by_document(((micro_batch, *result) for micro_batch, result in computed), words, examples)
+        def compute() -> HeldOutLoss:
+            computed = in_micro_batches(losses, outlines(examples), row_losses.limit, device, on_event)
+            return sum_by_document(((micro_batch, *result) for micro_batch, result in computed), words, examples)
+
+        yield compute
 
 
 def in_micro_batches(

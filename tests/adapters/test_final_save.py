@@ -188,8 +188,8 @@ def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after
     personalizer, save = make(), LoraAdapter.save
     after_learning(personalizer.store)
 
-    def save_and_remove(adapter, folder):
-        save(adapter, folder)
+    def save_and_remove(adapter, *given):
+        save(adapter, *given)
         if "default" in personalizer.store.names():
             personalizer.store.adapter("default").remove()
 

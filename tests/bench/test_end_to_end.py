@@ -37,7 +37,8 @@ ARRIVALS = events_of(
         114.0,
         "result",
         {"seconds": 12.5, "documents": 3, "tokens": 90, "passed": True, "allocator_peak_bytes": 2**30}
-        | {"heldout_loss_before": 2.0, "heldout_loss_after": 1.0},
+        | {"heldout_loss_before": 2.0, "heldout_loss_after": 1.0}
+        | {"phases": {"train": 12.0, "samples": 0.25, "saving": 0.25}},
     ),
 )
 
@@ -63,6 +64,7 @@ def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
     assert found["median_step_ms"] == 375  # of 250 and 500; the evaluation between the epochs is in neither
     assert (found["steps_done"], found["tokens_trained"], found["graphs"]) == (4, 170, 2)
     assert (found["parameters"], found["notices"], found["peak_gib"]) == (7, "Something.", 1)
+    assert [found[f"save: {phase}"] for phase in end_to_end.WITHIN_SAVE] == [0.25, 0, 0, 0.25]
 
 
 @pytest.mark.slow

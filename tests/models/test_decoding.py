@@ -122,6 +122,35 @@ def test_small_passes_give_the_same(model, monkeypatch):
         assert decode(model, make_prompts()) == expected
 
 
+def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
+    prompts, sampling = make_prompts(), Sampling(12, temperature=0, repetition_penalty=1.7)
+    found = Decoder(model).decode(prompts, ENDS, sampling)
+    assert found == [Decoder(model).decode([prompt], ENDS, sampling)[0] for prompt in prompts]
+    for prompt, new in list(zip(prompts, found, strict=True))[:6]:
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "max_new_tokens": 12, "repetition_penalty": 1.7, "eos_token_id": ENDS}
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)[0].tolist()
+        whole = whole[len(prompt) :]
+        assert new == (whole[:-1] if whole[-1] in ENDS else whole)
+    assert found != decode(model, prompts, 12)
+
+
+@pytest.mark.parametrize(("on_cpu", "fill_tokens", "passes"), [(True, 4096, 3), (False, 4096, 1), (False, 269, 3)])
+def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, monkeypatch, on_cpu, fill_tokens, passes):
+    draw, seen = random.Random(), []
+    prompts = [[first, *tokens(draw, length)] for first, length in ((7, 90), (8, 70), (9, 5))]
+    expected = decode(model, prompts)
+    monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
+    decoder = Decoder(model)
+    decoder._is_on_cpu = on_cpu
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0].shape))
+    try:
+        assert decoder.decode(prompts, ENDS, greedy(10)) == expected
+    finally:
+        hook.remove()
+    assert len([shape for shape in seen if shape[1] > 1]) == passes
+
+
 @pytest.mark.slow
 def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
@@ -319,6 +348,14 @@ def test_captured_sizes_hold_the_rows_and_fit_the_cache(rows, columns, expected)
     assert size_holding(rows, columns, RowCache(40, 300)) == expected
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(5, 140), (1, 1000)])
+def test_a_small_cache_has_one_captured_size(rows, columns):
+    draw = random.Random()
+    for _ in range(9):
+        size = draw.randint(1, rows), draw.randint(1, columns)
+        assert size_holding(*size, RowCache(rows, columns)) == (rows, columns)
+
+
 def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model, monkeypatch):
     notices = []
 
@@ -337,8 +374,10 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
-@pytest.mark.parametrize(("family", "column_step"), [("gemma3", 1), ("llama", 7), ("gemma3", 128)])
-def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "column_step", "cells"), [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999)]
+)
+def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, cells, monkeypatch):
     sizes = []
 
     class Eager:
@@ -351,6 +390,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
 
     monkeypatch.setattr(captured_step, "_StepGraph", Eager)
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
+    monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     prompts, ends, expected = each_alone(family)
     decoder = Decoder(MODELS[family]().eval(), max_rows=9)

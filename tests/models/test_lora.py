@@ -7,11 +7,12 @@ import shutil
 import pytest
 import torch
 from builders import make_llama
+from model_families import MODELS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
-from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
+from sebp_edge.models.adaptation import attach, load, read_state, restore, save_snapshots, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
@@ -99,6 +100,38 @@ def test_the_process_random_state_is_unchanged(base, saved):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_adapter_without_effect_is_the_base_model_and_is_restored_bitwise(base):
+    before, adapter = logits(base.model), attach(base, RECIPE, seed=3)
+    disturb(adapter)
+    state, changed = snapshot(adapter), logits(adapter.model)
+    places = [parameter.data_ptr() for parameter in trainable(adapter)]
+    with pytest.raises(ZeroDivisionError), adapter.without_effect():
+        assert torch.equal(logits(adapter.model), before)
+        assert places == [parameter.data_ptr() for parameter in trainable(adapter)]
+        raise ZeroDivisionError
+    assert all(map(torch.equal, snapshot(adapter), state))
+    assert torch.equal(logits(adapter.model), changed)
+    assert not torch.equal(changed, before)
+
+
+def test_a_snapshot_is_saved_in_the_files_of_the_state_itself(base, tmp_path):
+    adapter, expected, found = attach(base, RECIPE, seed=3), tmp_path / "expected", tmp_path / "found"
+    expected.mkdir()
+    found.mkdir()
+    disturb(adapter)
+    state = snapshot(adapter)
+    adapter.save(expected)
+    disturb(adapter)
+    present = snapshot(adapter)
+    save_snapshots(adapter, {found: state})
+    assert all(map(torch.equal, snapshot(adapter), present))
+    files = sorted(path.name for path in expected.iterdir())
+    assert files == sorted(path.name for path in found.iterdir())
+    assert len(files) == 2
+    for name in files:
+        assert (found / name).read_bytes() == (expected / name).read_bytes()
+
+
 def test_detach_restores_the_base_model(base):
     before, shape = logits(base.model), structure(base.model)
     adapter = attach(base, RECIPE, seed=0)
@@ -116,6 +149,28 @@ def test_a_snapshot_is_restored_bitwise(base):
     disturb(adapter)
     restore(adapter, state)
     assert torch.equal(logits(adapter.model), expected)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_state_is_read_in_the_order_of_the_attached_parameters(base, family, tmp_path):
+    base = dataclasses.replace(base, model=MODELS[family]().to(torch.float32))
+    adapter = attach(base, RECIPE, seed=3)
+    disturb(adapter)
+    adapter.save(tmp_path)
+    expected = snapshot(adapter)
+    adapter.detach()
+    before = structure(base.model)
+    found = read_state(base, tmp_path)
+    assert structure(base.model) == before
+    assert [value.shape for value in found] == [value.shape for value in expected]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_state_of_another_base_model_is_refused(base, saved):
+    folder, _ = saved
+    other = dataclasses.replace(base, model=make_llama(num_hidden_layers=1))
+    with pytest.raises(BaseModelMismatch, match="made for another base model"):
+        read_state(other, folder)
 
 
 def test_plain_peft_and_ours_give_the_same_logits(base, saved, two_layer_folder):

@@ -1,4 +1,4 @@
-"""Without a recipe, chats are learnt with "chat" and other texts with "notes"; a version keeps its recipe."""
+"""Without a recipe, chats are learnt with "chat", other texts with "notes" or "tiny"; a version keeps its recipe."""
 
 import json
 
@@ -10,6 +10,7 @@ from failing_memory import RECIPE
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Notice
+from sebp_edge.models.catalog import resolve
 from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.texts.readers import read_texts
 
@@ -23,8 +24,8 @@ def conversations(number: int) -> list[dict]:
     return [{"messages": [{"role": role, "content": next(texts)} for role in roles]} for _ in range(number)]
 
 
-def chosen(texts, asked=None, adapter=None) -> str:
-    return choose_recipe(Recipe.load(asked), read_texts(texts), adapter).name
+def chosen(texts, asked=None, adapter=None, model="smollm2-135m") -> str:
+    return choose_recipe(Recipe.load(asked), read_texts(texts), resolve(model), adapter).name
 
 
 @pytest.mark.parametrize(("chats", "notes", "name"), [(3, 0, "chat"), (3, 2, "chat"), (2, 2, "notes"), (0, 3, "notes")])
@@ -32,6 +33,19 @@ def test_most_of_the_texts_decide(chats, notes, name):
     texts = [*conversations(chats), *make_sentences(notes, words=9)]
     assert chosen(texts) == name
     assert chosen(texts, "long") == "long"
+
+
+def test_the_bundled_model_has_a_recipe_of_its_own_for_notes_only():
+    assert chosen(make_sentences(2, words=9), model="tiny") == "tiny"
+    assert chosen(make_sentences(2, words=9), "notes", model="tiny") == "notes"
+    assert chosen(conversations(2), model="tiny") == "chat"
+
+
+def test_the_bundled_models_own_recipe_is_said_to_fit_its_notes_and_needs_no_notice():
+    events = []
+    found = Personalizer("tiny", device="cpu", on_event=events.append).inspect(make_sentences(6, words=40))
+    assert (found.recipe, found.fitting_recipe) == ("tiny", "tiny")
+    assert not [event for event in events if isinstance(event, Notice)]
 
 
 def test_changes_apply_to_the_recipe_that_is_chosen():

@@ -32,7 +32,7 @@ from sebp_edge.events import (
     Waiting,
 )
 from sebp_edge.run import giving_way
-from sebp_edge.run.giving_way import MIN_RESERVE, GivingWay, Room
+from sebp_edge.run.giving_way import MIN_RESERVE, THREADS_BESIDE_GPU, GivingWay, Room
 from sebp_edge.run.job import Job
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -253,6 +253,21 @@ def test_the_threads_are_limited_during_a_training_and_restored(polite, notes_fo
         made.adapt(notes_folder)
     assert seen == {before + 2}
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "expected"), [("cuda", None, THREADS_BESIDE_GPU), ("cuda", 6, 6), ("cpu", None, 7)]
+)
+def test_a_training_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, asked, expected):
+    before = torch.get_num_threads()
+    torch.set_num_threads(7)
+    try:
+        way = GivingWay(Politeness(threads=asked), torch.device(device), Job(lambda event: None), StopSignal())
+        with way.in_effect():
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 7
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_job_remembers_its_politeness(polite, notes_folder):

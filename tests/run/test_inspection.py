@@ -142,7 +142,7 @@ def test_the_recipe_that_fits_is_named(tmp_path):
     path.write_text("\n".join(lines))
     found = Personalizer("tiny", device="cpu").inspect(path)
     assert found.fitting_recipe == "instruct"
-    assert "'instruct' fits these texts better than 'notes'" in found.summary
+    assert "'instruct' fits these texts better than 'tiny'" in found.summary
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_an_expectation_that_holds_is_the_time_that_is_left(job):
     job.finish()
     *events, last = told(job)[1:]
     assert (last.fraction, last.seconds_left) == (1.0, 0.0)
-    for done, event in zip((1, 2, 3, 4, 6, 8, 10), events, strict=False):
+    for done, event in zip((0, 1, 2, 3, 4, 6, 8, 10), events, strict=False):
         assert event.seconds_left == pytest.approx(whole - done, abs=0.06)
         assert event.fraction == pytest.approx(done / whole, abs=1e-3)
 
@@ -146,7 +146,7 @@ def test_a_part_that_takes_longer_than_expected_has_a_share_of_it_left(job):
     for _ in range(50):
         spend(job, 1.0)
     assert told(job)[-1].seconds_left == pytest.approx(50 * LATE, abs=0.1)
-    assert len(told(job)) == 51
+    assert len(told(job)) == 52  # the beginnings of both phases, too
 
 
 def test_before_the_layout_the_time_left_is_unknown(job):
@@ -323,6 +323,14 @@ def test_the_progress_of_an_export_goes_on_while_it_is_read_back():
         spend(job, 5.0)
     assert written < told(job)[-1].fraction
     assert_it_grows_from_0_to_1(job, ["loading", "writing", "reading back"])
+
+
+def test_each_phase_is_told_when_it_begins(job):
+    job.lay_out([Phase("samples", seconds={DECODING: 1.0}), Phase("saving", seconds={SAVING: 1.0})])
+    for name in ("samples", "copies", "saving"):  # whether it was laid out or not
+        job.enter(name)
+        assert told(job)[-1].phase == name
+        job.clock.seconds += 0.01
 
 
 def test_the_seconds_of_the_phases_add_up_to_all(job):

@@ -21,6 +21,7 @@ from sebp_edge.run.probing import TIE, probe
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts import general_probe
 from sebp_edge.texts.general_probe import PROBE
+from sebp_edge.training import losses
 
 ON_GPU = [
     pytest.mark.gpu,
@@ -89,6 +90,13 @@ def test_they_are_those_of_single_passes(base, method, hoists, monkeypatch):
     assert found.general_after == pytest.approx(after[0], rel=1e-5)
     assert abs(found.general_after / found.general_before - 1) > 1e-4
     assert [found.language, found.facts] == list(map(ProbeFigures.of, before[1:], after[1:]))
+
+
+def test_the_model_is_hoisted_once_for_both(base, monkeypatch):
+    hoist, calls = losses.hoist_if_exact, []
+    monkeypatch.setattr(losses, "hoist_if_exact", lambda *given, **more: calls.append(1) or hoist(*given, **more))
+    probe(base, changed(base), silent)
+    assert len(calls) == 1
 
 
 def test_the_base_model_is_read_once(base):

@@ -107,7 +107,7 @@ def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_mos
 def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
     store, seen = AdapterStore(tmp_path / "store"), []
 
-    def assess(base, beginnings, check):
+    def assess(base, beginnings, check, decoder):
         seen.append(len(beginnings))
         if len(seen) == 2:
             assert paused.pause()

@@ -8,6 +8,7 @@ from failing_memory import RECIPE
 from sebp_edge.adapters.training_report import Sample
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.models.adaptation import attach, trainable
+from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, choose, continue_each, find_beginnings
 from sebp_edge.texts.documents import Completion, Conversation, Document
@@ -128,6 +129,38 @@ def test_continuations_are_repeatable_and_belong_to_the_present_state_of_the_mod
     assert continue_each(base, beginnings, lambda: None) != expected
     with adaptation.disabled():
         assert continue_each(base, beginnings, lambda: None) == expected
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, method, monkeypatch):
+    captured = []
+
+    class Eager:
+        def __init__(self, tokens, step, pool):
+            captured.append(step)
+
+        def __call__(self, tokens):
+            return captured[0](*tokens[:, :, None])
+
+    monkeypatch.setattr("sebp_edge.models.captured_step._StepGraph", Eager)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    beginnings = beginnings_of(base, *make_sentences(3))
+    expected = continue_each(base, beginnings, lambda: None)
+    adaptation = attach(base, RECIPE.replace(method=method), 0)
+    with torch.no_grad():
+        for parameter in trainable(adaptation):
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    changed = continue_each(base, beginnings, lambda: None)
+    decoder = Decoder(base.model)
+    decoder._captures = True
+    with decoder.holding_graphs():
+        for _ in range(2):
+            with adaptation.without_effect():
+                assert continue_each(base, beginnings, lambda: None, decoder) == expected
+            assert continue_each(base, beginnings, lambda: None, decoder) == changed
+    assert changed != expected
+    assert len(captured) == 1
+    assert decoder._cache is None and decoder._captured is None
 
 
 def test_a_continuation_has_at_most_40_tokens_and_no_broken_character_at_its_end(base):

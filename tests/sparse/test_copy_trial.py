@@ -154,3 +154,20 @@ def test_windows_limits_and_experts_of_a_copy_are_small():
         assert (getattr(config, "num_local_experts", None) or 0) <= 4
         assert config.vocab_size == VOCABULARY
     assert small_copy(HOISTED["longrope"]).model.config.original_max_position_embeddings == SCALED_FROM
+
+
+def test_a_trial_computes_in_one_thread():
+    seen = set()
+
+    class Observed(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            seen.add(torch.get_num_threads())
+            return super().forward(*args, **kwargs)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert find_copy_mismatch(Observed(HOISTED["llama"])) is None
+        assert (seen, torch.get_num_threads()) == ({1}, 3)
+    finally:
+        torch.set_num_threads(before)

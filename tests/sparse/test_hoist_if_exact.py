@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from builders import make_llama
+from peft import LoraConfig, get_peft_model
 from transformers import NemotronConfig, NemotronForCausalLM
 
 from sebp_edge.basics.stopping import StopRequested
@@ -49,6 +50,26 @@ def test_a_trial_is_ended_at_any_layer_and_leaves_the_model_as_it_was():
     assert trial > 2 * sum(isinstance(part, torch.nn.Linear) for part in model.modules())  # padded, then on active rows
     assert not any("forward" in vars(part) for part in model.modules())
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_has_passed_with_its_adapter_and_without_is_not_tried_again():
+    calls = []
+    model = get_peft_model(make_llama(), LoraConfig(r=2, target_modules="all-linear"))
+
+    def num_checks():
+        calls.clear()
+        hoisted, reason = hoist_if_exact(model, SEQUENCES, 2, check=lambda: calls.append(0))
+        assert reason is None
+        hoisted.remove()
+        return len(calls)
+
+    for expected in (True, False):
+        assert bool(num_checks()) == expected
+        with model.disable_adapter():
+            assert bool(num_checks()) == expected
+        assert not num_checks()
+    model.base_model.model.model.layers[0].self_attn.is_causal = False  # whatever it has passed as before
+    assert hoist_if_exact(model, SEQUENCES, 2)[0] is None
 
 
 def test_a_decoder_whose_blocks_pass_no_keywords_on_says_so_in_words():

@@ -17,7 +17,7 @@ from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.graphs import MicroBatchGraphs
 from sebp_edge.training.loop import Trainer
 
-pytestmark = pytest.mark.usefixtures("plain_graphs")
+pytestmark = pytest.mark.usefixtures("plain_graphs", "free_captures")
 
 
 MANY, SHORT, LONG = make_examples([64] * 40 + [5]), make_examples([8, 8]), make_examples([40, 40])
@@ -62,12 +62,12 @@ def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_captu
     evaluate(learner, first.test)
     Trainer(learner, RECIPE, learner.events.append, "train").train(first)
     order = learner.graphs._graphs.order
-    num_warm_ups, buckets = order.count("warm_up"), list(learner.graphs._buckets)
+    num_warm_ups, keys = order.count("warm_up"), set(learner.graphs._planned)
     learner.start_again(fresh)
     learner.prepare(last)
     Trainer(learner, RECIPE, learner.events.append, "all documents").train(last)
     evaluate(learner, last.test)
-    assert learner.graphs._buckets == buckets
+    assert learner.graphs._planned == keys
     assert order.count("warm_up") == num_warm_ups
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1

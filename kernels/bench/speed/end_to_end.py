@@ -13,7 +13,8 @@ is made once and stays in --work. The command trains for two epochs, in a proces
     attach      adapter, trials of the kernels, gradients and moments
     capture     compile and capture all graphs, as the command reports them, those during training included
     steps       updates, without captures          evaluation  held-out losses and copies of the best state
-    save        write the adapter                  exit        report the result, end the process
+    save        all after the last evaluation: free graphs, samples, general text, copies, write the adapter
+    exit        report the result, end the process
 
 The page cache is warm: the libraries were imported and the weights read or written before. Each row is a single run;
 only the time between steps is a median.
@@ -64,6 +65,8 @@ PART_ENDED_BY = {
     "result": "exit",
 }
 PARTS = ("import", *dict.fromkeys(PART_ENDED_BY.values()))
+# Phases of the command that are a part of saving; the rest frees graphs and restores the model.
+WITHIN_SAVE = ("samples", "general text", "copies", "saving")
 PARTS = (*PARTS[: PARTS.index("steps")], "capture", *PARTS[PARTS.index("steps") :])
 
 Arrivals = list[tuple[float, dict]]
@@ -183,6 +186,7 @@ def figures(arrivals: Arrivals) -> dict:
         "passed": result["passed"],
         "loss_before": result["heldout_loss_before"],
         "loss_after": result["heldout_loss_after"],
+        **{f"save: {phase}": result["phases"].get(phase, 0.0) for phase in WITHIN_SAVE},
         "peak_gib": (result["allocator_peak_bytes"] or result["peak_memory_bytes"]) / 2**30,
     }
 

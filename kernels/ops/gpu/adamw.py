@@ -1,7 +1,8 @@
 """AdamW of one tensor in one pass, in Triton; `ops/adamw.py` has the formula and the 8-bit codes.
 
-A program updates four blocks of 256 elements. Philox (Salmon et al. 2011), with index and step as its counter and the
-seed as its key, gives two neighbours their 48 random bits.
+A program updates four blocks of 256 elements. Philox4x32-7 (Salmon et al. 2011), with index and step as its counter and
+the seed as its key, gives each of four neighbours 32 random bits. The weight takes 16 of them. Both codes take the bits
+of their product with an odd number, which is as uniform: only that of one element's weight and codes is related.
 """
 
 import triton
@@ -11,6 +12,9 @@ from torch import Tensor
 from ..reference import BLOCK
 
 BLOCKS = 4
+ROUNDS = tl.constexpr(7)
+# 2^32 divided by the golden ratio.
+ODD = tl.constexpr(0x9E3779B1)
 
 
 @triton.jit
@@ -73,12 +77,13 @@ def _adamw_kernel(
     offsets = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask, has_block = offsets < num_elements, blocks < num_blocks
 
-    pairs = blocks * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-    low = (pairs & 0xFFFFFFFF).to(tl.uint32)
+    fours = blocks * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
+    low = (fours & 0xFFFFFFFF).to(tl.uint32)
     step = low * 0 + tl.load(step_ptr).to(tl.uint32)
-    one, other, third, fourth = tl.philox(seed, low, step, (pairs >> 32).to(tl.uint32), low * 0)
-    random = tl.join(one, other).reshape(BLOCKS, BLOCK).to(tl.int32, bitcast=True)
-    random_codes = tl.join(third, fourth).reshape(BLOCKS, BLOCK).to(tl.int32, bitcast=True)
+    one, other, third, fourth = tl.philox(seed, low, step, (fours >> 32).to(tl.uint32), low * 0, ROUNDS)
+    random = tl.join(tl.join(one, third), tl.join(other, fourth)).reshape(BLOCKS, BLOCK)
+    random_codes = (random * ODD).to(tl.int32, bitcast=True)
+    random = random.to(tl.int32, bitcast=True)
 
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     gradient = tl.load(gradient_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -96,8 +101,8 @@ def _adamw_kernel(
     first = first * beta1 + gradient * one_minus_beta1
     second = second * beta2 + gradient * gradient * one_minus_beta2
     learning_rate = tl.load(learning_rate_ptr)
-    denominator = tl.sqrt(second / tl.load(corrections_ptr + 1)) + eps
-    update = first / tl.load(corrections_ptr) / denominator
+    denominator = tl.sqrt(second * (1.0 / tl.load(corrections_ptr + 1))) + eps
+    update = first * (1.0 / tl.load(corrections_ptr)) / denominator
     weight = weight * (1.0 - learning_rate * weight_decay) - learning_rate * update
 
     if TO_BF16:

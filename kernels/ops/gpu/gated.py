@@ -15,11 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..quantised import Fp8Rows
+from .fp8 import scale_and_inverse
 from .move_rows import with_contiguous_rows
 
 BLOCK_M = 1024
-# Tile and most programs of the kernel with an adapter: the fastest on an H100.
-LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS = 32, 32, 1024
+# Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
+# time than the sum of the shares takes.
+LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS, MIN_SHARE = 32, 32, 1024, 128
 
 
 @triton.jit
@@ -45,7 +48,16 @@ def _gate_up_gradients(dout, gate, up, sigmoid, slope):
 
 @triton.jit
 def _gated_kernel(
-    gate_ptr, up_ptr, out_ptr, num_columns, stride_gate, stride_up, IS_GELU: tl.constexpr, BLOCK_M: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    codes_ptr,
+    scales_ptr,
+    num_columns,
+    stride_gate,
+    stride_up,
+    IS_GELU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     # 64 bits: an offset may pass 2^31 elements.
     row = tl.program_id(0).to(tl.int64)
@@ -54,8 +66,15 @@ def _gated_kernel(
     gate = tl.load(gate_ptr + row * stride_gate + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_up + columns, mask=mask, other=0.0).to(tl.float32)
     sigmoid, _ = _sigmoid_and_its_slope(gate, IS_GELU)
-    out = gate * sigmoid * up
-    tl.store(out_ptr + row * num_columns + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+    out = (gate * sigmoid * up).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * num_columns + columns, out, mask=mask)
+    if codes_ptr is not None:
+        # A block has the whole row then.
+        out = out.to(tl.float32)
+        scale, inverse = scale_and_inverse(tl.max(tl.abs(out), axis=0))
+        tl.store(scales_ptr + row, scale)
+        codes = (out * inverse).to(codes_ptr.dtype.element_ty)
+        tl.store(codes_ptr + row * num_columns + columns, codes, mask=mask)
 
 
 @triton.jit
@@ -87,6 +106,7 @@ def _gated_backward_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_lora_backward_kernel(
     dout_ptr,
+    scales_ptr,
     lora_up_ptr,
     lora_a_ptr,
     gate_ptr,
@@ -99,6 +119,7 @@ def _gated_lora_backward_kernel(
     rows_per_share,
     stride_dout,
     stride_lora_up,
+    stride_lora_a,
     stride_gate,
     stride_up,
     IS_GELU: tl.constexpr,
@@ -109,9 +130,8 @@ def _gated_lora_backward_kernel(
     columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
     has_column, has_rank = columns < num_columns, ranks < rank
-    lora_offsets = ranks.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    lora_mask = has_rank[:, None] & has_column[None, :]
-    lora_a = tl.load(lora_a_ptr + lora_offsets, mask=lora_mask, other=0.0)
+    lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
+    lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
     first = tl.program_id(1) * rows_per_share
     for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
@@ -127,6 +147,8 @@ def _gated_lora_backward_kernel(
         dout = tl.load(dout_ptr + rows[:, None] * stride_dout + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        if scales_ptr is not None:
+            dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
         dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
         out = gate * sigmoid * up
@@ -135,15 +157,25 @@ def _gated_lora_backward_kernel(
         dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
         tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
         tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    tl.store(dloras_ptr + tl.program_id(1).to(tl.int64) * rank * num_columns + lora_offsets, dlora, mask=lora_mask)
+    dloras_ptr += tl.program_id(1).to(tl.int64) * rank * num_columns
+    tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
 
 
-def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
     out_NM = gate_NM.new_empty(gate_NM.shape)
+    block = BLOCK_M if in_fp8 is None else triton.next_power_of_2(gate_NM.shape[1])
     if out_NM.numel():
         gate_NM, up_NM = with_contiguous_rows(gate_NM), with_contiguous_rows(up_NM)
-        _gated_kernel[_grid(gate_NM)](
-            gate_NM, up_NM, out_NM, gate_NM.shape[1], gate_NM.stride(0), up_NM.stride(0), **_options(activation)
+        _gated_kernel[len(gate_NM), triton.cdiv(gate_NM.shape[1], block)](
+            gate_NM,
+            up_NM,
+            out_NM,
+            *(in_fp8 or (None, None)),
+            gate_NM.shape[1],
+            gate_NM.stride(0),
+            up_NM.stride(0),
+            **_options(activation) | {"BLOCK_M": block},
+            num_warps=min(16, max(4, block // 1024)),
         )
     return out_NM
 
@@ -168,23 +200,31 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 
 
 def gated_lora_backward(
-    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
+    dout_NM: Tensor,
+    up_NR: Tensor,
+    lora_A: Tensor,
+    gate_NM: Tensor,
+    up_NM: Tensor,
+    activation: str,
+    scales_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
     (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    dout_NM, up_NR, gate_NM, up_NM = (with_contiguous_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
+    contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
+    dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    num_shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
+    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
     num_shares = triton.cdiv(num_rows, rows_per_share)
     dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
     _gated_lora_backward_kernel[tiles, num_shares](
         dout_NM,
+        scales_N,
         up_NR,
-        lora_A.contiguous(),
+        lora_A,
         gate_NM,
         up_NM,
         dgate_up_N2M,
@@ -195,6 +235,7 @@ def gated_lora_backward(
         rows_per_share,
         dout_NM.stride(0),
         up_NR.stride(0),
+        lora_A.stride(0),
         gate_NM.stride(0),
         up_NM.stride(0),
         IS_GELU=activation == "gelu_tanh",

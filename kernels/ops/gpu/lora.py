@@ -25,7 +25,7 @@ SUM_BLOCK_N, SUM_BLOCK_E = 8, 1024
 
 
 @triton.jit
-def _tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
+def tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
     """The projection of a tile, its first column and the end of its projection."""
     tiles_0 = tl.cdiv(end_0, BLOCK_M)
     tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
@@ -55,7 +55,7 @@ def _lora_up_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    projection, begin, end = _tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
+    projection, begin, end = tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
@@ -102,7 +102,7 @@ def _lora_up_backward_kernel(
     BLOCK_R: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    projection, begin, end = _tile_columns(tile, end_0, end_1, end_2, BLOCK_M)
+    projection, begin, end = tile_columns(tile, end_0, end_1, end_2, BLOCK_M)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
     has_column, has_rank = columns < end, ranks < rank
@@ -206,7 +206,7 @@ def lora_up(
     num_rows, (num_columns, rank) = down_NR.shape[0], weight_MR.shape
     out_NM = down_NR.new_empty(num_rows, num_columns)
     if num_rows:
-        _lora_up_kernel[triton.cdiv(num_rows, BLOCK_N), _num_tiles(columns)](
+        _lora_up_kernel[triton.cdiv(num_rows, BLOCK_N), num_tiles(columns)](
             down_NR,
             weight_MR,
             bias_M if bias_M is not None else down_NR,
@@ -216,7 +216,7 @@ def lora_up(
             num_columns,
             down_NR.stride(0),
             scaling,
-            *_ends(columns),
+            *ends_of(columns),
             HAS_BIAS=bias_M is not None,
             **_blocks(rank),
         )
@@ -234,14 +234,14 @@ def lora_up_backward(
     if num_rows == 0:
         return up_AR, weight_MR.new_zeros(weight_MR.shape, dtype=torch.float32)
     dout_AM = with_contiguous_rows(dout_AM)
-    tiles = _num_tiles(columns)
+    tiles = num_tiles(columns)
     # About two programs per multiprocessor of a large GPU; a share is a whole number of blocks.
     num_shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), BLOCK_N) * BLOCK_N
     num_shares = triton.cdiv(num_rows, rows_per_share)
     parts = dout_AM.new_empty(tiles, num_rows, rank, dtype=torch.float32)
     dweights = dout_AM.new_empty(num_shares, num_columns, rank, dtype=torch.float32)
-    blocks, ends = _blocks(rank), _ends(columns)
+    blocks, ends = _blocks(rank), ends_of(columns)
     _lora_up_backward_kernel[tiles, num_shares](
         dout_AM,
         down_AR,
@@ -284,15 +284,21 @@ def lora_up_backward(
     return up_AR, dweight_MR
 
 
-def _num_tiles(columns: tuple[int, ...]) -> int:
-    return sum(triton.cdiv(count, BLOCK_M) for count in columns)
+def num_tiles(columns: tuple[int, ...], block: int = BLOCK_M) -> int:
+    """The tiles of all projections' columns, as `tile_columns` numbers them."""
+    return sum(triton.cdiv(count, block) for count in columns)
 
 
-def _ends(columns: tuple[int, ...]) -> list[int]:
+def ends_of(columns: tuple[int, ...]) -> list[int]:
     """Where each projection's columns end; missing projections end with the last."""
     ends = [sum(columns[: number + 1]) for number in range(len(columns))]
     return ends + [ends[-1]] * (MAX_PROJECTIONS - len(ends))
 
 
+def rank_block(rank: int) -> int:
+    """The smallest block of ranks that tensor cores take."""
+    return max(16, triton.next_power_of_2(rank))
+
+
 def _blocks(rank: int) -> dict[str, int]:
-    return {"BLOCK_N": BLOCK_N, "BLOCK_M": BLOCK_M, "BLOCK_R": max(16, triton.next_power_of_2(rank))}
+    return {"BLOCK_N": BLOCK_N, "BLOCK_M": BLOCK_M, "BLOCK_R": rank_block(rank)}

@@ -62,9 +62,10 @@ def run_bench(
     """
     on_progress("loading the model")
     reference, recipe, device = resolve_config(model), Recipe.load(recipe), devices.pick_device(device)
-    if recipe.load_in_4bit:
+    if recipe.load_in_4bit or recipe.load_in_fp8:
         raise RecipeError(
-            f"The recipe {recipe.name!r} loads models in 4 bits, which cannot be benchmarked; use another recipe."
+            f"The recipe {recipe.name!r} loads models in {'FP8' if recipe.load_in_fp8 else '4 bits'}, which cannot be "
+            "benchmarked; use another recipe."
         )
     longest = read_shape(reference).longest or math.inf
     if context_length is None:

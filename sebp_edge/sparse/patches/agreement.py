@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.models.fp8 import inputs_as_they_are
 from sebp_edge.models.sharding import computing_device, computing_dtype
 from sebp_edge.sparse.patches.state import without_hooks
 from sebp_edge.sparse.rows.row_plan import IGNORE
@@ -56,6 +57,8 @@ def find_mismatch(
 ) -> str | None:
     """Returns None if both return the same numbers, else the reason in words. Runs without gradients and dropout.
 
+    Layers in FP8 do not round what they read, unless they are fused.
+
     An error of the model's code counts as a mismatch; running out of memory is raised.
 
     Args:
@@ -64,7 +67,7 @@ def find_mismatch(
         with_hooks: whether users' hooks run.
     """
     try:
-        with evaluating(model, with_hooks=with_hooks):
+        with evaluating(model, with_hooks=with_hooks), inputs_as_they_are(model):
             difference = disagreement(model, expected(), found(), tolerance)
     except FAILURES as error:
         if ran_out_of_memory(error):

@@ -16,6 +16,10 @@ MAX_DQ_BYTES = 2**25
 # Rows of an MLP that are computed at once: then an MLP of a 3B model needs no more memory than attention's backward
 # pass over 3,000 tokens. Half as many rows would dequantise a 4-bit base twice as often.
 CHUNK_ROWS = 1024
+# Rows of joined weights are whole units of this many bytes (see `ops/joined_weight.py`).
+JOINED_ROW_UNIT = 128
+# Adapters of more bytes in a row are not joined.
+MAX_JOINED_RANK_BYTES = 512
 
 
 class Execution(NamedTuple):
@@ -259,3 +263,19 @@ def max_inputs_on_device(checkpoints: int, *, offload: bool) -> int:
 def parameters_recomputed(block: Block) -> int:
     """Parameters whose products are recomputed for a checkpointed block; it stops before the last layer's."""
     return block.parameters - block.mlp_out.size
+
+
+# ------------------------------------------------------------------------------------------------------ joined weights
+
+
+def joined_bytes(block: Block, rank: int, itemsize: int) -> int:
+    """What lies beside a block's weights that are joined with their adapters: the adapters' B, and a filler."""
+    kind, beside = block.kind, 0
+    for paths in (kind.attention_in, (kind.attention_out,), kind.mlp_in, (kind.mlp_out,)):
+        inputs = block.linears[paths[0]].inputs
+        if len(paths) * rank * itemsize > MAX_JOINED_RANK_BYTES:
+            continue
+        width = (inputs + len(paths) * rank) * itemsize
+        filled = -(-width // JOINED_ROW_UNIT) * JOINED_ROW_UNIT
+        beside += (filled - inputs * itemsize) * sum(block.linears[path].outputs for path in paths)
+    return beside

@@ -2,14 +2,13 @@
 
 PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA; several,
 merged or disabled adapters) runs PEFT's code, and so does one whose weights are sharded. While layers are fused, the
-base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Quantised weights
-stay where they are; those of some blocks also have a dequantised copy.
+base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Weights in FP8 have a
+transposed copy besides. Quantised weights stay where they are; those of some blocks also have a dequantised copy.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.models.sharding import is_sharded
 from sebp_edge.ops import (
+    Fp8Weight,
     GatedInputs,
     LoraGroup,
     LoraProjection,
@@ -28,6 +28,8 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
+from sebp_edge.ops.copies import repeatedly
+from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
 
@@ -43,14 +45,18 @@ class FusedLora(Patch):
 
     Args:
         dequantised: the blocks whose quantised weights are dequantised once, instead of in each pass.
+        joined: whether weights and adapters are copied into one matrix, where our kernels can use it: faster for few
+            rows, but a checkpoint would recompute its last product, too.
     """
 
-    def __init__(self, model: nn.Module, dequantised: Iterable[nn.Module] = ()):
+    def __init__(self, model: nn.Module, dequantised: Iterable[nn.Module] = (), *, joined: bool = False):
         super().__init__()
-        self._model = model
+        self._model, self._joined = model, joined
         self._dequantised = {module for block in dequantised for module in block.modules()}
         self._groups: list[_LayerGroup] = []
         self._refreshed: list[_LayerGroup] = []
+        # By the memory that each reads and writes; captured graphs use what they hold until the weights are unstacked.
+        self._copiers: dict[tuple[tuple[int, int], ...], Callable[[], None]] = {}
 
     def attach(
         self,
@@ -70,13 +76,13 @@ class FusedLora(Patch):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
                 layers, dequantised = [plain[name] for name in names], parent in self._dequantised
-                group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised)
+                group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised, self._joined)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
                 for member, layer in enumerate(group.layers):
                     self._replace(layer, _Member(group, member))
-                if len(names) > 1:
+                if group.holds_weights:
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
 
@@ -94,7 +100,8 @@ class FusedLora(Patch):
             self._unstack(group)
 
     def _unstack(self, group: "_LayerGroup") -> None:
-        self._refreshed = []
+        # Both keep the stacked weights in memory.
+        self._refreshed, self._copiers = [], {}
         self._groups = [other for other in self._groups if other is not group]
         group.unstack()
 
@@ -105,11 +112,11 @@ class FusedLora(Patch):
         On exit, drops the unused outputs of a forward pass that failed.
         """
         current = [group for group in self._groups if group.is_current()]
-        if current:
-            pairs = [group.stacked.copies() for group in current]
-            destinations, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
-            with torch.no_grad():
-                torch._foreach_copy_(destinations, sources)
+        if copies := [copy for group in current for copy in group.stacked.copies()]:
+            key = tuple((copy.source.data_ptr(), copy.destination.data_ptr()) for copy in copies)
+            if key not in self._copiers:
+                self._copiers[key] = repeatedly(copies)
+            self._copiers[key]()
         self._refreshed = current
         with self.without_refresh():
             yield
@@ -150,7 +157,12 @@ def _grouped(plain: dict[str, nn.Module], ungrouped: nn.Module | None) -> list[t
 def _alike(layers: list[nn.Module]) -> bool:
     """Whether these layers can be stacked."""
     projections = [plain_projection(layer) for layer in layers]
-    return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
+    return len({(p.lora_A.shape, p.scaling, _kind(p.weight), p.lora_A.device) for p in projections}) == 1
+
+
+def _kind(weight: Tensor | Fp8Weight | QuantisedWeight) -> tuple:
+    """What weights that are stacked have in common."""
+    return type(weight), weight.dtype, weight.scale if isinstance(weight, Fp8Weight) else None
 
 
 class _LayerGroup:
@@ -168,8 +180,9 @@ class _LayerGroup:
         source_of: SourceOf,
         scratch: ScratchBuffer,
         dequantised: bool,
+        joined: bool,
     ):
-        self.layers, self._scratch, self._dequantised = layers, scratch, dequantised
+        self.layers, self._scratch, self._dequantised, self._joined = layers, scratch, dequantised, joined
         self.is_fresh = False
         self.stacked: LoraGroup | None = None
         self._rows_for, self._source_of = rows_for, source_of
@@ -185,13 +198,22 @@ class _LayerGroup:
         """Moves each layer's weight to its own storage again, unless another handle has stacked it since."""
         if self.stacked is None:
             return
-        if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor) and not is_sharded(self.layers[0]):
-            storage = _storage(self.stacked.weight)
+        if self.holds_weights and not is_sharded(self.layers[0]):
+            storage = _storage(_matrix(self.stacked.weight))
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
-                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
+                        memory_format=torch.contiguous_format
+                    )
         # Frees the stacked weights before the next group's are copied.
         self.stacked = self._projections = None
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the layers' weights are views of a copy."""
+        stacked = self.stacked
+        copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
+        return stacked is not None and copied and _matrix(stacked.weight) is not None
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -251,10 +273,14 @@ class _LayerGroup:
     def _stack(self, projections: list[LoraProjection]) -> None:
         # Tensors made in inference mode could not be trained with later.
         with torch.inference_mode(False):
-            self.stacked = LoraGroup.stack(projections, self._scratch, dequantised=self._dequantised)
-        if isinstance(projections[0].weight, Tensor):
-            for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
-                projection.weight.data = part
+            options = {"dequantised": self._dequantised, "joined": self._joined}
+            self.stacked = LoraGroup.stack(projections, self._scratch, **options)
+        # Quantised weights stay where they are, be they dequantised besides or not.
+        if not self.stacked.is_quantised:
+            matrix = _matrix(self.stacked.weight)
+            for layer, part in zip(self.layers, matrix.split(self.stacked.columns), strict=True):
+                layer.base_layer.weight.data = part.view(layer.base_layer.weight.dtype)
+            projections = [plain_projection(layer) for layer in self.layers]
         self._projections = projections  # as long as they exist, no other tensor has their ids
         self._key = _key(projections)
 
@@ -264,11 +290,20 @@ def _key(projections: list[LoraProjection]) -> tuple:
     return tuple((_identity(p.weight), _identity(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
 
 
+def _matrix(weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]) -> Tensor | None:
+    """The matrix that layers' weights are views of; None for quantised weights, which stay where they are."""
+    if isinstance(weight, Fp8Weight):
+        return weight.codes
+    return weight if isinstance(weight, Tensor) else None
+
+
 def _storage(weight: Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _identity(weight: Tensor | QuantisedWeight | None) -> int | tuple[int, ...] | None:
+def _identity(weight: Tensor | Fp8Weight | QuantisedWeight | None) -> int | tuple[int, ...] | None:
+    if isinstance(weight, Fp8Weight):
+        return weight.codes.data_ptr()
     return weight.data_ptr() if isinstance(weight, Tensor) else getattr(weight, "identity", None)
 
 

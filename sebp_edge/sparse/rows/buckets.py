@@ -3,7 +3,7 @@
 A captured graph has fixed sizes, and each capture costs seconds and memory. A grid alone would make dozens of buckets,
 since tokens, sequences, longest and loss rows vary independently. All micro-batches of a training are known before its
 first step, so buckets are chosen for them: their sizes are rounded up to a grid, then buckets are merged, those of the
-least cost first.
+least cost first, until each one that is left pays for its capture.
 
 Shapes: K buckets.
 """
@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_BUCKETS, MAX_WASTE = 6, 0.05
-
+MAX_BUCKETS = 6
 # The smallest step of the grid; a GPU multiplies this many tokens at once.
 GRID_STEP = 32
 # Costs of a step of a 3B model, in units of the cost of one token: the fixed cost (a captured step took 9.9 ms on an
 # H200 for 128 tokens, 28.3 for 832 and 98.4 for 3712), the head's cost of a loss row, and attention's cost of each
 # position of a slot (1.45 ns in a layer; a token takes 0.9 us, forward and backward).
 STEP_COST, LOSS_ROW_COST, SLOT_POSITION_COST = 300, 1 / 8, 1 / 640
+# That of a graph: its warm-up and its capture take 0.3 to 0.5 s together.
+CAPTURE_COST = 12_000
 
 
 class Bucket(NamedTuple):
@@ -76,7 +77,7 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     """Chooses few buckets for many batches, and returns them cheapest first; each of `needed` fits into one of them.
 
     Repeatedly merges the two buckets whose union adds least to the cost of all batches: until there are at most six,
-    and further as long as all merges together add at most 5 % to the cost.
+    and further as long as that adds less than the capture of one more graph.
 
     Args:
         needed: `Bucket.holding` the sizes of each micro-batch, repeated as often as it runs.
@@ -85,7 +86,6 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     if not counts:
         return []
     sizes_K4, times_K = np.array(list(counts)), np.array(list(counts.values()))
-    allowed = MAX_WASTE * float((times_K * _costs(sizes_K4)).sum())
     is_merged_K = np.zeros(len(counts), bool)
 
     def costs_of_merging(one: int) -> np.ndarray:
@@ -98,8 +98,7 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     added_KK = np.stack([costs_of_merging(one) for one in range(len(counts))])
     for num_buckets in range(len(counts), 1, -1):
         one, other = divmod(int(added_KK.argmin()), len(counts))
-        allowed -= float(added_KK[one, other])
-        if num_buckets <= MAX_BUCKETS and allowed < 0:
+        if num_buckets <= MAX_BUCKETS and added_KK[one, other] >= CAPTURE_COST:
             break
         sizes_K4[one] = np.maximum(sizes_K4[one], sizes_K4[other])
         times_K[one] += times_K[other]

@@ -18,6 +18,7 @@ if ARM.startswith("unsloth"):
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -81,6 +82,8 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
 
 def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference) -> dict:
     model.zero_grad(set_to_none=True)
+    allowed = replace(reference.allowed, gradient_error=arm.leeway * reference.allowed.gradient_error)
+    reference = replace(reference, allowed=allowed)
     parameters = trained(model)
     # The previous batch has changed the weights.
     fill(parameters)

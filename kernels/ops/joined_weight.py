@@ -1,0 +1,129 @@
+"""A frozen weight with its adapters around it, so that the products with the weight give the adapters' small ones, too.
+
+              K       n R
+        M  [  W       s B  ]          X [W; A]ᵀ   = [X Wᵀ | D]           D = X Aᵀ
+        nR [  A        -   ]          dY [W | s B] = [dY W | U]          U_i = s dY_i B_i
+
+W, A and B are those of a `LoraGroup`; B_i is beside the rows of its own projection, with zeros beside the others'. A
+launch costs as much as reading some MB, so for few rows two products less in each pass are felt.
+
+Adapters in FP8 would not be exact, so there only s B lies in one matrix, for U; what follows is one launch, too.
+
+Shapes: N rows, K inputs, M outputs of n projections, R rank of each; P is n R rounded up to whole 16 bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import backend
+from .fp8 import Fp8Weight
+
+# More rows hide a launch, and pay for tiles that the adapters begin.
+MAX_ROWS = 1024
+# A row of D, or of U. Tiles of 64 of them fit into the 99 KB of shared memory that any GPU has since Ampere.
+MAX_RANK_BYTES = 512
+# Products need rows that begin at multiples of 16 bytes, and read weights faster whose rows begin at multiples of 128.
+ALIGNMENT, FAST_ALIGNMENT = 16, 128
+
+
+@dataclass(frozen=True)
+class JoinedWeight:
+    """The matrix [M + P, K + P] above; views of it are the weight and the copies of the adapters.
+
+    Attributes:
+        weight: [M, K].
+        stacked_A: [n R, K].
+        beside: each projection's s B_i, [M_i, R].
+    """
+
+    matrix: Tensor
+    weight: Tensor
+    stacked_A: Tensor
+    beside: tuple[Tensor, ...]
+
+    @staticmethod
+    def can_hold(weights: tuple, rank: int) -> bool:
+        """Whether our kernels compute with these weights and such adapters."""
+        return all(isinstance(weight, Tensor) for weight in weights) and _kernels_take(weights, rank)
+
+    @classmethod
+    def of(cls, weights: tuple[Tensor, ...], rank: int) -> "JoinedWeight":
+        """Copies the weights; the adapters are zeros as yet."""
+        sizes, num_inputs = [len(weight) for weight in weights], weights[0].shape[1]
+        num_outputs, num_ranks = sum(sizes), len(weights) * rank
+        padded = _round_up(num_ranks, ALIGNMENT // weights[0].element_size())
+        stride = _round_up(num_inputs + padded, FAST_ALIGNMENT // weights[0].element_size())
+        matrix = weights[0].new_zeros(num_outputs + padded, stride)[:, : num_inputs + padded]
+        weight = matrix[:num_outputs, :num_inputs]
+        torch.cat([each.detach() for each in weights], out=weight)
+        beside = matrix[:num_outputs, num_inputs : num_inputs + num_ranks].split(sizes)
+        blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(beside)]
+        return cls(matrix, weight, matrix[num_outputs:][:num_ranks, :num_inputs], tuple(blocks))
+
+    def suits(self, rows: Tensor) -> bool:
+        """Whether these rows, of X or of dY, are multiplied by the whole matrix."""
+        return _suits(rows, self.matrix)
+
+    def multiply(self, x_NK: Tensor) -> Tensor:
+        """X Wᵀ and D side by side, [N, M + P]."""
+        transposed = self.matrix[:, : self.weight.shape[1]].T
+        return backend.implementation(x_NK, "gemm").multiply(x_NK, transposed)
+
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, None, Tensor]:
+        """dY W, [N, K], and U, [N, n R], which lie side by side."""
+        product_NP = backend.implementation(dout_NM, "gemm").multiply(dout_NM, self.matrix[: len(self.weight)])
+        num_ranks, num_inputs = self.stacked_A.shape
+        return product_NP[:, :num_inputs], None, product_NP[:, num_inputs:][:, :num_ranks]
+
+
+@dataclass(frozen=True)
+class BesideFp8:
+    """A frozen weight in FP8, and s B as it lies beside W above.
+
+    Attributes:
+        weight: [M, K].
+        matrix: [M, n R].
+        beside: each projection's s B_i, [M_i, R].
+    """
+
+    weight: Fp8Weight
+    matrix: Tensor
+    beside: tuple[Tensor, ...]
+
+    @staticmethod
+    def can_hold(weights: tuple, rank: int) -> bool:
+        """Whether our kernels compute with these weights and such adapters."""
+        return _kernels_take([weight.codes for weight in weights], rank)
+
+    @classmethod
+    def of(cls, weight: Fp8Weight, columns: list[int], rank: int) -> "BesideFp8":
+        """The adapters are zeros as yet."""
+        matrix = torch.zeros(sum(columns), len(columns) * rank, dtype=weight.dtype, device=weight.codes.device)
+        blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(matrix.split(columns))]
+        return cls(weight, matrix, tuple(blocks))
+
+    def suits(self, rows: Tensor) -> bool:
+        """Whether these rows, of dY, are multiplied by the matrix."""
+        return _suits(rows, self.matrix)
+
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dY W, [N, K], what its rows are still to be multiplied by, fp32 [N], and U, [N, n R]."""
+        return *self.weight.inputs_unscaled(dout_NM), dout_NM @ self.matrix
+
+
+def _kernels_take(weights: Sequence[Tensor], rank: int) -> bool:
+    if not all(map(backend.runs_kernels, weights)) or len(weights) > backend.kernels("lora").MAX_PROJECTIONS:
+        return False
+    # Adapters are in 16 bits beside weights in 8.
+    return len(weights) * rank * max(2, weights[0].element_size()) <= MAX_RANK_BYTES
+
+
+def _suits(rows: Tensor, matrix: Tensor) -> bool:
+    return 0 < len(rows) <= MAX_ROWS and rows.dtype == matrix.dtype and backend.runs_kernels(rows)
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

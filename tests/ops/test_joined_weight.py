@@ -1,0 +1,132 @@
+"""Weights joined with their adapters: outputs and gradients of the parts, on a GPU or in Triton's interpreter."""
+
+import pytest
+import torch
+from pairwise import pairwise
+from random_cases import DEVICE, DTYPES, assert_as_good, draw, random_group
+
+from sebp_edge.ops import GatedInputs, LoraGroup, LoraProjection, gated, gated_lora_linear, lora_linear
+from sebp_edge.ops.copies import Copy, copy_all, repeatedly
+
+
+@pytest.fixture(autouse=True)
+def our_kernels(request):
+    if DEVICE == "cpu":
+        request.getfixturevalue("kernels")
+
+
+def as_leaves(projections, dtype, adapter_dtype):
+    return [
+        LoraProjection(
+            p.weight.to(DEVICE, dtype),
+            None if p.bias is None else p.bias.to(DEVICE, dtype),
+            p.lora_A.to(DEVICE, adapter_dtype).requires_grad_(),
+            p.lora_B.to(DEVICE, adapter_dtype).requires_grad_(),
+            p.scaling,
+        )
+        for p in projections
+    ]
+
+
+def outputs_and_gradients(x, projections, douts, dtype, adapter_dtype, *, joined):
+    leaves, x = as_leaves(projections, dtype, adapter_dtype), x.to(DEVICE, dtype).requires_grad_()
+    group = LoraGroup.stack(leaves, joined=joined)
+    assert (group.joined is not None) == joined
+    outs = lora_linear(x, group)
+    adapters = [*(p.lora_A for p in leaves), *(p.lora_B for p in leaves)]
+    return [*outs, *torch.autograd.grad(outs, [x, *adapters], [dout.to(DEVICE, dtype) for dout in douts])]
+
+
+@pairwise(
+    dtype=DTYPES,
+    **{"num_rows, num_in, outs, rank": [(1, 8, (8,), 1), (67, 40, (24, 8, 8), 5), (130, 136, (200, 129), 16)]},
+)
+def test_outputs_and_gradients_are_those_of_the_parts(num_rows, num_in, outs, rank, dtype, poisoned_memory):
+    x, projections, _, douts = random_group(num_rows, num_in, outs, rank, num_rows)
+    x, douts = x / num_in**0.5, [dout / num_in**0.5 for dout in douts]
+    # fp64 has no kernels on a GPU, and its products are the reference.
+    exact = [value.cpu() for value in _dense(x, projections, douts)]
+    found, again = (outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=True) for _ in range(2))
+    apart = outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=False)
+    for one, same, other, truth in zip(found, again, apart, exact, strict=True):
+        assert torch.equal(one, same)
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        error, allowed = ((value.detach().cpu().double() - truth).norm() / truth.norm() for value in (one, other))
+        assert error <= 2 * allowed + 1e-4
+
+
+def _dense(x, projections, douts):
+    x = x.clone().requires_grad_()
+    leaves = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
+    outs = [torch.nn.functional.linear(x, p.weight, p.bias) + p.scaling * (x @ p.lora_A.T @ p.lora_B.T) for p in leaves]
+    adapters = [*(p.lora_A for p in leaves), *(p.lora_B for p in leaves)]
+    return [*(out.detach() for out in outs), *torch.autograd.grad(outs, [x, *adapters], douts)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_a_gated_product_has_the_gradients_of_a_gate_and_a_projection(num_rows, poisoned_memory):
+    _, projections, _, _ = random_group(1, 40, (24,), 3, 1)
+    sides = draw(num_rows, 80).chunk(2, dim=-1)
+    dout, results = draw(num_rows, 24, seed=2), []
+    for joined in (True, False):
+        (projection,) = as_leaves(projections, torch.float32, torch.float32)
+        gate, up = (side.detach().requires_grad_() for side in sides)
+        group = LoraGroup.stack([projection], joined=joined)
+        out = gated_lora_linear(gated(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
+        leaves = [gate, up, projection.lora_A, projection.lora_B]
+        results.append([out.detach(), *torch.autograd.grad(out, leaves, dout)])
+    for one, other in zip(*results, strict=True):
+        assert_as_good(one, other.double(), torch.float32)
+
+
+def test_no_rows_and_many_rows_are_multiplied_apart(monkeypatch):
+    x, projections, _, douts = random_group(40, 8, (8,), 2, 40)
+    whole = outputs_and_gradients(x, projections, douts, torch.float32, torch.float32, joined=True)
+    monkeypatch.setattr("sebp_edge.ops.joined_weight.MAX_ROWS", 39)
+    apart = outputs_and_gradients(x, projections, douts, torch.float32, torch.float32, joined=True)
+    for one, other in zip(whole, apart, strict=True):
+        assert_as_good(one, other.detach().double(), torch.float32)
+    (none, *_) = outputs_and_gradients(x[:0], projections, [douts[0][:0]], torch.float32, torch.float32, joined=True)
+    assert none.shape == (0, 8)
+
+
+def test_changed_adapters_are_used_after_a_refresh():
+    _, projections, _, _ = random_group(9, 8, (8, 16), 2, 9)
+    leaves = as_leaves(projections, torch.float32, torch.float32)
+    group = LoraGroup.stack(leaves, joined=True)
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.lora_A.mul_(3)
+            leaf.lora_B.neg_()
+    group.refresh()
+    fresh = LoraGroup.stack(leaves, joined=True)
+    assert torch.equal(group.joined.matrix, fresh.joined.matrix)
+    assert torch.equal(group.stacked_B, fresh.stacked_B)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_copies_in_one_launch_have_the_bits_of_each(dtype, poisoned_memory):
+    sizes = [(1, 1), (3, 5000), (70, 33), (0, 4), (2048, 1)]
+    wide = [draw(rows + 1, 2 * columns, dtype=dtype, seed=rows) for rows, columns in sizes]
+    expected = [each.clone() for each in wide]
+
+    def copies(targets):
+        return [
+            Copy(draw(*size, seed=number), target[1:, size[1] :], scale)
+            for number, (size, target, scale) in enumerate(zip(sizes, targets, (1.0, 0.3, 2.0, 1.0, -1.0), strict=True))
+        ]
+
+    run = repeatedly(copies(wide))
+    copy_all(copies(expected))
+    run()
+    assert all(map(torch.equal, wide, expected))
+    run()
+    assert all(map(torch.equal, wide, expected))
+
+
+def test_adapters_of_large_rank_stay_apart():
+    _, projections, _, _ = random_group(1, 8, (8, 8), 65, 1)
+    leaves = as_leaves(projections, torch.float32, torch.float32)
+    assert LoraGroup.stack(leaves, joined=True).joined is None
+    assert LoraGroup.stack(leaves[:1], joined=True).joined is not None

@@ -1,0 +1,69 @@
+"""LoRA layers whose weights are joined with their adapters: in Triton's interpreter."""
+
+import gc
+import weakref
+
+import torch
+from against_dense import with_adapter
+from builders import make_llama
+
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.models.catalog import resolve
+from sebp_edge.ops.gpu.copies import CopyTable
+from sebp_edge.sparse.patches.counts import joined_bytes
+from sebp_edge.sparse.patches.lora import FusedLora
+
+
+def linear_layers(model):
+    return {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+
+
+def copy_tables():
+    gc.collect()
+    return [weakref.ref(each) for each in gc.get_objects() if isinstance(each, CopyTable)]
+
+
+def test_detached_weights_have_their_own_memory_and_bits(kernels):
+    model = with_adapter(make_llama())
+    before = {name: layer.base_layer.weight.detach().clone() for name, layer in linear_layers(model).items()}
+    with FusedLora(model, joined=True) as fused:
+        fused.attach()
+        assert not any(layer.base_layer.weight.is_contiguous() for layer in linear_layers(model).values())
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    for name, layer in linear_layers(model).items():
+        weight = layer.base_layer.weight
+        assert torch.equal(weight, before[name])
+        assert weight.is_contiguous()
+        assert weight.untyped_storage().nbytes() == weight.nbytes
+
+
+def test_tables_that_captured_graphs_read_stay_until_the_weights_are_detached(kernels):
+    model = with_adapter(make_llama())
+    assert not copy_tables()
+    with FusedLora(model, joined=True) as fused:
+        fused.attach()
+        with fused.refreshed():
+            tables = copy_tables()
+        # An evaluation of the base model needs no copies.
+        with model.disable_adapter(), fused.refreshed():
+            pass
+        gc.collect()
+        assert [table() is not None for table in tables] == [True]
+    gc.collect()
+    assert tables[0]() is None
+
+
+def test_the_memory_beside_joined_weights_is_counted(kernels, tmp_path):
+    model = make_llama(hidden_size=96, intermediate_size=160)
+    model.config.save_pretrained(tmp_path)
+    block, adapted = read_shape(resolve(tmp_path)).blocks[0], with_adapter(model)
+    with FusedLora(adapted, joined=True) as fused:
+        fused.attach()
+        layers = linear_layers(adapted.base_model.model.model.layers[0]).values()
+        storages = {layer.base_layer.weight.untyped_storage() for layer in layers}
+        held = sum(storage.nbytes() for storage in {each.data_ptr(): each for each in storages}.values())
+        weights = sum(layer.base_layer.weight.nbytes for layer in layers)
+        # A lies beneath, with fillers of its ranks and rows: of 3 ranks to 4, and of 96 inputs to 128.
+        beneath = held - weights - joined_bytes(block, rank=3, itemsize=4)
+        adapters = sum(layer.lora_A["default"].weight.nbytes for layer in layers)
+        assert adapters <= beneath <= 2 * adapters
