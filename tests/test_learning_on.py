@@ -366,10 +366,9 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(make):
 
 
 @pytest.mark.slow
-def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch):
+def test_the_next_judged_state_begins_where_the_last_one_ended(make):
     """With a learning rate of nothing, both tracks stay where they were."""
-    monkeypatch.setattr("sebp_edge.recipe.LEARNING_ON_RATE", 1e-30)
-    personalizer = make(after=True)
+    personalizer = make(after=True, recipe=RECIPE.replace(learning_on_share=1e-30))
     second = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
     paths = personalizer.store.adapter("default").open(1).path, second.adapter_path
     assert second.learnt_on_from == 1
