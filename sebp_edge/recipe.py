@@ -29,8 +29,6 @@ RANK = 16
 READER = "reader"
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
-# The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/studies.md).
-LEARNING_ON_RATE = 0.5
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
 MAX_M = 32
@@ -117,6 +115,7 @@ class Recipe:
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
         learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero).
+        learning_on_share: the peak learning rate of a training that learns on, as a share of `learning_rate`.
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
         patience: epochs without a better validation loss before training stops.
@@ -153,6 +152,7 @@ class Recipe:
     r: int | None = None
     lora_alpha: int = 32
     learning_rate: float = 2e-4
+    learning_on_share: float = 0.5
     warmup_ratio: float = 0.1
     epochs: int = 3
     patience: int = 1
@@ -286,7 +286,7 @@ class Recipe:
 
     def learning_on(self) -> "Recipe":
         """Returns the recipe of a training that learns on: it has fewer documents, and must not forget the others."""
-        return self.replace(learning_rate=LEARNING_ON_RATE * self.learning_rate)
+        return self.replace(learning_rate=self.learning_on_share * self.learning_rate)
 
     def replace(self, **changes) -> "Recipe":
         """Returns a copy with some values changed; None keeps the recipe's own value.
@@ -343,7 +343,7 @@ def _parse(name: str, text: str) -> Recipe:
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0, "general": 0}
 # Epochs are limited because all steps of a training are scheduled before the first one.
-_AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA, "margin": 1}
+_AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA, "learning_on_share": 1, "margin": 1}
 # The limit of all other numbers, so that they fit into 32-bit floats and 64-bit integers.
 _AT_MOST_ANY = {float: 1e30, int: 2**62}
 

@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_647
+MAX_LINES = 51_649
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_658,
     "adapters": 3_622,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_443,
+    "run": 5_445,
     "serve": 2_737,
     "sparse": 1_603,
     "sparse.patches": 2_349,

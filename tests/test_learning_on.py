@@ -163,7 +163,7 @@ def test_all_other_values_of_a_recipe_learn_on(make):
     changes = {
         **{"learning_rate": 1e-2, "warmup_ratio": 0.2, "epochs": 2, "patience": 2, "batch_tokens": 100},
         **{"batch_rows": 400, "min_steps": 2, "weight_decay": 0.1, "max_grad_norm": 2.0, "context_length": 40},
-        **{"margin": 0.02, "refit": False, "general": 0.5},
+        **{"margin": 0.02, "refit": False, "general": 0.5, "learning_on_share": 0.3},
     }
     of_the_weights = {
         "method",
@@ -367,10 +367,9 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(make):
 
 
 @pytest.mark.slow
-def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch):
+def test_the_next_judged_state_begins_where_the_last_one_ended(make):
     """With a learning rate of nothing, both tracks stay where they were."""
-    monkeypatch.setattr("sebp_edge.recipe.LEARNING_ON_RATE", 1e-30)
-    personalizer = make(after=True)
+    personalizer = make(after=True, recipe=RECIPE.replace(learning_on_share=1e-30))
     second = personalizer.adapt([*OLD, NEW[0]], activate_anyway=True)
     paths = personalizer.store.adapter("default").open(1).path, second.adapter_path
     assert second.learnt_on_from == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from sebp_edge.events import (
     TrainingStarted,
     Waiting,
     new_job,
+    now,
 )
 from sebp_edge.models.libraries import quiet_libraries
 
@@ -97,6 +98,7 @@ class Job:
         """Passes an event on, and counts what it says was done."""
         if isinstance(event, TrainingStarted):
             self.enter(event.phase)
+            event = replace(event, time=now())  # after the phase's first event
         self._on_event(event.of_job(self.id))
         match event:
             case JobStarted():
