@@ -138,6 +138,7 @@ def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
         elif chosen:
             for recipe in found:
                 values = asdict(recipe.with_defaults())
+                values = {values.pop("name"): values.pop("description")} | values
                 print_table(["", ""], [[key, str(value)] for key, value in values.items() if value is not None])
         else:
             print_table(["name", "for"], [[recipe.name, recipe.description] for recipe in found])
