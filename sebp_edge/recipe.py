@@ -195,8 +195,7 @@ class Recipe:
         for other in ("load_in_4bit", "merge_for"):
             if getattr(self, other):
                 raise RecipeError(
-                    f"Recipe {self.name!r}: weights cannot be in FP8 and as {other} asks; leave out load_in_fp8 or "
-                    f"{other}."
+                    f"Recipe {self.name!r}: load_in_fp8 and {other} exclude each other; leave out one of them."
                 )
         # A plan must not choose 4 bits.
         object.__setattr__(self, "load_in_4bit", False)

@@ -48,15 +48,15 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_650
+MAX_LINES = 51_639
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_658,
+    "files at the root": 1_657,
     "adapters": 3_622,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
     "cli": 3_082,
-    "export": 1_989,
+    "export": 1_990,
     "machine": 903,
     "memory": 1_654,
     "models": 5_059,
@@ -69,7 +69,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_349,
     "sparse.rows": 786,
     "texts": 10_439,
-    "training": 3_765,
+    "training": 3_754,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

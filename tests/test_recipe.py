@@ -91,11 +91,11 @@ def test_an_unknown_key_suggests_the_closest(tmp_path):
         ),
         (
             "load_in_fp8 = true\nload_in_4bit = true",
-            "weights cannot be in FP8 and as load_in_4bit asks; leave out load_in_fp8 or load_in_4bit.",
+            "load_in_fp8 and load_in_4bit exclude each other; leave out one of them.",
         ),
         (
             'load_in_fp8 = true\nmerge_for = "q8_0"',
-            "weights cannot be in FP8 and as merge_for asks; leave out load_in_fp8 or merge_for.",
+            "load_in_fp8 and merge_for exclude each other; leave out one of them.",
         ),
         ("load_in_4bit = 4", "load_in_4bit must be true or false, but is 4."),
         ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),

@@ -9,8 +9,9 @@
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
 equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, a few at a time,
-or once for all passes, with the same products; few rows are multiplied by weights in 4 bits as they are. X is kept for
-dA, unless it can be recomputed (Chen et al. 2016).
+or once for all passes, with the same products; few rows are multiplied by weights in 4 bits as they are. Where a weight
+is joined with its adapters (`joined_weight`), its products have the small ones beside them, and come first. X is kept
+for dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -139,14 +140,15 @@ class LoraGroup:
             sizes = [lora_B.shape[0] for lora_B in loras_B]
             weight = torch.empty(sum(sizes), loras_A[0].shape[1], dtype=dtype, device=loras_A[0].device)
             dequantise(weights, weight.split(sizes))
-        stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
+        if isinstance(one_matrix, JoinedWeight):
+            stacked_A = one_matrix.stacked_A
+        else:
+            stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
         bias = None
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        if isinstance(one_matrix, JoinedWeight):
-            stacked_A = one_matrix.stacked_A
         common = scalings[0], is_quantised, one_matrix, scratch
         group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common)
         if one_matrix is not None:

@@ -28,7 +28,7 @@ from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import Reading
-from sebp_edge.training.scoring import score
+from sebp_edge.training.scoring import scoring
 
 # Number of tokens of a text that are compared.
 NUM_TOKENS = 200
@@ -125,7 +125,8 @@ class BaseComparison:
 
     def _loss(self, model: nn.Module) -> float:
         collator = Collator(self.texts.context_length, self._base.pad_token_id)
-        return score(model, self.texts.examples, collator, CPU, self._on_event, check=self.check).mean
+        with scoring(model, self.texts.examples, collator, CPU, self._on_event, check=self.check) as losses:
+            return losses().mean
 
     @torch.no_grad()
     def _log_probabilities(self, model: nn.Module) -> list[Tensor]:

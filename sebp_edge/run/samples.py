@@ -100,7 +100,7 @@ def continue_each(
     With an adaptation attached, that is the adapted model; within `adaptation.disabled()`, it is the base model.
 
     Args:
-        check: is called after each token; may raise a KeyboardInterrupt to stop.
+        check: is called after each token, and on a CPU before each block; may raise a KeyboardInterrupt to stop.
         decoder: decodes them; by default a new one.
 
     Raises:

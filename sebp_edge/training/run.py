@@ -34,7 +34,7 @@ from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
-from sebp_edge.training.scoring import score
+from sebp_edge.training.scoring import scoring
 from sebp_edge.training.words import WordReader
 
 # A run that is expected to take longer sends a notice.
@@ -247,7 +247,9 @@ class TrainingRun:
         tokens_of, options = self.task.dataset.all_examples, self.task.options
         examples = [tokens_of[outline.number] for outline in chosen]
         sink, device = self._on_event, self.base.device
-        return score(adaptation.model, examples, self._collator, device, sink, options, self._check, self._words())
+        given = examples, self._collator, device, sink, options, self._check, self._words()
+        with scoring(adaptation.model, *given) as losses:
+            return losses()
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""

@@ -22,29 +22,6 @@ from sebp_edge.training.words import WordReader
 Result = TypeVar("Result")
 
 
-def score(
-    model: nn.Module,
-    examples: list[Example],
-    collator: Collator,
-    device: torch.device,
-    on_event: Sink,
-    options: MemoryOptions = FASTEST,
-    check: Check = lambda: None,
-    words: WordReader | None = None,
-) -> HeldOutLoss:
-    """Computes the losses of examples by document, as an evaluation during a training does; restores the model.
-
-    Args:
-        check: see `RowLosses`.
-        words: reads the words, too.
-
-    Raises:
-        RuntimeError, MemoryError: a single example does not fit into memory.
-    """
-    with scoring(model, examples, collator, device, on_event, options, check, words) as compute:
-        return compute()
-
-
 @contextmanager
 def scoring(
     model: nn.Module,
@@ -56,7 +33,17 @@ def scoring(
     check: Check = lambda: None,
     words: WordReader | None = None,
 ) -> Iterator[Callable[[], HeldOutLoss]]:
-    """Context of a function that does what `score` does, whatever the values of the weights are by then."""
+    """Context of a function that computes the losses of examples by document, as an evaluation during a training does.
+
+    It may be called again after the values of weights have changed, in place. At the end the model is restored.
+
+    Args:
+        check: see `RowLosses`.
+        words: reads the words, too.
+
+    Raises:
+        RuntimeError, MemoryError: a single example does not fit into memory.
+    """
     # The training tells the user if the model runs on padded batches.
     with torch.no_grad(), RowLosses(model, examples, collator, device, silent, options, check) as row_losses:
 

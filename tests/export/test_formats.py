@@ -29,7 +29,7 @@ from sebp_edge.models.compressed import COMPRESSED
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.readers import read_texts
-from sebp_edge.training.scoring import score
+from sebp_edge.training.scoring import scoring
 
 RECIPE = {"name": "notes", "method": "lora"}
 IDS = torch.tensor([[0, 40, 50, 60, 70]])
@@ -343,7 +343,9 @@ def judged_loss(personalizer, adapter):
     examples, _ = encode(read_texts(long_texts()).documents, base.tokenizer, base.model.config.max_position_embeddings)
     adaptation = load(base, adapter, "q4_0")
     try:
-        return score(adaptation.model, examples, Collator(256, base.pad_token_id), base.device, silent).mean
+        collator = Collator(256, base.pad_token_id)
+        with scoring(adaptation.model, examples, collator, base.device, silent) as losses:
+            return losses().mean
     finally:
         adaptation.detach()
 

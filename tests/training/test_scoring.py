@@ -14,7 +14,7 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.scoring import score
+from sebp_edge.training.scoring import scoring
 
 METHODS = {
     "lora": {},
@@ -39,7 +39,8 @@ def load_base(folder, recipe=RECIPE):
 
 
 def score_of(base, model, examples=EXAMPLES, on_event=silent):
-    return score(model, examples, Collator(64, base.pad_token_id), CPU, on_event)
+    with scoring(model, examples, Collator(64, base.pad_token_id), CPU, on_event) as losses:
+        return losses()
 
 
 def state_of(model):

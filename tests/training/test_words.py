@@ -28,7 +28,7 @@ from sebp_edge.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.training.comparison import compare_words, t_quantile
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.scoring import score
+from sebp_edge.training.scoring import scoring
 from sebp_edge.training.words import MIN_PROBABILITY, WordReader
 
 WORD = re.compile(r"[a-z]*")
@@ -85,7 +85,8 @@ def test_the_counts_are_those_of_completing_after_each_space(sure):
     examples, _ = encode([Document("", text) for text in texts], sure.tokenizer, 128)
     assert len(examples) == len(texts)
     collator = Collator(128, sure.pad_token_id)
-    found = score(sure.model, examples, collator, CPU, silent, words=reader_of(sure))
+    with scoring(sure.model, examples, collator, CPU, silent, words=reader_of(sure)) as losses:
+        found = losses()
     for number, text in enumerate(texts):
         expected = {"words": 0, "saved": 0, "guessed": 0}
         for space in re.finditer(r"(?<=\S) (?=[a-z])", text):
