@@ -137,7 +137,8 @@ class Server:
     def __init__(self, **options):
         self.process = start_server(**options)
         self._arrived, self._kept, self._numbers = queue.SimpleQueue(), [], itertools.count(1)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         for line in self.process.stdout:
@@ -150,6 +151,7 @@ class Server:
     def __exit__(self, *error):
         self.process.stdin.close()
         self.process.wait(SECONDS)
+        self._reader.join(SECONDS)  # a stream that is closed while it is read raises in the thread
         self.process.stdout.close()
 
     def write(self, data):
