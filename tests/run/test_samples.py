@@ -10,7 +10,8 @@ from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.sampling import NonFiniteLogits
-from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, choose, continue_each, find_beginnings
+from sebp_edge.run import samples
+from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, SAMPLING, choose, continue_each, find_beginnings
 from sebp_edge.texts.documents import Completion, Conversation, Document
 from sebp_edge.texts.examples import encode
 
@@ -21,8 +22,9 @@ SENTENCES = "The ferry left. It came back at six."
 
 
 @pytest.fixture(autouse=True)
-def short_assessment():
-    """Samples have their real length here."""
+def real_length(monkeypatch):
+    """Samples have the length here that they have for users: whatever ran before has shortened them."""
+    monkeypatch.setattr(samples, "SAMPLING", SAMPLING)
 
 
 def beginnings_of(base, *contents, numbers=None, chat_template=False):
