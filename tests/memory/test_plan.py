@@ -12,15 +12,8 @@ from transformers import BloomConfig
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import JobProgress, JobStarted, MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
-from sebp_edge.machine import devices, process
+from sebp_edge.machine import devices
 from sebp_edge.sparse.hoist import Hoisted
-
-
-@pytest.fixture
-def no_process_memory(monkeypatch):
-    """Sets the memory of the process to zero, since it changes from call to call; then the exact budget matters."""
-    monkeypatch.setattr(process, "resident", lambda: 0)
-    monkeypatch.setattr(process, "peak_resident", lambda: 0)
 
 
 @pytest.fixture
