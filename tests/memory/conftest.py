@@ -1,4 +1,6 @@
-"""A process whose own memory does not matter."""
+"""The memory of a process as tests want it."""
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -6,7 +8,9 @@ from sebp_edge.machine import process
 
 
 @pytest.fixture
-def no_process_memory(monkeypatch):
-    """Sets the memory of the process to zero, since it changes from call to call; then the exact budget matters."""
-    monkeypatch.setattr(process, "resident", lambda: 0)
-    monkeypatch.setattr(process, "peak_resident", lambda: 0)
+def process_memory(monkeypatch):
+    """The bytes of this process, `used`, that only the test changes; the real ones change from call to call."""
+    memory = SimpleNamespace(used=0)
+    monkeypatch.setattr(process, "resident", lambda: memory.used)
+    monkeypatch.setattr(process, "peak_resident", lambda: memory.used)
+    return memory
