@@ -166,8 +166,8 @@ def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_repo
 
 
 @pytest.mark.slow
-def test_what_tells_nothing_itself_is_watched(monkeypatch):
-    monkeypatch.setattr("sebp_edge.run.job.SECONDS", 0.05)
+def test_what_tells_nothing_itself_is_watched(tell_after):
+    tell_after(0.05)
     events, are_three = [], Event()
 
     def told(event):

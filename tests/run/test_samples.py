@@ -134,18 +134,7 @@ def test_continuations_are_repeatable_and_belong_to_the_present_state_of_the_mod
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, method, monkeypatch):
-    captured = []
-
-    class Eager:
-        def __init__(self, tokens, step, pool):
-            captured.append(step)
-
-        def __call__(self, tokens):
-            return captured[0](*tokens[:, :, None])
-
-    monkeypatch.setattr("sebp_edge.models.captured_step._StepGraph", Eager)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, method, plain_steps):
     beginnings = beginnings_of(base, *make_sentences(3))
     expected = continue_each(base, beginnings, lambda: None)
     adaptation = attach(base, RECIPE.replace(method=method), 0)
@@ -161,7 +150,7 @@ def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, metho
                 assert continue_each(base, beginnings, lambda: None, decoder) == expected
             assert continue_each(base, beginnings, lambda: None, decoder) == changed
     assert changed != expected
-    assert len(captured) == 1
+    assert len(plain_steps) == 1
     assert decoder._cache is None and decoder._captured is None
 
 

@@ -410,8 +410,8 @@ def test_elements_in_any_order_end_in_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["<w:r/>", "<w:p/>", "<w:tc/>", "<w:tab/>", "<w:fldChar w:fldCharType='begin'/>"])
-def test_the_time_is_limited_within_a_table(folder, monkeypatch, unit):
-    monkeypatch.setattr(xml_parts, "MAX_SECONDS", 0.2)
+def test_the_time_is_limited_within_a_table(folder, take_at_most, unit):
+    take_at_most(xml_parts, 0.2)
     write_word(folder, f"<w:tbl><w:tr><w:tc>{unit * 1_000_000}</w:tc></w:tr></w:tbl>")
     with at_most(5):
         assert left_out(folder) == {"a.docx": "its text takes longer than 0.2 seconds to read; split it to use it"}
