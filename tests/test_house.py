@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_639
+MAX_LINES = 51_653
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_622,
@@ -58,8 +58,8 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_082,
     "export": 1_990,
     "machine": 903,
-    "memory": 1_654,
-    "models": 5_059,
+    "memory": 1_660,
+    "models": 5_061,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
@@ -68,8 +68,8 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_603,
     "sparse.patches": 2_349,
     "sparse.rows": 786,
-    "texts": 10_439,
-    "training": 3_754,
+    "texts": 10_443,
+    "training": 3_756,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -132,10 +132,11 @@ class TrainingRun:
     def train(self, gate: Gate) -> GateResult:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
-        With folds, each document is tested in a training that has not seen it, and the last training always follows.
-        With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
-        states. It is used if the loss on the validation documents, which it has seen, is lower than before.
-        Otherwise, after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
+        With folds, each document is tested in a training that has not seen it, and the last training always follows,
+        with as many epochs as the median of the judged states. With one split, it follows if the gate keeps the
+        adapter: it begins in the judged state and has one epoch. It is used if the loss on the validation documents,
+        which it has seen, is lower than before. Otherwise, after a stop, or if the loss becomes NaN or infinite, a
+        single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
@@ -160,7 +161,8 @@ class TrainingRun:
                 self.result = result
             if len(self.task.schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
                 try:
-                    loss = self._train_last(learner, starts[-1] if starts else fresh)
+                    judged = self.judged_states[0] if self._has_judged_state else fresh
+                    loss = self._train_last(learner, starts[-1] if starts else judged)
                 except BaseException as error:
                     loss = self._undo_last(error)
                 result = self.result = self._choose_state(result, loss)
@@ -310,7 +312,7 @@ class TrainingRun:
             self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
     def _train_last(self, learner: RecoveringLearner, start: list[Tensor]) -> float | None:
-        """Trains on all documents from `start`, with the median number of epochs of the trainings before.
+        """Trains on all documents from `start`, at most for the median number of epochs of the trainings before.
 
         Returns the loss on the validation documents after that; None if there are none.
         """
@@ -356,7 +358,7 @@ class TrainingRun:
         found, later = self._progress_before(number), self.task.schedules[number + 1 :]
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         self.progress.append(TrainingProgress(phase))
-        self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
+        self._on_event(TrainingStarted(phase, schedule.last_epoch, *schedule.num_documents))
         learner.prepare(schedule, later, self._resumed.learner if found and found.is_running else None)
         if found is not None and found.steps:
             self.progress[-1] = found
