@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_639
+MAX_LINES = 51_812
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_622,
@@ -65,9 +65,9 @@ MAX_LINES_OF_ROOM = {
     "research": 3_131,
     "run": 5_445,
     "serve": 2_737,
-    "sparse": 1_603,
-    "sparse.patches": 2_349,
-    "sparse.rows": 786,
+    "sparse": 1_636,
+    "sparse.patches": 2_406,
+    "sparse.rows": 869,
     "texts": 10_439,
     "training": 3_754,
 }
