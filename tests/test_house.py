@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_812
+MAX_LINES = 52_096
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_622,
@@ -67,9 +67,9 @@ MAX_LINES_OF_ROOM = {
     "serve": 2_737,
     "sparse": 1_636,
     "sparse.patches": 2_406,
-    "sparse.rows": 869,
+    "sparse.rows": 870,
     "texts": 10_439,
-    "training": 3_754,
+    "training": 4_037,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
