@@ -79,12 +79,12 @@ class _PendingStep(NamedTuple):
     learning_rate: float
 
 
-Steps = Generator[tuple[Group, float], Outcome, None]
+# A step and its learning rate.
+Step = tuple[Group, float]
+Steps = Generator[Step, Outcome, None]
 
 
-def run_in_lockstep(
-    trainings: Mapping[int, Steps], run: Callable[[dict[int, tuple[Group, float]]], dict[int, Outcome]]
-) -> None:
+def run_in_lockstep(trainings: Mapping[int, Steps], run: Callable[[dict[int, Step]], dict[int, Outcome]]) -> None:
     """Runs the next step of each training at once, until all are over.
 
     Args:
@@ -116,7 +116,7 @@ class Trainer:
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
         clock: counts the seconds of the steps.
         is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
-        pending: the steps whose outcome has not been read yet.
+        pending: the steps whose outcome has not been read yet; None for one that runs.
         set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
 
@@ -142,13 +142,13 @@ class Trainer:
         return self.progress
 
     def _run(self, step: Group, learning_rate: float) -> Outcome:
-        can_be_left = self.learner.can_be_left
-        if not can_be_left:
-            self.pending.append(None)  # nothing is to be saved during the step
-        outcome = self.learner.step(step, learning_rate)
-        if not can_be_left:
-            self.pending.pop()
-        return outcome
+        if not self.learner.can_be_left:
+            self.hold()
+        return self.learner.step(step, learning_rate)
+
+    def hold(self) -> None:
+        """Lets nothing be saved until the outcome of the next step is here."""
+        self.pending.append(None)
 
     def steps(self, schedule: Schedule) -> Steps:
         """Yields each step of a schedule and its learning rate, and is sent its outcome; evaluates between them.
@@ -202,6 +202,8 @@ class Trainer:
         for step in steps:
             rate = next(rates)
             outcome = yield step, rate
+            if pending and pending[-1] is None:
+                pending.pop()
             pending.append(_PendingStep(epoch, step, outcome, rate))
             while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
                 self._finish_step(pending.popleft(), before + self.clock() - begin)

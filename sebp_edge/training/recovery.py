@@ -165,7 +165,7 @@ class RecoveringLearner(Learner):
             return True
         self._guard.begin()
         with self._attempt(largest) as attempt:
-            self._run_dry(largest)
+            self._run_dry(lambda: self.dry_run(largest))
         if attempt.did_not_fit:
             self._reduce_memory(largest)
             return False
@@ -267,9 +267,19 @@ class RecoveringLearner(Learner):
 
         return _Attempt(can_recover)
 
-    def _run_dry(self, micro_batch: MicroBatch) -> None:
+    def try_out(self, run: Callable[[], None]) -> None:
+        """Runs what a training does dry, if the guard has a limit.
+
+        Raises:
+            RuntimeError, MemoryError: it does not fit.
+        """
+        if self._guard.has_limit:
+            self._guard.begin()
+            self._run_dry(run)
+
+    def _run_dry(self, run: Callable[[], None]) -> None:
         try:
-            self.dry_run(micro_batch)
+            run()
             self._guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None

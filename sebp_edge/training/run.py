@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import duration, percent
-from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
+from sebp_edge.errors import AdapterError, CannotCapture, ModelError, NonFiniteLoss, SparsityError
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
@@ -30,11 +30,13 @@ from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.checkpoint import RunState
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.loop import Trainer, TrainingProgress
+from sebp_edge.training.learner import Outcome
+from sebp_edge.training.loop import Step, Trainer, TrainingProgress, run_in_lockstep
 from sebp_edge.training.quiz import QuizResult
-from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import scoring
+from sebp_edge.training.side_by_side import SideBySide, pays
 from sebp_edge.training.words import WordReader
 
 # A run that is expected to take longer sends a notice.
@@ -109,21 +111,22 @@ class TrainingRun:
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
         self._is_due, self._check, self._rest = is_due, check, rest
         self._resumed = resumed  # until the last of its trainings is where it was
-        self._trainer: Trainer | None = None
+        self._announced: set[str] = set()
+        self._trainers: dict[int, Trainer] = {}  # of the trainings that run now, by their places
 
     @property
     def is_between_steps(self) -> bool:
         """Whether the outcome of each step is read, and none is running that has changed anything."""
-        return self._trainer is None or not self._trainer.pending
+        return not any(trainer.pending for trainer in self._trainers.values())
 
     @property
     def state(self) -> RunState | None:
         """How far it is, between two steps; None until it is as far as the run that it goes on with."""
         if self._resumed is not None:
             return None
-        running = bool(self.progress) and self.progress[-1].is_running
-        learner = self._trainer.learner_state if running else None
-        return RunState(self._share, self.clock() - self.began, list(self.progress), learner)
+        running = {number: each for number, each in self._trainers.items() if each.progress.is_running}
+        learners = {number: trainer.learner_state for number, trainer in running.items()}
+        return RunState(self._share, self.clock() - self.began, list(self.progress), learners)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -133,6 +136,7 @@ class TrainingRun:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
         With folds, each document is tested in a training that has not seen it, and the last training always follows.
+        Folds are trained side by side where that pays, up to their tests.
         With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
         states. It is used if the loss on the validation documents, which it has seen, is lower than before.
         Otherwise, after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
@@ -150,6 +154,7 @@ class TrainingRun:
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
+            self._train_side_by_side(learner, fresh, starts)
             tests = []
             for number in range(len(self._judged)):
                 progress = self._take_over(number) or self._train_and_test(learner, number, fresh, starts)
@@ -166,6 +171,59 @@ class TrainingRun:
                 result = self.result = self._choose_state(result, loss)
             return result
 
+    def _train_side_by_side(self, learner: RecoveringLearner, fresh: list[Tensor], starts: list[list[Tensor]]) -> None:
+        """Trains the folds that are not over side by side, if that pays; then they are as an earlier process left them.
+
+        If they cannot be, or memory runs out, they begin again where they were, one after another.
+        """
+        before = [self._progress_before(number) for number in range(len(self._judged))]
+        numbers = [number for number, found in enumerate(before) if found is None or not found.is_over]
+        schedules, done = (
+            [self._judged[number] for number in numbers],
+            [before[number].steps if before[number] else 0 for number in numbers],
+        )
+        for schedule in schedules:
+            schedule.lay_out(learner.limit)
+        if not (self.task.recipe.is_plain_lora and pays(learner, schedules, done)):
+            return
+        resumed = self._resumed
+        try:
+            with SideBySide(learner, self.task.recipe, self.task.options, len(numbers)) as together:
+                together.prepare(schedules, done)
+                places = dict(zip(numbers, together.places, strict=True))
+                for number in range(len(self._judged)):
+                    self._begin(number)
+                for number, place in places.items():
+                    place.go_on_from(self._learner_before(number), starts[number] if starts else fresh)
+                self._forget_resumed()
+                self._trainers = {number: self._make_trainer(place, number) for number, place in places.items()}
+                self._on_event(Notice(f"{len(numbers)} folds are trained side by side."))
+                trainers = dict(enumerate(self._trainers.values()))
+
+                def run(steps: dict[int, Step]) -> dict[int, Outcome]:
+                    for place in steps:
+                        trainers[place].hold()
+                    return together.run(steps)
+
+                try:
+                    run_in_lockstep({place: each.steps(schedules[place]) for place, each in trainers.items()}, run)
+                except BaseException:
+                    # A stop saves the state of the last one.
+                    last = places.get(len(self._judged) - 1)
+                    learner.restore(last.snapshot() if last else self.progress[-1].best_state)
+                    raise
+        except (RuntimeError, MemoryError, SparsityError, CannotCapture) as error:
+            is_out_of_memory = devices.ran_out_of_memory(error)
+            if not (is_out_of_memory or isinstance(error, SparsityError | CannotCapture)):
+                raise
+            reason = "memory is short" if is_out_of_memory else str(error)
+            self._on_event(Notice(f"The folds are trained one after another, which is slower: {reason}."))
+            self._resumed = resumed
+            learner.start_again(fresh)
+        else:
+            self._resumed = RunState(self._share, self.clock() - self.began, self.progress)
+        self.progress, self._trainers = [], {}
+
     def _take_over(self, number: int) -> TrainingProgress | None:
         """Takes over a training that an earlier process has ended and tested, with its best state; None without one."""
         found = self._progress_before(number)
@@ -180,6 +238,10 @@ class TrainingRun:
         """Returns how far an earlier process has come with a training."""
         known = self._resumed.progress if self._resumed else []
         return known[number] if number < len(known) else None
+
+    def _learner_before(self, number: int) -> LearnerState | None:
+        """Returns what a training that an earlier process has begun goes on from."""
+        return self._resumed.learners.get(number) if self._resumed else None
 
     def _forget_resumed(self) -> None:
         if self._resumed is not None and len(self.progress) >= len(self._resumed.progress):
@@ -196,7 +258,7 @@ class TrainingRun:
         if number > 0:
             learner.start_again(fresh)
         schedule = self._judged[number]
-        trainer = self._prepare_trainer(learner, schedule, f"fold {number + 1}" if self._has_folds else "train")
+        trainer = self._prepare_trainer(learner, number)
         progress, general = trainer.progress, self._general_text(learner)
         if not fresh:
             self._test_base(trainer, schedule, general)
@@ -320,7 +382,7 @@ class TrainingRun:
             if self.progress:
                 schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
                 learner.start_again(start)
-            trainer = self._prepare_trainer(learner, schedule, "all documents")
+            trainer = self._prepare_trainer(learner, len(self._judged))
             progress = trainer.progress
             if not progress.is_over:
                 trainer.train(schedule)
@@ -349,24 +411,43 @@ class TrainingRun:
             restore(self.adaptation, self.judged_states[0])
         return result
 
-    def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
+    def _prepare_trainer(self, learner: RecoveringLearner, number: int) -> Trainer:
         """Prepares a training, as far as an earlier process has come with it."""
-        recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
-        number = self.task.schedules.index(schedule)
-        found, later = self._progress_before(number), self.task.schedules[number + 1 :]
+        state, later = self._learner_before(number), self.task.schedules[number + 1 :]
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
-        self.progress.append(TrainingProgress(phase))
-        self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
-        learner.prepare(schedule, later, self._resumed.learner if found and found.is_running else None)
-        if found is not None and found.steps:
-            self.progress[-1] = found
-        elif found is not None:  # the evaluation before the first step is repeated
-            self.progress[-1] = TrainingProgress(phase, before=found.before, general_before=found.general_before)
-        if found is not None and found.is_over:
-            restore(self.adaptation, found.best_state)
+        self._begin(number)
+        learner.prepare(self.task.schedules[number], later, state)
+        if self.progress[-1].is_over:
+            restore(self.adaptation, self.progress[-1].best_state)
         self._forget_resumed()
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, self.progress[-1], self.clock, self._is_due)
-        return self._trainer
+        self._trainers = {number: self._make_trainer(learner, number)}
+        return self._trainers[number]
+
+    def _begin(self, number: int) -> None:
+        """Begins the progress of a training, or goes on with it, and tells that it is trained."""
+        found, schedule, phase = self._progress_before(number), self.task.schedules[number], self._phase_of(number)
+        if found is not None and found.steps:
+            progress = replace(found, losses=[*found.losses], validations=[*found.validations])
+        elif found is not None:  # the evaluation before the first step is repeated
+            progress = TrainingProgress(phase, before=found.before, general_before=found.general_before)
+        else:
+            progress = TrainingProgress(phase)
+        self.progress.append(progress)
+        if phase not in self._announced:
+            self._announced.add(phase)
+            self._on_event(TrainingStarted(phase, self._recipe_of(number).epochs, *schedule.num_documents))
+
+    def _make_trainer(self, learner: RecoveringLearner, number: int) -> Trainer:
+        recipe, phase, progress = self._recipe_of(number), self._phase_of(number), self.progress[number]
+        return Trainer(learner, recipe, self._on_event, phase, progress, self.clock, self._is_due)
+
+    def _recipe_of(self, number: int) -> Recipe:
+        return self.task.recipe.learning_on() if self.task.schedules[number].learns_on else self.task.recipe
+
+    def _phase_of(self, number: int) -> str:
+        if number == len(self._judged):
+            return "all documents"
+        return f"fold {number + 1}" if self._has_folds else "train"
 
     @property
     def _share(self) -> float:

@@ -5,7 +5,9 @@ have alone, up to rounding. The micro-batches of a step lie in one batch, whose 
 model's weights are read once for all. The trainings are in lock-step; one that is over has no rows any more.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import reduce
 from itertools import chain, islice, zip_longest
 
@@ -14,11 +16,11 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import ExamplesEvaluated
-from sebp_edge.machine.devices import release_memory
+from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.buckets import CAPTURE_COST, STEP_COST, Bucket
 from sebp_edge.sparse.rows.side_by_side import side_by_side, sums_by_owner
 from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group, Schedule
@@ -27,8 +29,10 @@ from sebp_edge.training.learner import Outcome
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.training.update import Update, add_gradients, have_large_gradients
 
-# More rows of all trainings together hardly share the cost of reading the weights.
-MAX_ROWS = 1024
+# More rows of all trainings together hardly gain from sharing the fixed cost of a pass.
+MAX_ROWS = 2048
+# The graphs of two updates, and of the passes and evaluations of all trainings.
+MORE_GRAPHS = 4
 
 
 class SideBySide:
@@ -58,7 +62,7 @@ class SideBySide:
 
     def __enter__(self) -> "SideBySide":
         learner, own = self.learner, self._adapters[0]
-        self._had_graphs = learner.graphs is not None
+        self._had_graphs, self._handled = learner.graphs is not None, sys.exception()
         learner.release_graphs()
         try:
             self._hoisted.lay_side_by_side([dict(zip(own, each, strict=True)) for each in self._adapters[1:]])
@@ -74,8 +78,10 @@ class SideBySide:
             raise
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, kind=None, error: BaseException | None = None, trace=None) -> None:
         learner = self.learner
+        if ran_out_of_memory(error):
+            clear_frames(error, self._handled)
         learner.release_graphs()
         for place in self.places[1:]:
             place.update.release()
@@ -86,12 +92,34 @@ class SideBySide:
         release_memory(learner.device)
 
     def prepare(self, schedules: Sequence[Schedule], done: Sequence[int]) -> None:
-        """Plans the graphs of schedules that are laid out, from the step of each that is the next one."""
+        """Plans the graphs of schedules that are laid out, and runs the largest pass dry; resets all updates.
+
+        Args:
+            done: how many steps of each are done.
+
+        Raises:
+            RuntimeError, MemoryError: it does not fit into memory.
+        """
+        graphs = self.learner.graphs
+        together = list(steps_together(schedules, done))
+        if graphs is not None:
+            self._plan_graphs(schedules, together)
+        self.learner.try_out(lambda: self._run_dry(max(together, key=_num_rows)))
+
+    def _run_dry(self, steps: list[Group]) -> None:
+        with ExitStack() as stack:
+            for place in self.places:
+                stack.enter_context(place.update.dry_run())
+            tokens = side_by_side(dict(enumerate(map(self._pack, steps))))
+            if self.learner.graphs is not None:
+                self.learner.graphs.capture(tokens)
+            else:
+                self._accumulate(tokens)
+
+    def _plan_graphs(self, schedules: Sequence[Schedule], together: list[list[Group]]) -> None:
         graphs, sizes_of = self.learner.graphs, self.learner.row_losses.sizes
-        if graphs is None:
-            return
         needed = []
-        for steps in steps_together(schedules, done):
+        for steps in together:
             found = [sizes_of(step.micro_batches[0]) for step in steps]
             needed.append((Bucket.holding(*reduce(_beside, (sizes for sizes, _ in found))), any(p for _, p in found)))
         validation = [
@@ -99,8 +127,8 @@ class SideBySide:
             for schedule in schedules
             for sizes, has_prefixes in map(sizes_of, schedule.validation.micro_batches)
         ]
-        trained = chain.from_iterable(micro_batch.examples for each in schedules for micro_batch in each.trained)
-        graphs.prepare(needed, validation, nums_soft_targets={max(example.num_soft_targets for example in trained)})
+        soft_targets = {max(each.num_soft_targets for step in steps for each in step.examples) for steps in together}
+        graphs.prepare(needed, validation, nums_soft_targets=soft_targets)
 
     def run(self, steps: Mapping[int, tuple[Group, float]]) -> dict[int, Outcome]:
         """Runs the next step of some trainings in one pass.
@@ -167,6 +195,14 @@ class Place:
         """What a learner that is alone goes on from; see `RecoveringLearner.state`."""
         return self._learner.state._replace(tensors=self.tensors)
 
+    def go_on_from(self, state: LearnerState | None, start: list[Tensor]) -> None:
+        """Goes on with a training, or begins it in `start` if there is no state."""
+        if state is None:
+            self.restore(start)
+            return
+        for own, saved in zip(self.tensors, state.tensors, strict=True):
+            own.copy_(saved)
+
     def snapshot(self) -> list[Tensor]:
         """Copies the adapter to the CPU."""
         return [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
@@ -199,13 +235,23 @@ def steps_together(schedules: Sequence[Schedule], done: Sequence[int]) -> Iterat
     yield from ([step for step in steps if step is not None] for steps in zip_longest(*own))
 
 
-def pays(schedules: Sequence[Schedule], done: Sequence[int]) -> bool:
-    """Whether all steps that run at once have few rows, each of one micro-batch."""
-    return all(
-        sum(micro_batch.sizes.tokens for step in steps for micro_batch in step.micro_batches) <= MAX_ROWS
-        and all(len(step.micro_batches) == 1 for step in steps)
-        for steps in steps_together(schedules, done)
-    )
+def pays(learner: RecoveringLearner, schedules: Sequence[Schedule], done: Sequence[int]) -> bool:
+    """Whether schedules that are laid out take less time side by side, from the number of steps that each has done.
+
+    Only captured steps on a GPU do, which share the fixed cost of a pass, if there are enough of them to make up for
+    the graphs that are captured in addition.
+    """
+    if learner.graphs is None or not learner.row_losses.hoisted.can_lie_side_by_side:
+        return False
+    together = list(steps_together(schedules, done))
+    if any(len(step.micro_batches) > 1 for steps in together for step in steps):
+        return False
+    saved = STEP_COST * sum(len(steps) - 1 for steps in together)
+    return saved > MORE_GRAPHS * CAPTURE_COST and max(map(_num_rows, together)) <= MAX_ROWS
+
+
+def _num_rows(steps: list[Group]) -> int:
+    return sum(micro_batch.sizes.tokens for step in steps for micro_batch in step.micro_batches)
 
 
 def _beside(one: Bucket, other: Bucket) -> Bucket:

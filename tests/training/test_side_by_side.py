@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from builders import make_examples, schedule_of
+from builders import limit_rows, make_examples, schedule_of
 from failing_memory import Failing, recovering_learner
 from graph_learners import LoraAdaptation, make_learner
 
@@ -161,13 +161,22 @@ def test_if_memory_runs_out_nobody_has_made_a_step(learner, examples):
     assert all(float(outcome.loss) > 0 for outcome in again.values())
 
 
-def test_few_rows_of_one_micro_batch_each_pay(learner, examples):
-    _, schedules = zip(*trainings(learner, examples), strict=True)
-    assert pays(schedules, [0, 0, 0])
-    many = schedule_of(learner, [[examples * 5]])  # 980 rows
+def test_many_captured_steps_of_few_rows_and_one_micro_batch_each_pay(learner, examples, plain_graphs):
+    few, many = (schedule_of(learner, number * [[examples[:2]]]) for number in (160, 161))
+    large = schedule_of(learner, [[examples * 10], *161 * [[examples[:1]]]])  # 2,000 rows in its first step
+    for schedule in (few, many, large):
+        schedule.lay_out(learner.limit)
+    assert not pays(learner, [many, many], [0, 0])
+    learner.begin_graphs()
+    assert pays(learner, [many, many], [0, 0])
+    assert not pays(learner, [many, few], [0, 0])
+    assert pays(learner, [many, few, few], [0, 0, 0])
+    assert not pays(learner, [many, many], [0, 1])
+    assert not pays(learner, [many, large], [0, 0])
+    assert pays(learner, [many, large], [0, 1])
+    limit_rows(learner, 20)
     many.lay_out(learner.limit)
-    assert not pays([schedules[0], many], [0, 0])
-    assert pays([schedules[0], many], [0, 1])
+    assert not pays(learner, [many, many], [0, 0])
 
 
 def test_a_model_on_padded_batches_is_refused(base, examples):
