@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_096
+MAX_LINES = 52_331
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_622,
@@ -58,18 +58,18 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_082,
     "export": 1_990,
     "machine": 903,
-    "memory": 1_654,
+    "memory": 1_757,
     "models": 5_059,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_445,
+    "run": 5_456,
     "serve": 2_737,
-    "sparse": 1_636,
-    "sparse.patches": 2_406,
+    "sparse": 1_641,
+    "sparse.patches": 2_408,
     "sparse.rows": 870,
     "texts": 10_439,
-    "training": 4_037,
+    "training": 4_151,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -135,9 +135,9 @@ class Hoisted(Patch):
         self._fused_lora.free_dequantised()
 
     @property
-    def can_lie_side_by_side(self) -> bool:
-        """Whether several adapters can, by how the blocks run; see `lay_side_by_side`."""
-        return not (self._num_checkpoints or self._chunked_blocks)
+    def recomputes(self) -> bool:
+        """Whether blocks, or their MLPs, run again in the backward pass."""
+        return bool(self._num_checkpoints or self._chunked_blocks)
 
     def lay_side_by_side(self, further: Sequence[FurtherAdapter]) -> None:
         """Lays these adapters beside the model's, each for the tokens that it owns; graphs that were captured are void.
@@ -147,7 +147,7 @@ class Hoisted(Patch):
         Raises:
             SparsityError: blocks are recomputed or run in chunks, or see `FusedLora.lay_side_by_side`; nothing changed.
         """
-        if further and not self.can_lie_side_by_side:
+        if further and self.recomputes:
             raise SparsityError("Its blocks are recomputed, so that adapters cannot lie side by side.")
         self._fused_lora.lay_side_by_side(further)
         self._further = further

@@ -18,6 +18,7 @@ from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.side_by_side import pays
 from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
@@ -36,7 +37,7 @@ from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import scoring
-from sebp_edge.training.side_by_side import SideBySide, pays
+from sebp_edge.training.side_by_side import SideBySide, can_lie_side_by_side
 from sebp_edge.training.words import WordReader
 
 # A run that is expected to take longer sends a notice.
@@ -178,23 +179,24 @@ class TrainingRun:
         """
         before = [self._progress_before(number) for number in range(len(self._judged))]
         numbers = [number for number, found in enumerate(before) if found is None or not found.is_over]
-        schedules, done = (
-            [self._judged[number] for number in numbers],
-            [before[number].steps if before[number] else 0 for number in numbers],
-        )
+        schedules = [self._judged[number] for number in numbers]
+        done = [before[number].steps if before[number] else 0 for number in numbers]
         for schedule in schedules:
             schedule.lay_out(learner.limit)
-        if not (self.task.recipe.is_plain_lora and pays(learner, schedules, done)):
+        may = self.task.recipe.is_plain_lora and self.task.options.folds_at_once and can_lie_side_by_side(learner)
+        if not (may and pays(schedules, done)):
             return
         resumed = self._resumed
         try:
             with SideBySide(learner, self.task.recipe, self.task.options, len(numbers)) as together:
                 together.prepare(schedules, done)
                 places = dict(zip(numbers, together.places, strict=True))
-                for number in range(len(self._judged)):
+                for number, found in enumerate(before):
+                    if number not in places:
+                        self.progress.append(found)
+                        continue
                     self._begin(number)
-                for number, place in places.items():
-                    place.go_on_from(self._learner_before(number), starts[number] if starts else fresh)
+                    places[number].go_on_from(self._learner_before(number), starts[number] if starts else fresh)
                 self._forget_resumed()
                 self._trainers = {number: self._make_trainer(place, number) for number, place in places.items()}
                 self._on_event(Notice(f"{len(numbers)} folds are trained side by side."))

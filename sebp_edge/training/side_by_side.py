@@ -8,8 +8,7 @@ model's weights are read once for all. The trainings are in lock-step; one that 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import reduce
-from itertools import chain, islice, zip_longest
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,10 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.events import ExamplesEvaluated
 from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.side_by_side import num_rows, sizes_beside, steps_together
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.buckets import CAPTURE_COST, STEP_COST, Bucket
+from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.side_by_side import side_by_side, sums_by_owner
 from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group, Schedule
@@ -28,11 +28,6 @@ from sebp_edge.training.graphs import GRADIENTS, MicroBatchGraphs
 from sebp_edge.training.learner import Outcome
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.training.update import Update, add_gradients, have_large_gradients
-
-# More rows of all trainings together hardly gain from sharing the fixed cost of a pass.
-MAX_ROWS = 2048
-# The graphs of two updates, and of the passes and evaluations of all trainings.
-MORE_GRAPHS = 4
 
 
 class SideBySide:
@@ -104,7 +99,7 @@ class SideBySide:
         together = list(steps_together(schedules, done))
         if graphs is not None:
             self._plan_graphs(schedules, together)
-        self.learner.try_out(lambda: self._run_dry(max(together, key=_num_rows)))
+        self.learner.try_out(lambda: self._run_dry(max(together, key=num_rows)))
 
     def _run_dry(self, steps: list[Group]) -> None:
         with ExitStack() as stack:
@@ -121,7 +116,7 @@ class SideBySide:
         needed = []
         for steps in together:
             found = [sizes_of(step.micro_batches[0]) for step in steps]
-            needed.append((Bucket.holding(*reduce(_beside, (sizes for sizes, _ in found))), any(p for _, p in found)))
+            needed.append((Bucket.holding(*sizes_beside([sizes for sizes, _ in found])), any(p for _, p in found)))
         validation = [
             (Bucket.holding(*sizes), has_prefixes)
             for schedule in schedules
@@ -226,39 +221,7 @@ class Place:
             yield micro_batch.examples, losses, sequences
 
 
-def steps_together(schedules: Sequence[Schedule], done: Sequence[int]) -> Iterator[list[Group]]:
-    """Yields the steps that run at once if no training ends early, from the number of steps that each has done."""
-    own = [
-        islice(chain.from_iterable(schedule.epochs[: schedule.last_epoch]), number, None)
-        for schedule, number in zip(schedules, done, strict=True)
-    ]
-    yield from ([step for step in steps if step is not None] for steps in zip_longest(*own))
-
-
-def pays(learner: RecoveringLearner, schedules: Sequence[Schedule], done: Sequence[int]) -> bool:
-    """Whether schedules that are laid out take less time side by side, from the number of steps that each has done.
-
-    Only captured steps on a GPU do, which share the fixed cost of a pass, if there are enough of them to make up for
-    the graphs that are captured in addition.
-    """
-    if learner.graphs is None or not learner.row_losses.hoisted.can_lie_side_by_side:
-        return False
-    together = list(steps_together(schedules, done))
-    if any(len(step.micro_batches) > 1 for steps in together for step in steps):
-        return False
-    saved = STEP_COST * sum(len(steps) - 1 for steps in together)
-    return saved > MORE_GRAPHS * CAPTURE_COST and max(map(_num_rows, together)) <= MAX_ROWS
-
-
-def _num_rows(steps: list[Group]) -> int:
-    return sum(micro_batch.sizes.tokens for step in steps for micro_batch in step.micro_batches)
-
-
-def _beside(one: Bucket, other: Bucket) -> Bucket:
-    """The sizes of two batches as one."""
-    return Bucket(
-        one.tokens + other.tokens,
-        one.sequences + other.sequences,
-        max(one.longest, other.longest),
-        one.loss_rows + other.loss_rows,
-    )
+def can_lie_side_by_side(learner: RecoveringLearner) -> bool:
+    """Whether a learner's steps can be those of several trainings, which pays only if they are captured on a GPU."""
+    hoisted = learner.row_losses.hoisted
+    return learner.graphs is not None and not hoisted.recomputes

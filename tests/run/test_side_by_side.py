@@ -29,7 +29,12 @@ def apart(model, notes, tmp_path_factory):
 @pytest.fixture
 def at_once(monkeypatch):
     """Trains folds side by side, whatever they gain."""
-    monkeypatch.setattr("sebp_edge.training.run.pays", lambda learner, schedules, done: len(schedules) > 1)
+    train_at_once(monkeypatch)
+
+
+def train_at_once(patch):
+    patch.setattr("sebp_edge.training.run.pays", lambda schedules, done: len(schedules) > 1)
+    patch.setattr("sebp_edge.training.run.can_lie_side_by_side", lambda learner: True)
 
 
 def adapt(model, notes, store, at=None):
@@ -93,7 +98,7 @@ def test_a_pause_of_folds_at_once_leaves_no_trace(model, notes, tmp_path, at_onc
 
 def test_a_checkpoint_of_folds_at_once_is_gone_on_with_one_after_another(model, notes, apart, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("sebp_edge.training.run.pays", lambda *_: True)
+        train_at_once(patch)
         with pytest.raises(Paused):
             adapt(model, notes, tmp_path / "store", at_step("fold 2", 2))
     store = AdapterStore(tmp_path / "store")

@@ -4,19 +4,19 @@ import math
 
 import pytest
 import torch
-from builders import limit_rows, make_examples, schedule_of
+from builders import make_examples, schedule_of
 from failing_memory import Failing, recovering_learner
 from graph_learners import LoraAdaptation, make_learner
 
 from sebp_edge import Recipe
 from sebp_edge.errors import NonFiniteLoss, SparsityError
 from sebp_edge.events import Evaluated, StepDone
-from sebp_edge.memory.options import FASTEST
+from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.texts.examples import IGNORE, Example
 from sebp_edge.texts.schedule import shuffled_batches
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.loop import Trainer, run_in_lockstep
-from sebp_edge.training.side_by_side import SideBySide, pays
+from sebp_edge.training.side_by_side import SideBySide, can_lie_side_by_side
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=4, patience=2, batch_tokens=60)
 # Of three trainings: other texts, other rates, other numbers of steps.
@@ -161,22 +161,12 @@ def test_if_memory_runs_out_nobody_has_made_a_step(learner, examples):
     assert all(float(outcome.loss) > 0 for outcome in again.values())
 
 
-def test_many_captured_steps_of_few_rows_and_one_micro_batch_each_pay(learner, examples, plain_graphs):
-    few, many = (schedule_of(learner, number * [[examples[:2]]]) for number in (160, 161))
-    large = schedule_of(learner, [[examples * 10], *161 * [[examples[:1]]]])  # 2,000 rows in its first step
-    for schedule in (few, many, large):
-        schedule.lay_out(learner.limit)
-    assert not pays(learner, [many, many], [0, 0])
-    learner.begin_graphs()
-    assert pays(learner, [many, many], [0, 0])
-    assert not pays(learner, [many, few], [0, 0])
-    assert pays(learner, [many, few, few], [0, 0, 0])
-    assert not pays(learner, [many, many], [0, 1])
-    assert not pays(learner, [many, large], [0, 0])
-    assert pays(learner, [many, large], [0, 1])
-    limit_rows(learner, 20)
-    many.lay_out(learner.limit)
-    assert not pays(learner, [many, many], [0, 0])
+def test_only_captured_steps_without_checkpoints_can_be_those_of_several_trainings(base, examples, plain_graphs):
+    for options, expected in ((FASTEST, True), (MemoryOptions(checkpoints=1), False)):
+        with recovering_learner(base, examples, RECIPE, options=options) as learner:
+            assert not can_lie_side_by_side(learner)
+            learner.begin_graphs()
+            assert can_lie_side_by_side(learner) == expected
 
 
 def test_a_model_on_padded_batches_is_refused(base, examples):

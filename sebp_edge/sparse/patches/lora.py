@@ -255,8 +255,10 @@ class _LayerGroup:
 
     @property
     def takes_several(self) -> bool:
-        """Whether several adapters can lie side by side on these weights."""
-        return self.stacked is not None and isinstance(self.stacked.weight, Tensor) and not self.stacked.is_quantised
+        """Whether several adapters can lie side by side on these weights: on a GPU, without waiting for it."""
+        if self.stacked is None or self.stacked.is_quantised or not isinstance(self.stacked.weight, Tensor):
+            return False
+        return isinstance(self.stacked.joined, JoinedWeight) or not self.stacked.weight.is_cuda
 
     def lay_side_by_side(self, further: Sequence[FurtherAdapter]) -> None:
         """Lays these adapters beside the layers' own."""

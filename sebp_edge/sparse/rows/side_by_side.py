@@ -51,8 +51,8 @@ def owned(tokens: ActiveTokens, number: int) -> ActiveTokens:
 
 def sums_by_owner(values_C: Tensor, tokens: ActiveTokens, number: int) -> Tensor:
     """The sum of the values of the loss rows that each of `number` adapters owns, [n]; not even NaN reaches another."""
-    is_own_nC = tokens.owners[tokens.loss_indices] == torch.arange(number, device=values_C.device)[:, None]
-    return torch.where(is_own_nC, values_C, 0).sum(dim=1)
+    is_others_nC = tokens.owners[tokens.loss_indices] != torch.arange(number, device=values_C.device)[:, None]
+    return values_C.masked_fill(is_others_nC, 0).sum(dim=1)
 
 
 def _soft_targets(tokens: ActiveTokens, number: int) -> SoftTargets:
