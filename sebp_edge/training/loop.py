@@ -110,7 +110,7 @@ class Trainer:
     """Trains one adaptation and leaves it in its best state.
 
     Attributes:
-        learner: runs the steps and evaluations.
+        learner: runs the steps and evaluations; or the place that several trainings at once have in one.
         on_event: receives the events.
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.

@@ -31,13 +31,12 @@ from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.checkpoint import RunState
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
-from sebp_edge.training.learner import Outcome
-from sebp_edge.training.loop import Step, Trainer, TrainingProgress, run_in_lockstep
+from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import scoring
-from sebp_edge.training.side_by_side import SideBySide, can_lie_side_by_side
+from sebp_edge.training.side_by_side import Place, SideBySide, can_lie_side_by_side
 from sebp_edge.training.words import WordReader
 
 # A run that is expected to take longer sends a notice.
@@ -179,52 +178,52 @@ class TrainingRun:
         """
         before = [self._progress_before(number) for number in range(len(self._judged))]
         numbers = [number for number, found in enumerate(before) if found is None or not found.is_over]
-        schedules = [self._judged[number] for number in numbers]
-        done = [before[number].steps if before[number] else 0 for number in numbers]
+        task, schedules = self.task, [self._judged[number] for number in numbers]
+        if len(numbers) < 2 or not (task.recipe.is_plain_lora and task.options.folds_at_once):
+            return
         for schedule in schedules:
             schedule.lay_out(learner.limit)
-        may = self.task.recipe.is_plain_lora and self.task.options.folds_at_once and can_lie_side_by_side(learner)
-        if not (may and pays(schedules, done)):
+        done = [before[number].steps if before[number] else 0 for number in numbers]
+        if not (can_lie_side_by_side(learner) and pays(schedules, done)):
             return
         resumed = self._resumed
         try:
-            with SideBySide(learner, self.task.recipe, self.task.options, len(numbers)) as together:
+            with SideBySide(learner, task.recipe, task.options, len(numbers)) as together:
                 together.prepare(schedules, done)
                 places = dict(zip(numbers, together.places, strict=True))
-                for number, found in enumerate(before):
-                    if number not in places:
-                        self.progress.append(found)
-                        continue
-                    self._begin(number)
-                    places[number].go_on_from(self._learner_before(number), starts[number] if starts else fresh)
-                self._forget_resumed()
-                self._trainers = {number: self._make_trainer(place, number) for number, place in places.items()}
-                self._on_event(Notice(f"{len(numbers)} folds are trained side by side."))
-                trainers = dict(enumerate(self._trainers.values()))
-
-                def run(steps: dict[int, Step]) -> dict[int, Outcome]:
-                    for place in steps:
-                        trainers[place].hold()
-                    return together.run(steps)
-
+                self._begin_side_by_side(before, places, starts or len(before) * [fresh])
                 try:
-                    run_in_lockstep({place: each.steps(schedules[place]) for place, each in trainers.items()}, run)
+                    together.train(list(zip(self._trainers.values(), schedules, strict=True)))
                 except BaseException:
                     # A stop saves the state of the last one.
-                    last = places.get(len(self._judged) - 1)
-                    learner.restore(last.snapshot() if last else self.progress[-1].best_state)
+                    last = places.get(len(before) - 1)
+                    learner.restore(last.snapshot() if last else before[-1].best_state)
                     raise
         except (RuntimeError, MemoryError, SparsityError, CannotCapture) as error:
             is_out_of_memory = devices.ran_out_of_memory(error)
             if not (is_out_of_memory or isinstance(error, SparsityError | CannotCapture)):
                 raise
-            reason = "memory is short" if is_out_of_memory else str(error)
-            self._on_event(Notice(f"The folds are trained one after another, which is slower: {reason}."))
+            reason = "memory is short." if is_out_of_memory else str(error)
+            self._on_event(Notice(f"The folds are trained one after another, which is slower: {reason}"))
             self._resumed = resumed
             learner.start_again(fresh)
         else:
             self._resumed = RunState(self._share, self.clock() - self.began, self.progress)
         self.progress, self._trainers = [], {}
+
+    def _begin_side_by_side(
+        self, before: list[TrainingProgress | None], places: dict[int, Place], starts: list[list[Tensor]]
+    ) -> None:
+        """Begins the trainings that have places, by their numbers, each where it was or in its start."""
+        for number, found in enumerate(before):
+            if number in places:
+                self._begin(number)
+                places[number].go_on_from(self._learner_before(number), starts[number])
+            else:
+                self.progress.append(found)
+        self._forget_resumed()
+        self._trainers = {number: self._make_trainer(place, number) for number, place in places.items()}
+        self._on_event(Notice(f"{len(places)} folds are trained side by side."))
 
     def _take_over(self, number: int) -> TrainingProgress | None:
         """Takes over a training that an earlier process has ended and tested, with its best state; None without one."""
@@ -439,7 +438,7 @@ class TrainingRun:
             self._announced.add(phase)
             self._on_event(TrainingStarted(phase, self._recipe_of(number).epochs, *schedule.num_documents))
 
-    def _make_trainer(self, learner: RecoveringLearner, number: int) -> Trainer:
+    def _make_trainer(self, learner: RecoveringLearner | Place, number: int) -> Trainer:
         recipe, phase, progress = self._recipe_of(number), self._phase_of(number), self.progress[number]
         return Trainer(learner, recipe, self._on_event, phase, progress, self.clock, self._is_due)
 

@@ -26,6 +26,7 @@ from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.graphs import GRADIENTS, MicroBatchGraphs
 from sebp_edge.training.learner import Outcome
+from sebp_edge.training.loop import Step, Trainer, run_in_lockstep
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.training.update import Update, add_gradients, have_large_gradients
 
@@ -125,7 +126,17 @@ class SideBySide:
         soft_targets = {max(each.num_soft_targets for step in steps for each in step.examples) for steps in together}
         graphs.prepare(needed, validation, nums_soft_targets=soft_targets)
 
-    def run(self, steps: Mapping[int, tuple[Group, float]]) -> dict[int, Outcome]:
+    def train(self, trainings: Sequence[tuple[Trainer, Schedule]]) -> None:
+        """Runs the steps of trainings, that of each place with its schedule, until all are over; see `run`."""
+
+        def run(steps: dict[int, Step]) -> dict[int, Outcome]:
+            for place in steps:
+                trainings[place][0].hold()
+            return self.run(steps)
+
+        run_in_lockstep({place: trainer.steps(schedule) for place, (trainer, schedule) in enumerate(trainings)}, run)
+
+    def run(self, steps: Mapping[int, Step]) -> dict[int, Outcome]:
         """Runs the next step of some trainings in one pass.
 
         Args:

@@ -9,7 +9,7 @@ from quick import skip_assessment
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore
-from sebp_edge.errors import Interrupted, Paused
+from sebp_edge.errors import Interrupted, Paused, SparsityError
 from sebp_edge.events import Evaluated, Notice, StepDone, TrainingStarted
 from sebp_edge.training.side_by_side import SideBySide
 
@@ -151,3 +151,17 @@ def assert_alike(found, expected):
     for name, saved in expected.items():
         for key, value in saved.items():
             assert (found[name][key] - value).norm() <= 1e-3 * value.norm()
+
+
+def test_if_the_model_cannot_compute_side_by_side_folds_are_trained_one_after_another(
+    model, notes, apart, tmp_path, at_once, monkeypatch
+):
+    def refuse(*_):
+        raise SparsityError("Its layers cannot.")
+
+    monkeypatch.setattr(
+        "sebp_edge.sparse.hoist.Hoisted.lay_side_by_side", lambda hoisted, further: further and refuse()
+    )
+    made, result = adapt(model, notes, tmp_path / "store")
+    assert notices(made.events)[0] == "The folds are trained one after another, which is slower: Its layers cannot."
+    assert (bits(made.store), verdict(result)) == (bits(apart[0].store), verdict(apart[1]))
