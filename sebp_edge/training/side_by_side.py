@@ -121,7 +121,7 @@ class SideBySide:
         validation = [
             (Bucket.holding(*sizes), has_prefixes)
             for schedule in schedules
-            for sizes, has_prefixes in map(sizes_of, schedule.validation.micro_batches)
+            for sizes, has_prefixes in map(sizes_of, schedule.num_validations * schedule.validation.micro_batches)
         ]
         soft_targets = {max(each.num_soft_targets for step in steps for each in step.examples) for steps in together}
         graphs.prepare(needed, validation, nums_soft_targets=soft_targets)

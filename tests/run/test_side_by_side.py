@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from builders import make_sentences
 from paused_jobs import RECIPE, at_step, bits, personalizer, verdict
 from quick import skip_assessment
 from safetensors.torch import load_file
@@ -165,3 +166,17 @@ def test_if_the_model_cannot_compute_side_by_side_folds_are_trained_one_after_an
     made, result = adapt(model, notes, tmp_path / "store")
     assert notices(made.events)[0] == "The folds are trained one after another, which is slower: Its layers cannot."
     assert (bits(made.store), verdict(result)) == (bits(apart[0].store), verdict(apart[1]))
+
+
+def test_folds_at_once_learn_on_from_where_each_was(model, notes, tmp_path, request):
+    found = []
+    for name in ("apart", "at once"):
+        if name == "at once":
+            request.getfixturevalue("at_once")
+        made, _ = adapt(model, notes, tmp_path / name)
+        more = [*(path.read_text() for path in sorted(notes[NUMBER].iterdir())), *make_sentences(3, seed=7)]
+        found.append((made.adapt(more, activate_anyway=True), made))
+    (expected, _), (result, made) = found
+    assert notices(made.events).count("3 folds are trained side by side.") == 2
+    assert result.version == expected.version == 2
+    assert verdict(result)[1:] == pytest.approx(verdict(expected)[1:], rel=1e-3)
