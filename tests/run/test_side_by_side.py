@@ -38,8 +38,8 @@ def train_at_once(patch):
     patch.setattr("sebp_edge.training.run.can_lie_side_by_side", lambda learner: True)
 
 
-def adapt(model, notes, store, at=None):
-    made = personalizer(model, AdapterStore(store), at, recipe=RECIPE.replace(batch_tokens=60))
+def adapt(model, notes, store, at=None, **options):
+    made = personalizer(model, AdapterStore(store), at, recipe=RECIPE.replace(batch_tokens=60), **options)
     return made, made.adapt(notes[NUMBER], activate_anyway=True)
 
 
@@ -180,3 +180,14 @@ def test_folds_at_once_learn_on_from_where_each_was(model, notes, tmp_path, requ
     assert notices(made.events).count("3 folds are trained side by side.") == 2
     assert result.version == expected.version == 2
     assert verdict(result)[1:] == pytest.approx(verdict(expected)[1:], rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_captured_folds_at_once_end_as_one_after_another(model, notes, tmp_path, monkeypatch):
+    _, expected = adapt(model, notes, tmp_path / "apart", device="cuda")
+    monkeypatch.setattr("sebp_edge.training.run.pays", lambda *_: True)
+    made, result = adapt(model, notes, tmp_path / "at once", device="cuda")
+    assert notices(made.events).count("3 folds are trained side by side.") == 1
+    assert not any("which is slower" in message for message in notices(made.events))
+    assert verdict(result)[1:3] == pytest.approx(verdict(expected)[1:3], rel=2e-2)
