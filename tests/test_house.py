@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_343
+MAX_LINES = 52_346
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -66,7 +66,7 @@ MAX_LINES_OF_ROOM = {
     "run": 5_456,
     "serve": 2_737,
     "sparse": 1_641,
-    "sparse.patches": 2_408,
+    "sparse.patches": 2_411,
     "sparse.rows": 870,
     "texts": 10_439,
     "training": 4_161,

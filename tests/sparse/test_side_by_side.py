@@ -84,7 +84,7 @@ def test_losses_and_gradients_of_each_are_those_of_it_alone(model, numbers):
 
 
 @pytest.mark.slow
-def test_losses_and_gradients_of_each_are_those_of_it_alone_with_our_kernels(small_model, kernels):
+def test_losses_and_gradients_of_each_are_those_of_it_alone_with_our_kernels(small_model, kernels, fused_modules):
     compare_with_each_alone(small_model, (0, 1, 2))
 
 
@@ -178,3 +178,24 @@ def test_what_cannot_compute_side_by_side_is_refused(model):
             hoisted.row_losses(draw_batches()[0])
     with Hoisted(model) as hoisted, pytest.raises(SparsityError, match="several adapters side by side"):
         hoisted.lay_side_by_side(further)
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_an_mlp_is_what_one_adapter_keeps(small_model, kernels, fused_modules):
+    model = small_model
+    further, batch, kept = draw_adapters(model), draw_batches()[2], []
+    columns = model.get_base_model().config.intermediate_size
+
+    def widest(tokens):
+        found = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.setdefault(t.data_ptr(), t), lambda t: t):
+            hoisted.row_losses(tokens)
+        adapters = {each.data_ptr() for each in (*trained(model), *further[0].values(), *further[1].values())}
+        states = [tensor for address, tensor in found.items() if address not in adapters]
+        return sum(tensor.numel() for tensor in states if tensor.shape[-1] == columns)
+
+    with Hoisted(model) as hoisted:
+        kept.append(widest(batch))
+        hoisted.lay_side_by_side(further)
+        kept.append(widest(owned(batch, 1)))
+    assert kept[0] == kept[1] > 0

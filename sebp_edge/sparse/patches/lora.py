@@ -29,6 +29,7 @@ from sebp_edge.ops import (
     Recompute,
     Rows,
     ScratchBuffer,
+    gated,
     gated_lora_linear,
     lora_linear,
 )
@@ -291,8 +292,10 @@ class _LayerGroup:
         if self._further:
             if (owners := self._owners_of(x.shape[:-1].numel())) is None:
                 self._refuse_several()
-            recompute = source if isinstance(source, Recompute) else None
-            return lora_linear(x, self.stacked, recompute=recompute, owners_N=owners)
+            if isinstance(source, GatedInputs):
+                sides = source.gate.detach(), source.up.detach()
+                source = Recompute(partial(gated, activation=source.activation), sides)
+            return lora_linear(x, self.stacked, recompute=source, owners_N=owners)
         if isinstance(source, GatedInputs):
             return (gated_lora_linear(x, source, self.stacked),)
         return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
