@@ -1,6 +1,7 @@
 """Shared fixtures: a tiny random model, a data folder for each test, and settings for the processes that run tests."""
 
 import copy
+import ctypes
 import functools
 import gc
 import itertools
@@ -41,6 +42,7 @@ from logged import Logged
 from quick import SHORT_ASSESSMENT, skip_assessment
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.machine import process
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
@@ -127,6 +129,15 @@ def machine(monkeypatch):
 
 
 @pytest.fixture
+def process_memory(monkeypatch):
+    """The bytes of this process, `used`, that only the test changes; the real ones change from call to call."""
+    memory = SimpleNamespace(used=0)
+    monkeypatch.setattr(process, "resident", lambda: memory.used)
+    monkeypatch.setattr(process, "peak_resident", lambda: memory.used)
+    return memory
+
+
+@pytest.fixture
 def mains(monkeypatch):
     """The mains power of this machine, which tests can cut; it is looked at all the time."""
     state = SimpleNamespace(power_plugged=True)
@@ -134,6 +145,54 @@ def mains(monkeypatch):
     monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
     return state
+
+
+@pytest.fixture
+def load_driver(monkeypatch):
+    """A function that sets what loads the library of a GPU's driver."""
+    return functools.partial(monkeypatch.setattr, ctypes, "CDLL")
+
+
+@pytest.fixture
+def take_at_most(monkeypatch):
+    """A function that sets how many seconds the readers of a module's files may take."""
+    return lambda module, seconds: monkeypatch.setattr(module, "MAX_SECONDS", seconds)
+
+
+@pytest.fixture
+def make_items(monkeypatch):
+    """A function that sets how many items each probe has."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.questions.probes.MAX_ITEMS")
+
+
+@pytest.fixture
+def tell_after(monkeypatch):
+    """A function that sets how many seconds pass between two events that tell a job's progress."""
+    return functools.partial(monkeypatch.setattr, "sebp_edge.run.job.SECONDS")
+
+
+@pytest.fixture
+def short_attention(monkeypatch):
+    """Runs our attention for short sequences whatever the device is: on the CPU in fp32 and fp16 only."""
+    monkeypatch.setattr(backend, "runs_short_attention", lambda *_: True)
+
+
+@pytest.fixture
+def plain_steps(monkeypatch):
+    """Replaces captured steps of decoding where there is no GPU; returns those made, whose replay calls the step."""
+    made = []
+
+    class Plain:
+        def __init__(self, tokens, step, pool):
+            self.num_rows, self.step = tokens.shape[1], step
+            made.append(self)
+
+        def __call__(self, tokens):
+            return self.step(*tokens[:, :, None])
+
+    monkeypatch.setattr("sebp_edge.models.captured_step._StepGraph", Plain)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return made
 
 
 @pytest.fixture

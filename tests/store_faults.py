@@ -365,7 +365,7 @@ def cut_power(folder: Path, step: int) -> dict:
 
 def write_at_random(store: AdapterStore, seed: int, end: float) -> dict:
     draw, saved, removed = random.Random(seed), [], []
-    while time.monotonic() < end:
+    while time.monotonic() < end or not saved:
         name = draw.choice(NAMES)
         try:
             action = draw.randrange(8)
@@ -390,7 +390,7 @@ def write_at_random(store: AdapterStore, seed: int, end: float) -> dict:
 
 def read_at_random(store: AdapterStore, seed: int, end: float) -> dict:
     draw, reads = random.Random(seed), 0
-    while time.monotonic() < end:
+    while time.monotonic() < (end if reads else end + 60):  # none if the others have removed all
         name = draw.choice(NAMES)
         try:
             saved = store.adapter(name).open(draw.choice([None, *store.adapter(name).versions()]))

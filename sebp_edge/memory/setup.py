@@ -63,7 +63,8 @@ class TrainingSetup:
         """
         if not self.is_hoisted or not self.on_gpu:
             return self.is_hoisted
-        blocks_fit = all(block.kind.has_fused_attention for block in self.shape.distinct_blocks)
+        kinds = [block.kind for block in self.shape.distinct_blocks]
+        blocks_fit = all(kind.has_fused_attention and not kind.has_softcap for kind in kinds)
         return blocks_fit and self.has_kernels and self.itemsize == 2 and self.shape.head_size in HEAD_SIZES
 
     @property

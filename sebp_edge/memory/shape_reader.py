@@ -18,6 +18,7 @@ from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.model_shape import shape_of
 from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
+from sebp_edge.ops import Scores
 from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES
@@ -60,7 +61,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
         input_ids_BT = torch.arange(2, 98).view(2, 48)
         tokens = ActiveTokens.gather(input_ids_BT, RowPlan.from_labels(input_ids_BT))
         with Hoisted(model) as hoisted:
-            own_modules |= set(FusedAttention(model).replacements())
+            own_attention = FusedAttention(model).replacements()
             found = [(block, _CallRecorder(block)) for block in blocks_of(model)]
             with torch.no_grad():
                 hoisted.row_losses(tokens)
@@ -68,7 +69,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
         # A class that does not support small sizes or a decoder's calls is counted by its linear layers.
         return []
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
-    kinds = [(_names(block), calls.kind(own_modules, has_rotary)) for block, calls in found]
+    kinds = [(_names(block), calls.kind(own_modules, own_attention, has_rotary)) for block, calls in found]
     return [kinds[layer] for layer in layers]
 
 
@@ -89,7 +90,9 @@ class _CallRecorder:
     def _record(self, path: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         self._calls.append((path, inputs[0], output))
 
-    def kind(self, own_modules: set[nn.Module], has_rotary: bool) -> BlockKind | None:
+    def kind(
+        self, own_modules: set[nn.Module], own_attention: dict[nn.Module, Scores], has_rotary: bool
+    ) -> BlockKind | None:
         """Returns the block's kind, or None if the calls are not those of attention followed by an MLP."""
         linears = [path for path, _, _ in self._calls if is_linear(self._modules[path])]
         mlp = [path for path in linears if path.startswith(MLP)]
@@ -103,6 +106,7 @@ class _CallRecorder:
         read_by_norms = {read.data_ptr() for path, read, _ in self._calls if path in norms}
         read_by_linears = {read.data_ptr() for path, read, _ in self._calls if path in first_layers}
         norm_modules = [self._modules[path] for path in norms]
+        scores = own_attention.get(self._modules.get(attention_prefix[:-1]))
         return BlockKind(
             attention_in=tuple(attention[:-1]),
             attention_out=attention[-1],
@@ -115,7 +119,8 @@ class _CallRecorder:
             has_layer_norms=all(isinstance(norm, nn.LayerNorm) for norm in norm_modules),
             has_head_norms=any(path.startswith(attention_prefix) for path, _ in self._norm_calls()),
             has_rotary=has_rotary,
-            has_fused_attention=self._modules.get(attention_prefix[:-1]) in own_modules,
+            has_fused_attention=scores is not None,
+            has_softcap=scores is not None and scores.softcap is not None,
             has_fused_mlp=self._modules.get(MLP[:-1]) in own_modules,
         )
 

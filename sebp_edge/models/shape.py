@@ -35,6 +35,7 @@ class BlockKind(NamedTuple):
         has_head_norms: whether queries and keys are normalised.
         has_rotary: whether queries and keys are rotated.
         has_fused_attention: whether its attention is replaced by ours (see `FusedAttention`).
+        has_softcap: whether that attention caps its scores, which kernels for common beginnings do not.
         has_fused_mlp: whether its MLP's gate runs on our operation.
     """
 
@@ -50,6 +51,7 @@ class BlockKind(NamedTuple):
     has_head_norms: bool
     has_rotary: bool
     has_fused_attention: bool
+    has_softcap: bool
     has_fused_mlp: bool
 
 

@@ -44,4 +44,4 @@ def test_a_power_cut_loses_nothing_that_was_reported_and_leaves_no_version_half_
 def test_processes_that_write_and_read_at_once_lose_no_version_and_see_none_half_visible(tmp_path):
     found = run(tmp_path, "crowd", 1)
     assert found["saves"] > 3
-    assert found["reads"] > 3
+    assert found["reads"] >= 3  # one of each process

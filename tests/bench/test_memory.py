@@ -48,7 +48,7 @@ def test_a_failed_run_has_the_figures_of_its_dry_run():
 
 
 def test_several_gpus_take_one_run_each_and_rows_keep_their_order(monkeypatch, tmp_path):
-    both, gpus = threading.Barrier(2, timeout=10), []
+    both, gpus = threading.Barrier(2, timeout=60), []
 
     def measure(run, work, *, on_cpu, environment):
         both.wait()

@@ -78,8 +78,8 @@ def test_lines_in_a_pipe_say_how_far_the_whole_job_is(capsys, monkeypatch):
         ),
     ],
 )
-def test_a_command_tells_how_far_the_whole_of_it_is(notes_folder, model_folder, recipe, monkeypatch, command, phases):
-    monkeypatch.setattr("sebp_edge.run.job.SECONDS", 0)  # each time that it may
+def test_a_command_tells_how_far_the_whole_of_it_is(notes_folder, model_folder, recipe, tell_after, command, phases):
+    tell_after(0)  # each time that it may
     name, *options = command
     result = run(name, notes_folder, "--model", model_folder, "--recipe", recipe, "--json", *options)
     assert result.exit_code == 0, result.output

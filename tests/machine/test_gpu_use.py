@@ -1,7 +1,6 @@
 """What others compute on a GPU, through a stand-in for NVML: a library in C with the interface that is documented."""
 
 import ctypes
-import functools
 import os
 import random
 import shutil
@@ -55,18 +54,12 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """A function that sets what loads the driver's library."""
-    return functools.partial(monkeypatch.setattr, gpu_use.ctypes, "CDLL")
-
-
-@pytest.fixture
-def nvml(library, load, monkeypatch, tmp_path):
+def nvml(library, load_driver, monkeypatch, tmp_path):
     """The stand-in, outside of a container."""
     loaded = ctypes.CDLL(str(library))
     loaded.add.argtypes = [ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_uint]
     loaded.clear(), loaded.set_fails(0), loaded.set_gpu(f"GPU-{UUID}".encode())
-    load(lambda name: loaded)
+    load_driver(lambda name: loaded)
     namespace = tmp_path / "pid"
     namespace.symlink_to("pid:[4026531836]")
     monkeypatch.setattr(gpu_use, "NAMESPACE", namespace)
@@ -114,16 +107,16 @@ def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, monkeypat
 
 
 @pytest.mark.parametrize("problem", ["another GPU", "not supported", "no library", "an old library", "a container"])
-def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load, tmp_path, problem):
+def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load_driver, tmp_path, problem):
     match problem:
         case "another GPU":
             nvml.set_gpu(b"GPU-0")
         case "not supported":
             nvml.set_fails(3)
         case "no library":
-            load(_missing)
+            load_driver(_missing)
         case "an old library":
-            load(lambda name: object())
+            load_driver(lambda name: object())
         case "a container":
             gpu_use.NAMESPACE.unlink()
             gpu_use.NAMESPACE.symlink_to("pid:[4026532999]")

@@ -410,6 +410,15 @@ def test_each_block_has_the_kind_of_its_counterpart_in_the_small_copy(tmp_path):
     assert fused == [True, True, True, False, True, True, True, False]
 
 
+@pytest.mark.parametrize(("model", "has_softcap"), [("gemma", False), ("gemma2", True)])
+def test_a_plan_shares_beginnings_on_a_gpu_only_without_a_softcap(model, has_softcap, tmp_path):
+    sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 2}
+    shape = shape_of(AutoConfig.for_model(model, **sizes), tmp_path)
+    assert {(block.kind.has_fused_attention, block.kind.has_softcap) for block in shape.blocks} == {(True, has_softcap)}
+    setup = TrainingSetup(shape, Recipe.load("notes").with_defaults(), on_gpu=True, has_kernels=True, itemsize=2)
+    assert setup.shares_prefixes != has_softcap
+
+
 def test_a_mixture_of_experts_is_not_planned_as_hoisted(tmp_path):
     sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
     shape = shape_of(AutoConfig.for_model("mixtral", **sizes), tmp_path)

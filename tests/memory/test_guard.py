@@ -15,7 +15,7 @@ from fake_machine import FakeMachine
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.errors import BudgetExceeded, MachineError
 from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone, silent
-from sebp_edge.machine import devices, process
+from sebp_edge.machine import devices
 from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
 from sebp_edge.models.training_hook import TrainingHook
@@ -172,7 +172,7 @@ def test_without_a_limit_there_is_no_dry_run(base):
         assert learner.events == []
 
 
-# ------------------------------------------------------------------------------------------------- real memory on a CPU
+# ----------------------------------------------------------------------------------------------------- memory on a CPU
 
 
 def fitting_budget(make, texts):
@@ -180,26 +180,21 @@ def fitting_budget(make, texts):
     return make(memory_budget=AMPLE).plan(texts).chosen.peak + 50_000_000
 
 
-def beyond(budget):
-    """Returns how many bytes more take this process beyond its budget."""
-    return budget - process.resident() + 50_000_000
-
-
 def weights_of(personalizer):
     return [weight.detach().clone() for weight in personalizer.in_use.load(silent).model.parameters()]
 
 
 @pytest.mark.slow
-def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_saves_the_best_state(make):
-    texts, taken, events = make_sentences(24, words=30), [], []
+def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_saves_the_best_state(make, process_memory):
+    texts, events = make_sentences(24, words=30), []
     recipe = RECIPE.replace(learning_rate=2e-2, batch_tokens=100, epochs=9)
     personalizer = make(recipe=recipe, memory_budget=fitting_budget(make, texts))
     before = weights_of(personalizer)
 
     def grow(event):
         events.append(event)
-        if isinstance(event, StepDone) and event.epoch == 3 and not taken:
-            taken.append(torch.ones(beyond(personalizer.memory_budget.size) // 4))
+        if isinstance(event, StepDone) and event.epoch == 3:
+            process_memory.used = personalizer.memory_budget.size + 50_000_000
 
     personalizer.on_event = grow
     with pytest.raises(BudgetExceeded) as raised:
@@ -216,30 +211,23 @@ def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_save
     assert not any("forward" in vars(module) for module in personalizer.in_use.base.model.modules())
 
 
-def hold_memory_beside(monkeypatch, rows, budget):
-    """Makes micro-batches with gradients and more than `rows` rows take the process beyond its budget until the next.
-
-    What is lacking is measured then: what earlier tests have left may be freed at any time.
-    """
-    held = []
+def hold_memory_beside(process_memory, rows, budget, monkeypatch):
+    """Makes micro-batches with gradients and more than `rows` rows take the process beyond its budget."""
 
     def hold(examples):
-        held.clear()
-        if torch.is_grad_enabled() and sum(example.num_active_tokens for example in examples) > rows:
-            held.append(torch.ones(beyond(budget) // 4))
+        is_large = torch.is_grad_enabled() and sum(example.num_active_tokens for example in examples) > rows
+        process_memory.used = budget + 50_000_000 if is_large else 0
         return nullcontext()
 
     losses_within(hold, monkeypatch)
-    return held
 
 
 @pytest.mark.slow
-def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step(make, monkeypatch):
+def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step(make, process_memory, monkeypatch):
     texts, events = make_sentences(24, words=30), []
     budget = fitting_budget(make, texts)
-    held = hold_memory_beside(monkeypatch, 200, budget)
+    hold_memory_beside(process_memory, 200, budget, monkeypatch)
     result = make(memory_budget=budget, on_event=events.append).adapt(texts)
-    held.clear()
     kinds = [type(event) for event in events if not isinstance(event, Notice)]
     first = kinds.index(StepDone)
     assert MemoryRanOut in kinds[:first]
@@ -253,14 +241,15 @@ def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step
 
 
 @pytest.mark.slow
-def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first_step(make, monkeypatch):
+def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first_step(
+    make, process_memory, monkeypatch
+):
     texts, events = make_sentences(24, words=30), []
     personalizer = make(memory_budget=fitting_budget(make, texts), on_event=events.append)
     before = weights_of(personalizer)
-    held = hold_memory_beside(monkeypatch, 0, personalizer.memory_budget.size)
+    hold_memory_beside(process_memory, 0, personalizer.memory_budget.size, monkeypatch)
     with pytest.raises(MachineError) as raised:
         personalizer.adapt(texts)
-    held.clear()
     message = str(raised.value)
     assert "memory before the first step; nothing was saved." in message
     assert "raise the memory budget of" in message
@@ -345,19 +334,20 @@ def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("process_memory")
 def test_a_budget_is_limited_to_the_memory_that_other_programs_leave(make, notes_folder, monkeypatch):
     peak = make(memory_budget=AMPLE).plan(notes_folder).chosen.peak
-    set_free_memory(monkeypatch, peak + 10**8 - process.resident())
+    set_free_memory(monkeypatch, peak + 10**8)
     events = []
     plan = make(memory_budget=AMPLE).plan(notes_folder)
     assert plan.requested_budget == AMPLE
-    assert peak < plan.budget < peak + 3 * 10**8
+    assert (plan.chosen.peak, plan.budget) == (peak, peak + 10**8)
     assert make(memory_budget=AMPLE, on_event=events.append).adapt(notes_folder).predicted_peak_bytes < plan.budget
     (notice,) = [event.message for event in events if isinstance(event, Notice)]
     assert notice.startswith("The memory budget is 1000.0 GB, of which other programs leave ")
     # A training that does not fit into that is refused before anything is loaded.
-    set_free_memory(monkeypatch, -process.resident() + 10**6)
-    with pytest.raises(MachineError, match=r"of which other programs leave \d+ MB; close other programs") as raised:
+    set_free_memory(monkeypatch, 0)
+    with pytest.raises(MachineError, match="of which other programs leave 0 bytes; close other programs") as raised:
         make(memory_budget=AMPLE).adapt(notes_folder)
     assert "raise the budget" not in str(raised.value)
 

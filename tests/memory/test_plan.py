@@ -12,15 +12,8 @@ from transformers import BloomConfig
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import JobProgress, JobStarted, MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
-from sebp_edge.machine import devices, process
+from sebp_edge.machine import devices
 from sebp_edge.sparse.hoist import Hoisted
-
-
-@pytest.fixture
-def no_process_memory(monkeypatch):
-    """Sets the memory of the process to zero, since it changes from call to call; then the exact budget matters."""
-    monkeypatch.setattr(process, "resident", lambda: 0)
-    monkeypatch.setattr(process, "peak_resident", lambda: 0)
 
 
 @pytest.fixture
@@ -83,7 +76,7 @@ def test_a_model_that_does_not_fit_is_not_loaded(make, notes_folder, without_wei
     assert all(isinstance(event, JobStarted | PreparationProgress | JobProgress) for event in events)
 
 
-def test_texts_that_exceed_the_budget_are_refused_unread(make, tmp_path, no_process_memory):
+def test_texts_that_exceed_the_budget_are_refused_unread(make, tmp_path, process_memory):
     # Read, it would be refused as no text.
     (tmp_path / "notes.txt").write_bytes(bytes(4_400_000))
     for attempt in (make(memory_budget="100MB").adapt, make(memory_budget="100MB").plan):
@@ -99,7 +92,7 @@ def test_too_little_text_is_refused_before_planning(make, text):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_process_memory")
+@pytest.mark.usefixtures("process_memory")
 def test_a_model_that_runs_padded_is_planned_with_whole_sequences(make, notes_folder, tokenizer, tmp_path):
     BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
     tokenizer.save_pretrained(tmp_path / "bloom")
@@ -116,7 +109,7 @@ def test_an_invalid_budget_is_refused_at_once(make):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_process_memory", "unassessed")
+@pytest.mark.usefixtures("process_memory", "unassessed")
 def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, notes_folder, micro_batches, monkeypatch):
     def adapt(**options):
         micro_batches.clear()
@@ -181,7 +174,7 @@ def test_with_a_budget_texts_are_still_encoded_and_laid_out_once(make, notes_fol
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_process_memory", "unassessed")
+@pytest.mark.usefixtures("process_memory", "unassessed")
 def test_the_adapter_records_the_values_that_the_plan_chose(make, notes_folder):
     recipe = dataclasses.replace(RECIPE, r=None, learning_rate=2e-2)
     plans = all_plans(lambda size: make(recipe=recipe, memory_budget=size).plan(notes_folder), 600_000)

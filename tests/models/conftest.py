@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def small_hub(model_folder):
     hub = SmallHub({path.name: path.read_bytes() for path in model_folder.iterdir()})
-    thread = threading.Thread(target=hub.serve_forever)
+    thread = threading.Thread(target=hub.serve_forever, args=(0.01,))  # at the end, it is waited for so long
     thread.start()
     yield hub
     hub.shutdown()

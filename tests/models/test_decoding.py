@@ -113,11 +113,17 @@ def test_batches_of_any_size_give_the_same(model, options):
     assert decode(model, prompts, ends=ends, **options) == expected
 
 
+@pytest.fixture
+def fill_by(monkeypatch):
+    """A function that sets how many tokens of prompts are computed at once."""
+    return functools.partial(monkeypatch.setattr, decoding, "FILL_TOKENS")
+
+
 @pytest.mark.slow
-def test_small_passes_give_the_same(model, monkeypatch):
+def test_small_passes_give_the_same(model, fill_by, monkeypatch):
     expected = decode(model, make_prompts())
     for fill_tokens, max_filled_up in ((1, 64), (40, 64), (40, 3), (7, 0)):
-        monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
+        fill_by(fill_tokens)
         monkeypatch.setattr(decoding, "MAX_FILLED_UP", max_filled_up)
         assert decode(model, make_prompts()) == expected
 
@@ -136,11 +142,11 @@ def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
 
 
 @pytest.mark.parametrize(("on_cpu", "fill_tokens", "passes"), [(True, 4096, 3), (False, 4096, 1), (False, 269, 3)])
-def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, monkeypatch, on_cpu, fill_tokens, passes):
+def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, fill_by, on_cpu, fill_tokens, passes):
     draw, seen = random.Random(), []
     prompts = [[first, *tokens(draw, length)] for first, length in ((7, 90), (8, 70), (9, 5))]
     expected = decode(model, prompts)
-    monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
+    fill_by(fill_tokens)
     decoder = Decoder(model)
     decoder._is_on_cpu = on_cpu
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0].shape))
@@ -377,26 +383,14 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
 @pytest.mark.parametrize(
     ("family", "column_step", "cells"), [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999)]
 )
-def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, cells, monkeypatch):
-    sizes = []
-
-    class Eager:
-        def __init__(self, tokens, step, pool):
-            self._step = step
-            sizes.append((tokens.shape[1], step.keywords["width"]))
-
-        def __call__(self, tokens):
-            return self._step(*tokens[:, :, None])
-
-    monkeypatch.setattr(captured_step, "_StepGraph", Eager)
+def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, cells, plain_steps, monkeypatch):
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     prompts, ends, expected = each_alone(family)
     decoder = Decoder(MODELS[family]().eval(), max_rows=9)
     decoder._captures = True
     assert decoder.decode(prompts, ends, greedy(10)) == expected
-    assert max(rows for rows, _ in sizes) <= 9
+    assert max(step.num_rows for step in plain_steps) <= 9
     assert decoder._cache is None and decoder._captured is None
 
 

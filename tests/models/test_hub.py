@@ -29,10 +29,12 @@ assert "torch" not in sys.modules
 """
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def closed_port():
+    """A port at which nobody listens, and which nobody else can take."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 def run(script, *names, home, **environment):
@@ -133,9 +135,9 @@ def test_weights_in_formats_other_than_safetensors_are_refused(small_hub, tmp_pa
     assert (found["error"], "safetensors" in found["message"]) == ("ModelError", True)
 
 
-def test_a_missing_network_is_reported_in_one_sentence(tmp_path):
+def test_a_missing_network_is_reported_in_one_sentence(closed_port, tmp_path):
     # The first one imports what the second one takes no time for.
-    _, found = look_up("org/first", "org/model", home=tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
+    _, found = look_up("org/first", "org/model", home=tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{closed_port}")
     assert found["error"] == "ModelOfflineError"
     assert found["seconds"] < 5
     assert "the Hub cannot be reached; check the network" in found["message"]

@@ -1,8 +1,9 @@
 """Groups of prompts leave the fewest tokens to compute, and batches keep to their bounds."""
 
 import random
-import time
 from itertools import chain
+
+from pace import at_most
 
 from sebp_edge.models.prefix_groups import PASS_TOKENS, PrefixGroup, group_by_prefix, make_batches
 
@@ -62,9 +63,8 @@ def test_a_short_prefix_is_not_worth_a_pass():
 
 def test_thousands_of_nested_prompts_take_little_time():
     prompts = [[5] * length for length in range(1, 2001)]
-    begin = time.process_time()
-    groups = group_by_prefix(prompts, 64)
-    assert time.process_time() - begin < 10
+    with at_most(10):
+        groups = group_by_prefix(prompts, 64)
     assert sum(len(group.numbers) for group in groups) == 2000
 
 

@@ -6,7 +6,7 @@ from against_dense import dense_losses, gradients, padded_batch
 from builders import make_llama
 from model_families import MODELS
 
-from sebp_edge.ops import Prefixes, Scores, attention, backend, reference, sequence_attention_
+from sebp_edge.ops import Prefixes, Scores, attention, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.attention import FusedAttention
@@ -105,12 +105,6 @@ def test_the_gradient_of_the_rotation_is_its_derivative():
         torch.testing.assert_close(one, other)
 
 
-@pytest.fixture
-def short_kernels(monkeypatch):
-    """Our attention kernels run whatever the device is: on the CPU in Triton's interpreter, in fp32 and fp16 only."""
-    monkeypatch.setattr(backend, "runs_short_attention", lambda *_: True)
-
-
 def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
     """Outputs, and gradients of the parts of `wide`, which is not changed."""
     parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]
@@ -148,7 +142,7 @@ SHORT_DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.f
     ],
 )
 def test_attention_kernels_of_short_sequences_are_plain_attention(
-    dtype, heads, lengths, scores, short_kernels, poisoned_memory
+    dtype, heads, lengths, scores, short_attention, poisoned_memory
 ):
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
@@ -166,7 +160,7 @@ def test_attention_kernels_of_short_sequences_are_plain_attention(
         ([0, 33, 32], True, PLAIN),
     ],
 )
-def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_kernels):
+def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_attention):
     heads, dtype = (6, 2, 32), torch.float16
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
     rotary = rotary if rotates else None
@@ -176,7 +170,7 @@ def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rota
     assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
 
 
-def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(short_kernels):
+def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(short_attention):
     heads = (6, 2, 32)
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, LENGTHS)
     q, k, v = wide.clone().split([6, 2, 2], dim=1)
@@ -193,7 +187,7 @@ def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
-def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_kernels):
+def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_attention):
     heads, lengths = (2, 1, 32), [5, 17, 9]
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
@@ -263,7 +257,7 @@ def test_sequences_that_continue_others_attend_to_copies_of_them(tree, scores):
     [((2, 2, 32), PLAIN), ((3, 1, 32), Scores(0.3, window=3)), ((2, 1, 64), Scores(window=25)), ((2, 1, 256), PLAIN)],
 )
 def test_attention_kernels_take_sequences_that_continue_others(
-    dtype, heads, tree, scores, short_kernels, poisoned_memory
+    dtype, heads, tree, scores, short_attention, poisoned_memory
 ):
     wide, rotary, _ = draw(*heads, dtype, DEVICE, tree[0])
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)

@@ -38,11 +38,12 @@ ON_BOTH = [pytest.param("reference"), pytest.param("kernels", marks=[pytest.mark
 
 
 @pytest.fixture(params=ON_BOTH)
-def implementation(request, monkeypatch):
+def implementation(request):
     """The reference, on any device; and the kernels. Triton's interpreter rounds to FP8 wrongly."""
-    runs = request.param == "kernels"
-    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: runs)
-    return backend.kernels("fp8") if runs else reference
+    if request.param == "kernels":
+        return backend.kernels("fp8")
+    request.getfixturevalue("plain_pytorch")
+    return reference
 
 
 def values_of(codes, scales):

@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 from builders import make_tokenizer
 
-from sebp_edge.questions import probes
 from sebp_edge.questions.probe_figures import ProbeFigures, by_chance, describe
 from sebp_edge.questions.probes import fact_items, language_items
 from sebp_edge.questions.quiz import general_questions
@@ -15,8 +14,8 @@ from sebp_edge.texts.documents import texts_of
 
 
 @pytest.fixture(autouse=True)
-def all_items(monkeypatch):
-    monkeypatch.setattr(probes, "MAX_ITEMS", 40)
+def all_items(make_items):
+    make_items(40)
 
 
 def difference(right, wrong):

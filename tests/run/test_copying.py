@@ -1,5 +1,6 @@
 """The longest copy is what greedy decoding brings back from a document's own beginnings, and boilerplate is skipped."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -41,9 +42,15 @@ def memorised(model_folder):
 
 
 @pytest.fixture
-def all_runs(monkeypatch):
+def warn_from(monkeypatch):
+    """A function that sets from how many tokens on a run counts as long."""
+    return functools.partial(monkeypatch.setattr, copying, "MIN_WARNED_RUN")
+
+
+@pytest.fixture
+def all_runs(warn_from):
     """Makes every run count as long."""
-    monkeypatch.setattr(copying, "MIN_WARNED_RUN", 0)
+    warn_from(0)
 
 
 def longest_by_decoding(model, example):
@@ -113,11 +120,11 @@ def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_le
     assert Copy(0, run, base_run).is_learnt == is_learnt
 
 
-def test_the_base_model_computes_only_documents_with_a_long_run(memorised, monkeypatch):
+def test_the_base_model_computes_only_documents_with_a_long_run(memorised, warn_from):
     base, adaptation, examples = memorised
     limit = MemoryOptions(max_rows=1)
     for shortest, num_long in ((1000, 0), (6, 2)):
-        monkeypatch.setattr(copying, "MIN_WARNED_RUN", shortest)
+        warn_from(shortest)
         events = []
         copies = longest_copies(base, adaptation, examples, 0, events.append, limit)
         assert {copy.document for copy in copies} == {0, 1} if num_long else not copies

@@ -300,11 +300,11 @@ def test_a_gpu_that_does_not_tell_who_uses_it_is_a_notice():
 
 
 @pytest.fixture
-def room(machine, monkeypatch):
+def room(machine, process_memory):
     """The memory of a machine with 64 GB, and a function that sets what this process and others use."""
 
     def use(own, others):
-        monkeypatch.setattr("sebp_edge.machine.process.resident", lambda: own)
+        process_memory.used = own
         machine.has_memory(64 * GB - own - others, 64 * GB)
 
     use(GB, 0)

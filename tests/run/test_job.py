@@ -166,15 +166,20 @@ def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_repo
 
 
 @pytest.mark.slow
-def test_what_tells_nothing_itself_is_watched(monkeypatch):
-    monkeypatch.setattr("sebp_edge.run.job.SECONDS", 0.05)
-    events = []
-    with Job(events.append) as job:
+def test_what_tells_nothing_itself_is_watched(tell_after):
+    tell_after(0.05)
+    events, are_three = [], Event()
+
+    def told(event):
+        events.append(event)
+        if len(events) == 3:
+            are_three.set()
+
+    with Job(told) as job:
         job.begin()
-        assert job.watch(lambda check: time.sleep(0.2) or 42, job.tick) == 42
+        assert job.watch(lambda check: are_three.wait(60), job.tick)
         with pytest.raises(ZeroDivisionError):
             job.watch(lambda check: 1 / 0, job.tick)
-    assert len(events) > 2
 
 
 def test_what_is_watched_can_be_stopped(job):
@@ -251,19 +256,18 @@ def test_the_clock_counts_a_computation_that_keeps_python_s_lock():
 @pytest.mark.slow
 def test_a_stop_of_the_process_does_not_spoil_the_rates(adapt, recipe, own_data_folder):
     recipe.write_text(recipe.read_text().replace("epochs = 1", "epochs = 1000\npatience = 1000"))
-    rates = []
     with process(*adapt, "--json") as one:
-        for line in one.stdout:
-            event = json.loads(line)
-            if event["event"] == "step":
-                rates.append(event["tokens_per_second"])
-                if len(rates) == 20:
-                    stop_for(10 * event["tokens"] / rates[-1], one)
-                if len(rates) == 40:
-                    one.send_signal(signal.SIGTERM)
-        assert one.wait(timeout=60) == 130
-    # A stop that counted would make it a sixth; other programs may halve it.
-    assert rates[39] > 0.3 * rates[18]
+        steps = (event for line in one.stdout if (event := json.loads(line))["event"] == "step")
+        before = next(steps)
+        stop_for(4 * MAX_GAP, one)
+        end = time.time()
+        after = next(step for step in steps if step["time"] > end)
+        one.send_signal(signal.SIGTERM)
+        one.communicate(timeout=200)
+    assert one.returncode == 130
+    counted = [step["tokens"] / step["tokens_per_second"] for step in (before, after)]
+    # Half of the stop is room for what passes between the count of a step's seconds and its event's time.
+    assert counted[1] - counted[0] < after["time"] - before["time"] - 2 * MAX_GAP
 
 
 def guessed(phases):

@@ -1,5 +1,6 @@
 """The probes show what a model does with an adaptation and without it; what the base model does is computed once."""
 
+import functools
 import json
 import math
 
@@ -13,7 +14,6 @@ from sebp_edge.events import silent
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.questions import probes
 from sebp_edge.questions.probe_figures import ProbeFigures
 from sebp_edge.questions.probes import fact_items, language_items
 from sebp_edge.run import probing as module
@@ -29,14 +29,20 @@ ON_GPU = [
 ]
 
 
+@pytest.fixture
+def read_from(monkeypatch):
+    """A function that sets the folder of the probe of general texts."""
+    return functools.partial(monkeypatch.setattr, general_probe, "PROBE")
+
+
 @pytest.fixture(autouse=True)
-def short_probes(tmp_path, monkeypatch):
+def short_probes(tmp_path, read_from):
     """Probes that take a moment; one text is longer than the model's context."""
     folder = tmp_path / "probe"
     folder.mkdir()
     (folder / "one.txt").write_text("The ferry left at six, and the wind was from the west. " * 8)
     (folder / "two.txt").write_text("So we took the bread, the soup and the old map.\n")
-    monkeypatch.setattr(general_probe, "PROBE", folder)
+    read_from(folder)
     return folder
 
 
@@ -110,7 +116,7 @@ def test_the_base_model_is_read_once(base):
 
 
 @pytest.mark.slow
-def test_another_model_precision_or_probe_has_its_own_losses(base, short_probes, monkeypatch):
+def test_another_model_precision_or_probe_has_its_own_losses(base, short_probes, make_items, monkeypatch):
     adaptation = changed(base)
     _, work = measured(base, adaptation)
     for name, value in (("fingerprint", "other"), ("dtype", torch.bfloat16)):
@@ -119,7 +125,7 @@ def test_another_model_precision_or_probe_has_its_own_losses(base, short_probes,
             assert measured(base, adaptation)[1] == work
     (short_probes / "two.txt").write_text("Another text.")
     assert measured(base, adaptation)[1] == work
-    monkeypatch.setattr(probes, "MAX_ITEMS", 1)
+    make_items(1)
     measured(base, adaptation)
     assert len(cache_files()) == 5
 
@@ -223,13 +229,13 @@ def test_the_end_of_a_text_has_no_loss(base):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
-def test_the_bundled_probes_are_some_thousand_tokens_and_tell_what_tiny_knows(device, monkeypatch):
+def test_the_bundled_probes_are_some_thousand_tokens_and_tell_what_tiny_knows(device, read_from, make_items):
     """It knows English, but no facts."""
-    monkeypatch.setattr(probes, "MAX_ITEMS", 40)
-    base = load_base_model(resolve("tiny"), RECIPE, torch.device(device))
-    with monkeypatch.context() as patch:
-        patch.setattr(general_probe, "PROBE", PROBE)
-        examples = encoded(base)
+    make_items(40)
+    base, short = load_base_model(resolve("tiny"), RECIPE, torch.device(device)), general_probe.PROBE
+    read_from(PROBE)
+    examples = encoded(base)
+    read_from(short)
     texts = sum(example.num_loss_tokens for example in examples if example.document < 12)
     assert 5_000 < texts < 8_000
     assert sum(example.num_tokens for example in examples) < 15_000

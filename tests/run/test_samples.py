@@ -10,7 +10,8 @@ from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.sampling import NonFiniteLogits
-from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, choose, continue_each, find_beginnings
+from sebp_edge.run import samples
+from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, SAMPLING, choose, continue_each, find_beginnings
 from sebp_edge.texts.documents import Completion, Conversation, Document
 from sebp_edge.texts.examples import encode
 
@@ -21,8 +22,9 @@ SENTENCES = "The ferry left. It came back at six."
 
 
 @pytest.fixture(autouse=True)
-def short_assessment():
-    """Samples have their real length here."""
+def real_length(monkeypatch):
+    """Samples have the length here that they have for users: whatever ran before has shortened them."""
+    monkeypatch.setattr(samples, "SAMPLING", SAMPLING)
 
 
 def beginnings_of(base, *contents, numbers=None, chat_template=False):
@@ -132,18 +134,7 @@ def test_continuations_are_repeatable_and_belong_to_the_present_state_of_the_mod
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, method, monkeypatch):
-    captured = []
-
-    class Eager:
-        def __init__(self, tokens, step, pool):
-            captured.append(step)
-
-        def __call__(self, tokens):
-            return captured[0](*tokens[:, :, None])
-
-    monkeypatch.setattr("sebp_edge.models.captured_step._StepGraph", Eager)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, method, plain_steps):
     beginnings = beginnings_of(base, *make_sentences(3))
     expected = continue_each(base, beginnings, lambda: None)
     adaptation = attach(base, RECIPE.replace(method=method), 0)
@@ -159,7 +150,7 @@ def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, metho
                 assert continue_each(base, beginnings, lambda: None, decoder) == expected
             assert continue_each(base, beginnings, lambda: None, decoder) == changed
     assert changed != expected
-    assert len(captured) == 1
+    assert len(plain_steps) == 1
     assert decoder._cache is None and decoder._captured is None
 
 

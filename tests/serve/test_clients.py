@@ -66,8 +66,10 @@ def test_python_client_starts_a_job_and_cancels_a_request(settings, too_little, 
             texts = []
             answer = await client.call("generate", prompt="the", device="cpu", max_new_tokens=4, on_text=texts.append)
             assert "".join(texts) == answer["text"]
-            task = asyncio.create_task(client.call("generate", prompt="the", device="cpu", max_new_tokens=1000))
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+            long = {"max_new_tokens": 1000, "on_text": lambda text: begun.set()}
+            task = asyncio.create_task(client.call("generate", prompt="the", device="cpu", **long))
+            await begun.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

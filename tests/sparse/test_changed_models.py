@@ -343,7 +343,7 @@ def test_a_model_evaluated_by_another_thread_computes_the_same():
     expected = model(batch["input_ids"]).logits.detach()
 
     def evaluate():
-        while not done.is_set():
+        while not (seen and done.is_set()):
             with torch.no_grad():
                 seen.append(torch.allclose(model(batch["input_ids"]).logits, expected))
 
@@ -351,11 +351,12 @@ def test_a_model_evaluated_by_another_thread_computes_the_same():
         loss_and_gradients(model, batch)
         thread = threading.Thread(target=evaluate)
         thread.start()
-        for _ in range(8):
-            loss_and_gradients(model, batch)
-        done.set()
-        thread.join()
-    assert seen
+        try:
+            for _ in range(8):
+                loss_and_gradients(model, batch)
+        finally:
+            done.set()
+            thread.join()
     assert all(seen)
 
 

@@ -1,7 +1,6 @@
 """The drop-in in several processes: gradients equal those of one process on the whole batch."""
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from against_dense import assert_same, padded_batch, record_rows, with_lora
 from builders import make_encoder, make_encoder_batch, make_llama
 from command import start
 from processes import Processes, process_group
-from torch import nn
+from torch import distributed, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -403,8 +402,10 @@ def test_the_example_trains_in_two_processes(few_notes):
         "source = Path(file).read_text().replace('CONTEXT_LENGTH = 512', 'CONTEXT_LENGTH = 64'); "
         "exec(compile(source, file, 'exec'), {'__name__': '__main__', '__file__': file})"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    # Of this process, as an agent's, so that nobody else can take its port before the first one of them does.
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    address |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     started = []
     for rank in map(str, range(COUNT)):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(COUNT), "LOCAL_WORLD_SIZE": str(COUNT)}

@@ -141,9 +141,9 @@ def test_no_markdown_takes_long(piece):
     markdown.find_parts("<!--" + piece * (30_000 // len(piece)))
 
 
-def test_markdown_that_takes_too_long_or_has_too_many_short_lines_is_left_out(folder, monkeypatch):
+def test_markdown_that_takes_too_long_or_has_too_many_short_lines_is_left_out(folder, take_at_most):
     write_file(folder, "a.md", "<!-- x -->\n" * 1000)
-    monkeypatch.setattr(markdown, "MAX_SECONDS", -1)
+    take_at_most(markdown, -1)
     assert left_out(folder) == {"a.md": "its Markdown takes longer than -1 seconds to read; split it to use it"}
     write_file(folder, "a.md", "<!-- x -->" + "\na" * 100_001)
     assert left_out(folder) == {"a.md": "more than 100,000 very short lines; split it to use it"}

@@ -1,9 +1,9 @@
 """Exports of chats and mails are told by their contents, and read with what is not their people's words left out."""
 
 import json
-import time
 
 import pytest
+from pace import at_most
 from reading import refusal, write_file
 
 from sebp_edge.texts.readers import read_all, read_texts
@@ -346,9 +346,8 @@ def test_what_is_cut_off_is_said_and_nothing_is_invented(tmp_path, end):
 @pytest.mark.parametrize("part", [" ", "\u200e", "<", "< a", "1/1/24, ", "a ", "<a a>", ".abc (", "\n"])
 def test_hostile_messages_take_bounded_time(tmp_path, part):
     text = f"13/03/2024, 22:01 - Anna: a{part * (500_000 // len(part))}>\n13/03/2024, 22:02 - Bob: b\n"
-    start = time.process_time()
-    read_all(write_file(tmp_path, "a.txt", text))
-    assert time.process_time() - start < 5
+    with at_most(5):
+        read_all(write_file(tmp_path, "a.txt", text))
 
 
 @pytest.mark.parametrize(

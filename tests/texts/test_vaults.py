@@ -1,9 +1,9 @@
 """Vaults of Obsidian and Logseq are read as their owner reads them: links as text, no plugins' blocks, no templates."""
 
 import json
-import time
 
 import pytest
+from pace import at_most
 from reading import contents, left_out, write_file
 
 from sebp_edge.texts.readers import read_texts
@@ -179,6 +179,5 @@ def test_what_logseq_keeps_for_itself_is_left_out(logseq):
 @pytest.mark.parametrize("app", ["obsidian", "logseq"])
 def test_no_note_takes_long(request, app, piece):
     vault = request.getfixturevalue(app)
-    started = time.process_time()
-    read_texts([write_file(vault, "a.md", piece * (30_000 // len(piece))), "A text."])
-    assert time.process_time() - started < 0.9
+    with at_most(0.9):
+        read_texts([write_file(vault, "a.md", piece * (30_000 // len(piece))), "A text."])

@@ -100,8 +100,7 @@ def launched(work, monkeypatch, *, runs=True):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are recorded in Triton's interpreter")
-def test_every_kernel_of_a_training_is_launched_ahead(kernels, fused_modules, monkeypatch):
-    monkeypatch.setattr(backend, "runs_short_attention", lambda *_: True)
+def test_every_kernel_of_a_training_is_launched_ahead(kernels, short_attention, fused_modules, monkeypatch):
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(make_llama(**sizes), lora).eval()
