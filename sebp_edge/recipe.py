@@ -269,7 +269,7 @@ class Recipe:
 
     @property
     def refits(self) -> bool:
-        """Whether an adapter that passed the gate is trained again, on all documents."""
+        """Whether an adapter that passed the gate goes on learning, on all documents."""
         if self.questions:  # other notes make little difference
             return False
         return self.method == "lora" if self.refit is None else self.refit

@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_354
+MAX_LINES = 52_359
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -68,8 +68,8 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_641,
     "sparse.patches": 2_411,
     "sparse.rows": 870,
-    "texts": 10_439,
-    "training": 4_161,
+    "texts": 10_443,
+    "training": 4_162,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

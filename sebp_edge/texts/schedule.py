@@ -162,7 +162,7 @@ class Schedule:
 
     def stop_after(self, epochs: int) -> None:
         """Trains only the first epochs, at least one; the learning rates stay those of all epochs."""
-        self.last_epoch = max(1, epochs)
+        self.last_epoch = min(max(1, epochs), len(self._batches))
 
     def cut(self, limit: RowLimit) -> None:
         """Cuts the micro-batches again during a training; the steps stay the same."""
@@ -245,7 +245,8 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     """Returns the schedules of an adaptation: those of its splits, and a last one on all documents.
 
     There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
-    by a training on all documents if the recipe says so.
+    by a training on all documents if the recipe says so. That begins in the judged state, unless the training learns on
+    from an earlier version, and has one epoch.
 
     Args:
         lessons: the documents of each training if it learns on from an earlier version; None to train on all.
@@ -256,7 +257,6 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     batches = partial(
         shuffled_batches,
         batch_tokens=recipe.batch_tokens,
-        epochs=recipe.epochs,
         seed=seed,
         batch_rows=recipe.batch_rows,
         min_steps=recipe.min_steps,
@@ -268,10 +268,14 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
             for split, own in zip(splits, lessons.judged, strict=True)
         ]
         examples = _of(examples, lessons.last.trained if lessons.last else ())
-    schedules = [Schedule(batches(split.train), split.validation, split.test, learns_on=learns_on) for split in splits]
+    schedules = [
+        Schedule(batches(split.train, epochs=recipe.epochs), split.validation, split.test, learns_on=learns_on)
+        for split in splits
+    ]
     if len(splits) != 1 or recipe.refits:
+        epochs = 1 if len(splits) == 1 and not learns_on else recipe.epochs
         validation = list(chain.from_iterable(split.validation for split in splits))
-        last = Schedule(batches(examples), test=validation, trains_on_all=True, learns_on=learns_on)
+        last = Schedule(batches(examples, epochs=epochs), test=validation, trains_on_all=True, learns_on=learns_on)
         schedules.append(last)
     return schedules
 

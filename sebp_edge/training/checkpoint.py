@@ -30,7 +30,7 @@ from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.recovery import LearnerState
 
 FILE = "checkpoint.json"
-_FORMAT = 2
+_FORMAT = 3
 # The size limit of checkpoint.json, in bytes; a document takes 200.
 _MAX_BYTES = 2**28
 # The share of the time that writing takes at most.

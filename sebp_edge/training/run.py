@@ -135,11 +135,11 @@ class TrainingRun:
     def train(self, gate: Gate) -> GateResult:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
-        With folds, each document is tested in a training that has not seen it, and the last training always follows.
-        Folds are trained side by side where that pays, up to their tests.
-        With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
-        states. It is used if the loss on the validation documents, which it has seen, is lower than before.
-        Otherwise, after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
+        With folds, each document is tested in a training that has not seen it, and the last training always follows,
+        with as many epochs as the median of the judged states. Folds are trained side by side where that pays, up to
+        their tests. With one split, it follows if the gate keeps the adapter: it begins in the judged state and has one
+        epoch. It is used if the loss on the validation documents, which it has seen, is lower than before. Otherwise,
+        after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
@@ -165,7 +165,8 @@ class TrainingRun:
                 self.result = result
             if len(self.task.schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
                 try:
-                    loss = self._train_last(learner, starts[-1] if starts else fresh)
+                    judged = self.judged_states[0] if self._has_judged_state else fresh
+                    loss = self._train_last(learner, starts[-1] if starts else judged)
                 except BaseException as error:
                     loss = self._undo_last(error)
                 result = self.result = self._choose_state(result, loss)
@@ -373,7 +374,7 @@ class TrainingRun:
             self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
     def _train_last(self, learner: RecoveringLearner, start: list[Tensor]) -> float | None:
-        """Trains on all documents from `start`, with the median number of epochs of the trainings before.
+        """Trains on all documents from `start`, at most for the median number of epochs of the trainings before.
 
         Returns the loss on the validation documents after that; None if there are none.
         """
@@ -436,7 +437,7 @@ class TrainingRun:
         self.progress.append(progress)
         if phase not in self._announced:
             self._announced.add(phase)
-            self._on_event(TrainingStarted(phase, self._recipe_of(number).epochs, *schedule.num_documents))
+            self._on_event(TrainingStarted(phase, schedule.last_epoch, *schedule.num_documents))
 
     def _make_trainer(self, learner: RecoveringLearner | Place, number: int) -> Trainer:
         recipe, phase, progress = self._recipe_of(number), self._phase_of(number), self.progress[number]

@@ -197,6 +197,7 @@ def test_few_documents_have_folds_and_a_last_training_on_all(refit):
     assert sorted(chain.from_iterable(documents(fold.test) for fold in folds)) == list(range(9))
     assert last.trains_on_all and not any(fold.trains_on_all for fold in folds)
     assert last.num_documents == (9, 0, 0)
+    assert len(last.epochs) == RECIPE.epochs
     assert documents(last.test) == list(range(9))
     assert [times for times, _ in last.evaluated] == [1]
     assert {times for times, _ in folds[0].evaluated} == {2, 1 + RECIPE.epochs}
@@ -208,6 +209,7 @@ def test_one_split_has_a_last_training_on_all_that_is_tested_on_the_validation_d
         schedule.lay_out(RowLimit(4096))
     assert (judged.trains_on_all, last.trains_on_all) == (False, True)
     assert last.num_documents == (200, 0, 0)
+    assert (len(judged.epochs), len(last.epochs)) == (3, 1)  # it begins in the judged state
     for epoch in last.epochs:
         assert sorted(chain.from_iterable(map(documents, epoch))) == list(range(200))
     assert documents(last.test) == documents(judged.validation)

@@ -137,18 +137,35 @@ def phases(events):
     return [event.phase for event in events if isinstance(event, TrainingStarted)]
 
 
+def test_a_last_training_begins_in_the_judged_state(make):
+    began = []
+
+    def on_event(event):
+        if isinstance(event, TrainingStarted):
+            parameters = personalizer.in_use.base.model.named_parameters()
+            trained = {name: parameter.clone() for name, parameter in parameters if parameter.requires_grad}
+            began.append((event.phase, event.epochs, trained))
+
+    personalizer = make(recipe=RECIPE.replace(epochs=3), on_event=on_event)
+    result = personalizer.adapt(make_sentences(24, words=30))
+    assert [(phase, epochs) for phase, epochs, _ in began] == [("train", 3), ("all documents", 1)]
+    judged = load_file(next((result.adapter_path / "judged").iterdir()) / WEIGHTS["lora"])
+    begun = {f"base_model.model.{name.replace('.default', '')}": value for name, value in began[-1][2].items()}
+    assert begun.keys() == judged.keys() and all(torch.equal(begun[name], judged[name]) for name in judged)
+
+
 @pytest.mark.slow
 def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(make):
     """At this learning rate and seed, the training on all documents ends higher than the one on the split."""
     texts, events = make_sentences(24, words=30), []
     wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9, epochs=3, patience=3)
-    result = make(recipe=wild, seed=1, on_event=events.append).adapt(texts)
+    result = make(recipe=wild, seed=2, on_event=events.append).adapt(texts)
     assert phases(events) == ["train", "all documents"]
     assert (result.passed, result.active, result.trained_on_all) == (True, True, False)
     validation = [e.loss for e in events if isinstance(e, Evaluated) and e.split == "validation" and e.best]
     assert result.refit_loss >= validation[-1]
     assert "did not lower the loss further, so the adapter is as it was tested" in result.summary
-    alone = make(recipe=wild.replace(refit=False), seed=1).adapt(texts, name="alone")
+    alone = make(recipe=wild.replace(refit=False), seed=2).adapt(texts, name="alone")
     one, other = (load_file(each.adapter_path / WEIGHTS["lora"]) for each in (result, alone))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
