@@ -48,14 +48,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_653
+MAX_LINES = 51_654
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_622,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
-    "cli": 3_082,
+    "cli": 3_083,
     "export": 1_990,
     "machine": 903,
     "memory": 1_660,

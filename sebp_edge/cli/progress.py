@@ -214,7 +214,8 @@ class ProgressPrinter:
         documents = f"{trained:,} of {plural(total, 'document')}" if trained < total else plural(trained, "document")
         if event.validation_documents:
             documents += f", {event.validation_documents} for validation, {event.test_documents} for test"
-        out.print(f"{name}: {documents}; at most {plural(event.epochs, 'epoch')}")
+        epochs = f"at most {event.epochs} epochs" if event.epochs > 1 else "1 epoch"
+        out.print(f"{name}: {documents}; {epochs}")
 
     def _step(self, event: StepDone) -> None:
         steps, loss = f"step {event.step}/{event.steps}", f"loss {event.loss:.3f}"

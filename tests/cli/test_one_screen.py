@@ -93,7 +93,7 @@ def test_a_training_that_learns_on_is_said_to_be_on_few_of_the_documents(capsys)
     assert "84 documents, 1,000 tokens\n" in out and "padding" not in out
     assert "Learning on from version 1: " in out
     assert "training: 7 of 84 documents, 9 for validation, 13 for test; at most 2 epochs\n" in out
-    assert "last training: 8 of 84 documents; at most 1 epoch\n" in out
+    assert "last training: 8 of 84 documents; 1 epoch\n" in out
 
 
 def test_the_time_left_is_that_of_the_whole_job_and_said_only_if_it_is_known(capsys):
@@ -102,6 +102,6 @@ def test_the_time_left_is_that_of_the_whole_job_and_said_only_if_it_is_known(cap
     for event in (TrainingStarted("all documents", 1, 93, 0, 0), known, step(1), unknown, step(9, 0.0)):
         printer(event)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "training: 93 documents; at most 1 epoch"
+    assert lines[0] == "training: 93 documents; 1 epoch"
     assert lines[1].endswith(" tokens/s  50 %, 8 s left")
     assert lines[2].endswith(" tokens/s  90 %")
