@@ -14,7 +14,7 @@ from sebp_edge.cli.commands import app
 
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 1\nbatch_tokens = 200\ncontext_length = 64\n"
 # For tests that react to another process while it trains.
-LONGER = RECIPE.replace("epochs = 1", "epochs = 3")
+LONGER = RECIPE.replace("epochs = 1", "epochs = 5")
 # A background job of a shell ignores SIGINT (under nohup SIGHUP too), and its child processes inherit that.
 RESTORE_SIGNALS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "

@@ -245,8 +245,8 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     """Returns the schedules of an adaptation: those of its splits, and a last one on all documents.
 
     There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
-    by a training on all documents if the recipe says so. That begins in the judged state, unless the training learns on
-    from an earlier version, and has one epoch.
+    by a training on all documents if the recipe says so: one epoch from the judged state, or as many epochs as the
+    recipe has from an earlier version's state.
 
     Args:
         lessons: the documents of each training if it learns on from an earlier version; None to train on all.

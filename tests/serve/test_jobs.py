@@ -149,8 +149,10 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(
     assert [adapter_file(folder / "store", "same", version) for version in (1, 2)] == [whole, whole]
 
 
-def test_what_a_training_cannot_share_is_busy(shared, request_of, model_folder):
-    shared.call("jobs.start", id="full", params=request_of(recipe="full", name="full"))
+def test_what_a_training_cannot_share_is_busy(shared, request_of, model_folder, tmp_path):
+    recipe = tmp_path / "full.toml"  # so long that it still trains when it is cancelled
+    recipe.write_text('method = "full"\nlearning_rate = 1e-4\nepochs = 1000\npatience = 1000\nbatch_tokens = 1024\n')
+    shared.call("jobs.start", id="full", params=request_of(recipe=str(recipe), name="full"))
     shared.call("jobs.subscribe", id="full")
     shared.event("full", lambda event: event["event"] == "step")
     for model in (str(model_folder), "tiny"):

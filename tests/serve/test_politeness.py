@@ -35,7 +35,7 @@ def priority(pid):
 def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path, settings, training):
     write_supplies(tmp_path / "power", plugged=True)
     recipe = Path(training["recipe"])
-    recipe.write_text(recipe.read_text().replace("epochs = 3", "epochs = 1000\npatience = 1000"))
+    recipe.write_text(recipe.read_text().replace("epochs = 5", "epochs = 1000\npatience = 1000"))
     params = training | {"name": "mine", "polite": True, "threads": 1}
     with Server(warm=True, first=SUPPLIES.format(folder=str(tmp_path / "power"))) as server:
         server.initialize(**settings)
