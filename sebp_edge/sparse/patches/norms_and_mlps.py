@@ -23,13 +23,18 @@ MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 class SmallOps(Patch):
     """Handle of one decoder's replaced norms and MLPs.
 
+    Args:
+        carries_states: whether norms carry the states that they read, so that their backward passes add the gradients
+            of residual connections, too. Nobody may ask for the gradients of these states then, and no checkpoint may
+            compute them again.
+
     Attributes:
         replaced: the modules that run on our operations.
     """
 
-    def __init__(self, decoder: nn.Module):
+    def __init__(self, decoder: nn.Module, *, carries_states: bool = False):
         super().__init__()
-        self._decoder = decoder
+        self._decoder, self._carries_states = decoder, carries_states
         self._sources = WeakTensorKeyDictionary()
         self.replaced: list[nn.Module] = []
 
@@ -61,7 +66,8 @@ class SmallOps(Patch):
             # Not those of heads, whose outputs no layer in FP8 reads.
             is_of_states = module.weight.numel() == self._decoder.get_input_embeddings().weight.shape[1]
             in_fp8 = is_of_states and is_in_fp8(self._decoder)
-            candidates = [_Norm(module, offset, self._sources, in_fp8) for offset in (0.0, 1.0)]
+            carries_x = is_of_states and self._carries_states
+            candidates = [_Norm(module, offset, self._sources, in_fp8, carries_x) for offset in (0.0, 1.0)]
         elif _looks_like_an_mlp(module):
             embedding = self._decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
@@ -107,9 +113,11 @@ def _is_activation(mlp: nn.Module, name: str) -> bool:
 class _Norm:
     """Replacement of one RMSNorm's `forward`."""
 
-    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary, in_fp8: bool):
+    def __init__(
+        self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary, in_fp8: bool, carries_x: bool
+    ):
         self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
-        self.in_fp8 = in_fp8
+        self.in_fp8, self.carries_x = in_fp8, carries_x
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
@@ -117,7 +125,7 @@ class _Norm:
         if x.dtype != weight.dtype:
             return type(self.module).forward(self.module, x)
         in_fp8 = Fp8Rows.beside(x) if self.in_fp8 else None
-        out = rms_norm(x, weight, eps, offset, in_fp8)
+        out = rms_norm(x, weight, eps, offset, in_fp8, carries_x=self.carries_x)
         if out.requires_grad or in_fp8 is not None:
             tensors = x.detach(), weight.detach()
             self.sources[out] = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), tensors, in_fp8)
