@@ -35,10 +35,11 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     else:
         z = gate
         dz = 1.0
-    # Neither overflows, and neither cancels.
+    # Neither overflows, and neither cancels. Squaring a root takes fewer instructions than two divisions.
     small = tl.exp(-tl.abs(z))
-    sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
-    return sigmoid, tl.where(z >= 0.0, small, 1.0) / (1.0 + small) * dz
+    root = tl.rsqrt(1.0 + small)
+    inverse = root * root
+    return tl.where(z >= 0.0, 1.0, small) * inverse, tl.where(z >= 0.0, small, 1.0) * inverse * dz
 
 
 @triton.jit
