@@ -110,6 +110,18 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 
+    def finish_joined_mlp() -> None:
+        inner, outer = (JoinedWeight.of((new(SIZE, SIZE),) * number, rank) for number in (2, 1))
+        kernels = op("joined_mlp")
+        gate_up = kernels.GateUp(new(ROWS, len(inner.matrix)), new(2 * SIZE, rank), None, 1.0)
+        kernels.gate(gate_up, activation)
+        product = new(ROWS, outer.matrix.shape[1])
+        adapter = product[:, SIZE:][:, :rank], outer.stacked_A
+        kernels.gate_backward(product[:, :SIZE], *adapter, gate_up, new(ROWS, SIZE), new(ROWS, rank), 1.0, activation)
+        product = new(ROWS, inner.matrix.shape[1])
+        products = product[:, :SIZE], None, product[:, SIZE:][:, : 2 * rank]
+        op("joined_lora").joined_backward_of_inputs(*products, new(ROWS, SIZE), inner.stacked_A)
+
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
     slots, starts = new(ROWS, dtype=torch.int64), torch.tensor([0, ROWS], dtype=torch.int32, device=device)
@@ -117,6 +129,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number) for number in (1, 2, 3))
+    yield finish_joined_mlp
     yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
@@ -127,7 +140,8 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     losses = partial(op("cross_entropy").cross_entropy_and_dlogits_, new(1, config.vocab_size), slots[:1], 1.0, None)
     yield from (partial(losses, needs_gradient=needs_gradient) for needs_gradient in (True, False))
     yield lambda: op("rms_norm").rms_norm(hidden, norm, 1.0, 0.0)
-    yield lambda: op("rms_norm").rms_norm_backward(hidden, hidden, norm, sums, 0.0, needs_dweight=False)
+    carried = partial(op("rms_norm").rms_norm_backward, hidden, hidden, norm, sums, 0.0, needs_dweight=False)
+    yield from (partial(carried, dcarried=each) for each in (hidden, None))
     yield lambda: op("rotate").rotate_(*states()[:2], *angles)
     yield lambda: op("rotate").rotate_gradients(*states(), *angles, states())
     yield lambda: (op("move_rows").gather_rows(hidden, slots), op("move_rows").scatter_rows(hidden, slots.int()))

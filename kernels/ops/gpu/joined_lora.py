@@ -250,6 +250,17 @@ def joined_backward(
     )
 
 
+def joined_backward_of_inputs(
+    product_NK: Tensor, scales_N: Tensor | None, up_NR: Tensor, x_NK: Tensor, stacked_A: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dX and dA alone."""
+    # Placeholders: of no columns the kernel reads and writes nothing.
+    dx_NK, dstacked_A = x_NK.new_empty(x_NK.shape), stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
+    results = dx_NK, dstacked_A
+    _run_backward(product_NK, scales_N, up_NR, x_NK, x_NK, up_NR, stacked_A, *results, (0, 0), 1.0, x_NK.shape[1])
+    return results
+
+
 def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
     """dB alone, [M, R] in fp32."""
     # Placeholders: of no inputs the kernel reads and writes nothing.

@@ -16,6 +16,8 @@ from sebp_edge.ops import ACTIVATIONS, Fp8Rows, GatedInputs, Recompute, gated, r
 from sebp_edge.sparse.patches.agreement import find_mismatch
 from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
+WholeMlp = Callable[[nn.Module, Tensor, str], Tensor | None]
+
 # All parts of Llama's MLP.
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
@@ -27,14 +29,17 @@ class SmallOps(Patch):
         carries_states: whether norms carry the states that they read, so that their backward passes add the gradients
             of residual connections, too. Nobody may ask for the gradients of these states then, and no checkpoint may
             compute them again.
+        whole_mlp: returns the output of a gated MLP with such an activation, or None if its parts are to be called.
 
     Attributes:
         replaced: the modules that run on our operations.
     """
 
-    def __init__(self, decoder: nn.Module, *, carries_states: bool = False):
+    def __init__(
+        self, decoder: nn.Module, *, carries_states: bool = False, whole_mlp: WholeMlp = lambda mlp, x, activation: None
+    ):
         super().__init__()
-        self._decoder, self._carries_states = decoder, carries_states
+        self._decoder, self._carries_states, self._whole_mlp = decoder, carries_states, whole_mlp
         self._sources = WeakTensorKeyDictionary()
         self.replaced: list[nn.Module] = []
 
@@ -71,7 +76,11 @@ class SmallOps(Patch):
         elif _looks_like_an_mlp(module):
             embedding = self._decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
-            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
+            candidates = [
+                _Mlp(module, name, self._sources, self._whole_mlp)
+                for name in ACTIVATIONS
+                if _is_activation(module, name)
+            ]
         else:
             return None
         own = module.forward
@@ -135,11 +144,13 @@ class _Norm:
 class _Mlp:
     """Replacement of one MLP's `forward`."""
 
-    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
-        self.module, self.activation, self.sources = module, activation, sources
+    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary, whole: WholeMlp):
+        self.module, self.activation, self.sources, self.whole = module, activation, sources, whole
         self.in_fp8 = is_in_fp8(module.down_proj)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if (out := self.whole(self.module, x, self.activation)) is not None:
+            return out
         gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
         in_fp8 = Fp8Rows.beside(gate) if self.in_fp8 else None
         hidden = gated(gate, up, activation, in_fp8)
