@@ -47,7 +47,12 @@ class _JoinedMlp(torch.autograd.Function):
         )
         products = gate_up.joined.multiply_backward(dgate_up_N2F)
         x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, ctx.x_shape[-1])
-        dx, dlora_A = backend.kernels("joined_lora").joined_backward_of_inputs(*products, x_NK, gate_up.stacked_A)
+        if dlora_B is None:
+            down_N2R = product_NP[:, len(gate_up.stacked_B) :][:, : len(gate_up.stacked_A)]
+            small = dgate_up_N2F, x_NK, down_N2R, gate_up.stacked_A, gate_up.columns, gate_up.scaling
+            dx, dlora_A, dlora_B = backend.kernels("joined_lora").joined_backward(*products, *small)
+        else:
+            dx, dlora_A = backend.kernels("joined_lora").joined_backward_of_inputs(*products, x_NK, gate_up.stacked_A)
         dtype = adapters[0].dtype
         gradients = *gate_up.split(dlora_A, dlora_B, dtype), *down.split(*of_down, dtype)
         return dx.view(ctx.x_shape), None, None, None, None, *gradients

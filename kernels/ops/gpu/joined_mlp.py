@@ -24,6 +24,7 @@ from .move_rows import with_contiguous_rows
 
 GATE_TILES = {"BLOCK_N": 16, "BLOCK_F": 128, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 32, "BLOCK_F": 64, "OUTPUT_N": 64, "OUTPUT_M": 64, "num_warps": 4, "num_stages": 2}
+SUMS_LORA_B = True
 # Most programs that share the rows, and the fewest rows of a share.
 MAX_PROGRAMS, MIN_SHARE = 1024, 64
 
@@ -127,6 +128,7 @@ def _gate_backward_kernel(
     out_scaling,
     IS_GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    SUMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -210,15 +212,17 @@ def _gate_backward_kernel(
             mask = has_row[:, None] & has_column[None, :]
             tl.store(dgate_up_ptrs, dgate, mask=mask)
             tl.store(dgate_up_ptrs + num_columns, dup, mask=mask)
-            dgate_b = tl.dot(tl.trans(dgate), gate_down, dgate_b, input_precision="ieee")
-            dup_b = tl.dot(tl.trans(dup), up_down, dup_b, input_precision="ieee")
-        sums_ptr += share.to(tl.int64) * num_columns * (out_rank + 2 * rank)
+            if SUMS:
+                dgate_b = tl.dot(tl.trans(dgate), gate_down, dgate_b, input_precision="ieee")
+                dup_b = tl.dot(tl.trans(dup), up_down, dup_b, input_precision="ieee")
+        sums_ptr += share.to(tl.int64) * num_columns * (out_rank + (2 * rank if SUMS else 0))
         dlora_a_ptrs = sums_ptr + out_ranks[:, None] * num_columns + columns[None, :]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_out_rank[:, None] & has_column[None, :])
-        dgate_b_ptrs = sums_ptr + (out_rank * num_columns + columns[:, None] * rank) + ranks[None, :]
-        mask = has_column[:, None] & has_rank[None, :]
-        tl.store(dgate_b_ptrs, dgate_b * scaling, mask=mask)
-        tl.store(dgate_b_ptrs + num_columns * rank, dup_b * scaling, mask=mask)
+        if SUMS:
+            dgate_b_ptrs = sums_ptr + (out_rank * num_columns + columns[:, None] * rank) + ranks[None, :]
+            mask = has_column[:, None] & has_rank[None, :]
+            tl.store(dgate_b_ptrs, dgate_b * scaling, mask=mask)
+            tl.store(dgate_b_ptrs + num_columns * rank, dup_b * scaling, mask=mask)
 
 
 def gate(gate_up: GateUp, activation: str) -> Tensor:
@@ -263,7 +267,8 @@ def gate_backward(
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), BACKWARD_TILES["BLOCK_N"])
     rows_per_share *= BACKWARD_TILES["BLOCK_N"]
     num_shares = triton.cdiv(num_rows, rows_per_share)
-    sums = dout_NM.new_empty(num_shares, num_columns * (out_rank + 2 * rank), dtype=torch.float32)
+    side_rank = 2 * rank if SUMS_LORA_B else 0
+    sums = dout_NM.new_empty(num_shares, num_columns * (out_rank + side_rank), dtype=torch.float32)
     dout_lora_B = sums.new_empty(dout_NM.shape[1], out_rank)
     _gate_backward_kernel[triton.cdiv(dout_NM.shape[1], BACKWARD_TILES["OUTPUT_M"]) + tiles * num_shares,](
         dhidden_NF,
@@ -293,10 +298,12 @@ def gate_backward(
         out_scaling,
         IS_GELU=activation == "gelu_tanh",
         HAS_BIAS=gate_up.bias is not None,
+        SUMS=SUMS_LORA_B,
         BLOCK_R=rank_block(rank),
         BLOCK_S=rank_block(out_rank),
         **BACKWARD_TILES,
     )
     total = sums[0] if num_shares == 1 else sums.sum(0)
-    dlora_A, dlora_B = total.split((out_rank * num_columns, 2 * num_columns * rank))
-    return dgate_up_N2F, dlora_A.view(out_rank, num_columns), dout_lora_B, dlora_B.view(2 * num_columns, rank)
+    dlora_A, dlora_B = total.split((out_rank * num_columns, num_columns * side_rank))
+    dlora_B = dlora_B.view(2 * num_columns, rank) if SUMS_LORA_B else None
+    return dgate_up_N2F, dlora_A.view(out_rank, num_columns), dout_lora_B, dlora_B
