@@ -20,6 +20,9 @@ from . import backend
 from .joined_weight import JoinedWeight
 from .lora_linear import LoraGroup, Recompute
 
+# Tiles of more ranks would not fit into registers.
+MAX_RANK = 32
+
 
 class _JoinedMlp(torch.autograd.Function):
     @staticmethod
@@ -42,19 +45,15 @@ class _JoinedMlp(torch.autograd.Function):
         adapters, kept = others[:6], others[6:]
         dout_NM, inner = dout.reshape(-1, dout.shape[-1]), _inner(gate_up, product_NP)
         dproduct_NF, _, up_NR = down.joined.multiply_backward(dout_NM)
-        dgate_up_N2F, *of_down, dlora_B = backend.kernels("joined_mlp").gate_backward(
+        dgate_up_N2F, *of_down = backend.kernels("joined_mlp").gate_backward(
             dproduct_NF, up_NR, down.stacked_A, inner, dout_NM, down_NR, down.scaling, ctx.activation
         )
         products = gate_up.joined.multiply_backward(dgate_up_N2F)
         x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, ctx.x_shape[-1])
-        if dlora_B is None:
-            down_N2R = product_NP[:, len(gate_up.stacked_B) :][:, : len(gate_up.stacked_A)]
-            small = dgate_up_N2F, x_NK, down_N2R, gate_up.stacked_A, gate_up.columns, gate_up.scaling
-            dx, dlora_A, dlora_B = backend.kernels("joined_lora").joined_backward(*products, *small)
-        else:
-            dx, dlora_A = backend.kernels("joined_lora").joined_backward_of_inputs(*products, x_NK, gate_up.stacked_A)
+        small = dgate_up_N2F, x_NK, inner.down, gate_up.stacked_A, gate_up.columns, gate_up.scaling
+        dx, *of_gate_up = backend.kernels("joined_lora").joined_backward(*products, *small)
         dtype = adapters[0].dtype
-        gradients = *gate_up.split(dlora_A, dlora_B, dtype), *down.split(*of_down, dtype)
+        gradients = *gate_up.split(*of_gate_up, dtype), *down.split(*of_down, dtype)
         return dx.view(ctx.x_shape), None, None, None, None, *gradients
 
 
@@ -67,7 +66,8 @@ def can_join_mlp(x: Tensor, gate_up: LoraGroup, down: LoraGroup) -> bool:
     """Whether `joined_mlp` computes with these rows, of [..., K], and groups."""
     rows, columns = x.reshape(-1, x.shape[-1]), gate_up.columns
     are_joined = all(isinstance(group.joined_for(rows), JoinedWeight) for group in (gate_up, down))
-    return are_joined and columns == (down.stacked_A.shape[1],) * 2 and len(down.columns) == 1
+    fit = all(len(lora_A) <= MAX_RANK for lora_A in (gate_up.loras_A[0], down.loras_A[0]))
+    return are_joined and fit and columns == (down.stacked_A.shape[1],) * 2 and len(down.columns) == 1
 
 
 def joined_mlp(

@@ -110,17 +110,14 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 
-    def finish_joined_mlp() -> None:
-        inner, outer = (JoinedWeight.of((new(SIZE, SIZE),) * number, rank) for number in (2, 1))
-        kernels = op("joined_mlp")
-        gate_up = kernels.GateUp(new(ROWS, len(inner.matrix)), new(2 * SIZE, rank), None, 1.0)
-        kernels.gate(gate_up, activation)
-        product = new(ROWS, outer.matrix.shape[1])
-        adapter = product[:, SIZE:][:, :rank], outer.stacked_A
-        kernels.gate_backward(product[:, :SIZE], *adapter, gate_up, new(ROWS, SIZE), new(ROWS, rank), 1.0, activation)
-        product = new(ROWS, inner.matrix.shape[1])
-        products = product[:, :SIZE], None, product[:, SIZE:][:, : 2 * rank]
-        op("joined_lora").joined_backward_of_inputs(*products, new(ROWS, SIZE), inner.stacked_A)
+    def finish_joined_mlp(num_rows: int) -> None:
+        gate_up, down = (JoinedWeight.of((new(SIZE, SIZE),) * number, rank) for number in (2, 1))
+        kernels, lora_B = op("joined_mlp"), new(2 * SIZE, rank)
+        inner = kernels.GateUp(new(num_rows, len(gate_up.matrix)), lora_B, None, 1.0)
+        kernels.gate(inner, activation)
+        with_up = new(num_rows, down.matrix.shape[1])
+        of_output = with_up[:, :SIZE], with_up[:, SIZE:][:, :rank], down.stacked_A
+        kernels.gate_backward(*of_output, inner, new(num_rows, SIZE), new(num_rows, rank), 1.0, activation)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
@@ -129,7 +126,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number) for number in (1, 2, 3))
-    yield finish_joined_mlp
+    yield from (partial(finish_joined_mlp, number) for number in (ROWS, op("joined_mlp").FEW_ROWS + 1))
     yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))

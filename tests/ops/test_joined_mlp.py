@@ -62,7 +62,7 @@ def with_gradients(out, x, projections, dout):
 @pytest.mark.parametrize(
     ("sizes", "ranks", "activation", "bias"),
     [
-        ((1, 8, 8, 8), (1, 1), "silu", False),
+        ((1, 64, 72, 40), (16, 16), "silu", False),
         ((67, 40, 72, 24), (5, 3), "gelu_tanh", True),
         ((130, 136, 200, 72), (16, 8), "silu", False),
         ((300, 16, 64, 136), (20, 16), "silu", True),
@@ -83,7 +83,7 @@ def test_outputs_and_gradients_are_those_of_the_parts(sizes, ranks, activation, 
         assert torch.equal(one, same)
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
         error, allowed = ((value.double() - truth).norm() / truth.norm() for value in (one, other))
-        assert error <= 1.5 * allowed + 1e-5
+        assert error <= 2 * allowed + 1e-5
 
 
 def test_leading_dimensions_stay_and_x_need_not_be_kept():
@@ -109,5 +109,7 @@ def test_other_groups_and_rows_are_left_to_the_parts(monkeypatch):
     assert not can_join_mlp(x, gate_up, apart)
     assert not can_join_mlp(x, down, down)
     assert not can_join_mlp(x[:0], gate_up, down)
+    wide = LoraGroup.stack(draw_mlp(16, 24, 8, (2, 33), torch.float32, bias=False)[2:], joined=True)
+    assert not can_join_mlp(x, gate_up, wide)
     monkeypatch.setattr("sebp_edge.ops.joined_weight.MAX_ROWS", 3)
     assert not can_join_mlp(x, gate_up, down)

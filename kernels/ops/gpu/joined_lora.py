@@ -19,7 +19,9 @@ from .move_rows import with_contiguous_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
-BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4}
+# More stages of more ranks would not fit into the shared memory of every GPU.
+NUM_STAGES, MANY_RANKS, NUM_STAGES_OF_MANY = 4, 128, 3
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -250,17 +252,6 @@ def joined_backward(
     )
 
 
-def joined_backward_of_inputs(
-    product_NK: Tensor, scales_N: Tensor | None, up_NR: Tensor, x_NK: Tensor, stacked_A: Tensor
-) -> tuple[Tensor, Tensor]:
-    """dX and dA alone."""
-    # Placeholders: of no columns the kernel reads and writes nothing.
-    dx_NK, dstacked_A = x_NK.new_empty(x_NK.shape), stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
-    results = dx_NK, dstacked_A
-    _run_backward(product_NK, scales_N, up_NR, x_NK, x_NK, up_NR, stacked_A, *results, (0, 0), 1.0, x_NK.shape[1])
-    return results
-
-
 def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
     """dB alone, [M, R] in fp32."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
@@ -303,6 +294,7 @@ def _run_backward(
         *ends_of(columns),
         BLOCK_R=rank_block(rank),
         BLOCK_RANKS=rank_block(num_ranks),
+        num_stages=NUM_STAGES if num_ranks < MANY_RANKS else NUM_STAGES_OF_MANY,
         **BACKWARD_TILES,
     )
     return dstacked_B

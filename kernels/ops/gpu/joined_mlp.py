@@ -2,10 +2,11 @@
 
     gate            g, u = X Wᵀ + s D Bᵀ + b, half of the columns each        h = act(g) u
     gate_backward   dh = dY V + U A_V        dg, du from dh, with g and u computed again
-                    dA_V = Uᵀ h        dB = s [dg du]ᵀ D        dB_V = s_V dYᵀ D_V
+                    dA_V = Uᵀ h        dB_V = s_V dYᵀ D_V
 
 `ops/joined_mlp.py` says what is what. In the backward pass a program has a tile of columns and a share of the rows; the
-shares' sums are added in a fixed order, so that two runs are bitwise equal. dB_V has programs of its own.
+shares' sums are added in a fixed order, so that two runs are bitwise equal. dB_V has programs of its own. dB of gate
+and up would fit in, too, but takes so many registers that it costs more than a pass of its own.
 
 Shapes: N rows, F columns of gate and of up, M outputs, R rank of W's adapters, S rank of V's.
 """
@@ -22,11 +23,13 @@ from .joined_lora import _sum_over_rows
 from .lora import rank_block
 from .move_rows import with_contiguous_rows
 
-GATE_TILES = {"BLOCK_N": 16, "BLOCK_F": 128, "num_warps": 4}
-BACKWARD_TILES = {"BLOCK_N": 32, "BLOCK_F": 64, "OUTPUT_N": 64, "OUTPUT_M": 64, "num_warps": 4, "num_stages": 2}
-SUMS_LORA_B = True
+# The fastest on an H200 for 96 and 864 rows.
+GATE_TILES = {"BLOCK_N": 32, "BLOCK_F": 64, "num_warps": 8}
+BACKWARD_TILES = {"BLOCK_N": 16, "BLOCK_F": 64, "num_warps": 4, "num_stages": 3}
+FEW_ROWS, BACKWARD_TILES_OF_FEW = 256, BACKWARD_TILES | {"BLOCK_N": 32, "num_warps": 8}
+OUTPUT_TILE = {"OUTPUT_N": 64, "OUTPUT_M": 64}
 # Most programs that share the rows, and the fewest rows of a share.
-MAX_PROGRAMS, MIN_SHARE = 1024, 64
+MAX_PROGRAMS, MIN_SHARE = 512, 224
 
 
 class GateUp(NamedTuple):
@@ -42,6 +45,12 @@ class GateUp(NamedTuple):
     lora_B: Tensor
     bias: Tensor | None
     scaling: float
+
+    @property
+    def down(self) -> Tensor:
+        """D, [N, 2 R]."""
+        num_columns, rank = self.lora_B.shape
+        return self.product[:, num_columns:][:, : 2 * rank]
 
 
 @triton.jit
@@ -110,7 +119,7 @@ def _gate_backward_kernel(
     dout_ptr,
     out_down_ptr,
     dgate_up_ptr,
-    sums_ptr,
+    dloras_ptr,
     dout_lora_b_ptr,
     num_rows,
     num_columns,
@@ -128,7 +137,6 @@ def _gate_backward_kernel(
     out_scaling,
     IS_GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    SUMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -167,7 +175,6 @@ def _gate_backward_kernel(
         up_weight = tl.trans(_load_tile(lora_b_ptr, up_columns, ranks, has_column, has_rank, rank))
         lora_a = _load_tile(lora_a_ptr, out_ranks, columns, has_out_rank, has_column, stride_ar)
         dlora_a = tl.zeros((BLOCK_S, BLOCK_F), tl.float32)
-        dgate_b, dup_b = tl.zeros((BLOCK_F, BLOCK_R), tl.float32), tl.zeros((BLOCK_F, BLOCK_R), tl.float32)
         first = share * rows_per_share
         for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
             rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
@@ -207,22 +214,13 @@ def _gate_backward_kernel(
             hidden = (gate * sigmoid * up).to(lora_up.dtype)
             dlora_a = tl.dot(tl.trans(lora_up), hidden, dlora_a, input_precision="ieee")
             dgate, dup = _gate_up_gradients(dhidden, gate, up, sigmoid, slope)
-            dgate, dup = dgate.to(lora_up.dtype), dup.to(lora_up.dtype)
             dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
             mask = has_row[:, None] & has_column[None, :]
-            tl.store(dgate_up_ptrs, dgate, mask=mask)
-            tl.store(dgate_up_ptrs + num_columns, dup, mask=mask)
-            if SUMS:
-                dgate_b = tl.dot(tl.trans(dgate), gate_down, dgate_b, input_precision="ieee")
-                dup_b = tl.dot(tl.trans(dup), up_down, dup_b, input_precision="ieee")
-        sums_ptr += share.to(tl.int64) * num_columns * (out_rank + (2 * rank if SUMS else 0))
-        dlora_a_ptrs = sums_ptr + out_ranks[:, None] * num_columns + columns[None, :]
+            tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+            tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+        dloras_ptr += share.to(tl.int64) * out_rank * num_columns
+        dlora_a_ptrs = dloras_ptr + out_ranks[:, None] * num_columns + columns[None, :]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_out_rank[:, None] & has_column[None, :])
-        if SUMS:
-            dgate_b_ptrs = sums_ptr + (out_rank * num_columns + columns[:, None] * rank) + ranks[None, :]
-            mask = has_column[:, None] & has_rank[None, :]
-            tl.store(dgate_b_ptrs, dgate_b * scaling, mask=mask)
-            tl.store(dgate_b_ptrs + num_columns * rank, dup_b * scaling, mask=mask)
 
 
 def gate(gate_up: GateUp, activation: str) -> Tensor:
@@ -257,20 +255,19 @@ def gate_backward(
     down_NS: Tensor,
     out_scaling: float,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dg and du side by side, [N, 2 F]; dA_V [S, F], dB_V [M, S] and dB [2 F, R] in fp32."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dg and du side by side, [N, 2 F]; dA_V [S, F] and dB_V [M, S] in fp32."""
     (num_rows, num_columns), rank, out_rank = dhidden_NF.shape, gate_up.lora_B.shape[1], len(lora_A_SF)
-    dout_NM = with_contiguous_rows(dout_NM)
+    dout_NM, num_outputs = with_contiguous_rows(dout_NM), dout_NM.shape[1]
     dgate_up_N2F = dout_NM.new_empty(num_rows, 2 * num_columns)
-    tiles = triton.cdiv(num_columns, BACKWARD_TILES["BLOCK_F"])
+    tiles_of = BACKWARD_TILES_OF_FEW if num_rows <= FEW_ROWS else BACKWARD_TILES
+    tiles = triton.cdiv(num_columns, tiles_of["BLOCK_F"])
     num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
-    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), BACKWARD_TILES["BLOCK_N"])
-    rows_per_share *= BACKWARD_TILES["BLOCK_N"]
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), tiles_of["BLOCK_N"]) * tiles_of["BLOCK_N"]
     num_shares = triton.cdiv(num_rows, rows_per_share)
-    side_rank = 2 * rank if SUMS_LORA_B else 0
-    sums = dout_NM.new_empty(num_shares, num_columns * (out_rank + side_rank), dtype=torch.float32)
-    dout_lora_B = sums.new_empty(dout_NM.shape[1], out_rank)
-    _gate_backward_kernel[triton.cdiv(dout_NM.shape[1], BACKWARD_TILES["OUTPUT_M"]) + tiles * num_shares,](
+    dloras_A = dout_NM.new_empty(num_shares, out_rank, num_columns, dtype=torch.float32)
+    dlora_B = dloras_A.new_empty(num_outputs, out_rank)
+    _gate_backward_kernel[triton.cdiv(num_outputs, OUTPUT_TILE["OUTPUT_M"]) + tiles * num_shares,](
         dhidden_NF,
         up_NS,
         lora_A_SF,
@@ -280,11 +277,11 @@ def gate_backward(
         dout_NM,
         down_NS,
         dgate_up_N2F,
-        sums,
-        dout_lora_B,
+        dloras_A,
+        dlora_B,
         num_rows,
         num_columns,
-        dout_NM.shape[1],
+        num_outputs,
         rank,
         out_rank,
         rows_per_share,
@@ -298,12 +295,9 @@ def gate_backward(
         out_scaling,
         IS_GELU=activation == "gelu_tanh",
         HAS_BIAS=gate_up.bias is not None,
-        SUMS=SUMS_LORA_B,
         BLOCK_R=rank_block(rank),
         BLOCK_S=rank_block(out_rank),
-        **BACKWARD_TILES,
+        **tiles_of,
+        **OUTPUT_TILE,
     )
-    total = sums[0] if num_shares == 1 else sums.sum(0)
-    dlora_A, dlora_B = total.split((out_rank * num_columns, num_columns * side_rank))
-    dlora_B = dlora_B.view(2 * num_columns, rank) if SUMS_LORA_B else None
-    return dgate_up_N2F, dlora_A.view(out_rank, num_columns), dout_lora_B, dlora_B
+    return dgate_up_N2F, dloras_A[0] if num_shares == 1 else dloras_A.sum(0), dlora_B
