@@ -157,10 +157,20 @@ def gradients_of(outputs, douts, leaves):
     return torch.autograd.grad(outputs, leaves, [dout.to(out.dtype) for dout, out in zip(douts, outputs, strict=True)])
 
 
-@pytest.mark.parametrize("given", ["all", "rows", "slice", "detect"])
-@pytest.mark.parametrize("num_rows", [1, 80, FEW_ROWS])
-def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory):
-    dtype, outs = torch.float16, (40, 33)
+def lower(monkeypatch):
+    """Gives D and U several parts of these small layers."""
+    monkeypatch.setattr(four_bit_products, "LOW", four_bit_products.LOW | {"LOW_SHARE": 32, "LOW_DEPTH": 16})
+
+
+@pairwise(
+    num_rows=[1, 80, FEW_ROWS],
+    given=["all", "rows", "slice", "detect"],
+    outs=[(40, 33), (70,), (24, 9, 90)],
+    joined=[False, True],
+)
+def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, monkeypatch, poisoned_memory):
+    lower(monkeypatch)
+    dtype = torch.float16
     projections, matrices = random_layers(96, outs, dtype)
     x = draw(num_rows, 96, dtype=dtype).requires_grad_()
     active = torch.arange(num_rows, device=DEVICE)[num_rows // 3 : num_rows // 3 + max(1, num_rows // 4)]
@@ -171,7 +181,7 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory)
     for dout in douts if given != "all" else []:
         dout[[row for row in range(num_rows) if row not in active]] = 0
     leaves = [x, *(leaf for each in projections for leaf in (each.lora_A, each.lora_B))]
-    outputs = lora_linear(x, LoraGroup.stack(projections), rows)
+    outputs = lora_linear(x, LoraGroup.stack(projections, joined=joined), rows)
     truths = true_outputs(x.double(), projections, matrices)
     for found, truth in zip(outputs, truths, strict=True):
         # D is rounded, too.
@@ -183,12 +193,14 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory)
         assert not found[0][[row for row in range(num_rows) if row not in active]].any()
 
 
-def test_a_gated_layer_multiplies_few_rows_by_the_codes(poisoned_memory):
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poisoned_memory):
+    lower(monkeypatch)
     dtype = torch.float16
     projections, matrices = random_layers(96, (70,), dtype)
     gate, up = (draw(80, 96, dtype=dtype, seed=number).requires_grad_() for number in range(2))
     dout = draw(80, 70, dtype=dtype, seed=2)
-    group = LoraGroup.stack(projections)
+    group = LoraGroup.stack(projections, joined=joined)
     out = gated_lora_linear(gated(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
     hidden = torch.nn.functional.silu(gate.double()) * up.double()
     (truth,) = true_outputs(hidden, projections, matrices)

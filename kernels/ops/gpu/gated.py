@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
-from .move_rows import with_contiguous_rows
+from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
@@ -117,11 +117,15 @@ def _gated_lora_backward_kernel(
     num_columns,
     rank,
     rows_per_share,
+    stride_dout_parts,
     stride_dout,
+    stride_lora_up_parts,
     stride_lora_up,
     stride_lora_a,
     stride_gate,
     stride_up,
+    NUM_PARTS: tl.constexpr,
+    NUM_LORA_UP_PARTS: tl.constexpr,
     IS_GELU: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -139,12 +143,14 @@ def _gated_lora_backward_kernel(
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
         has_row = rows < num_rows
         mask = has_row[:, None] & has_column[None, :]
-        lora_up = tl.load(
+        lora_up = load_sum(
             lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
-            mask=has_row[:, None] & has_rank[None, :],
-            other=0.0,
-        )
-        dout = tl.load(dout_ptr + rows[:, None] * stride_dout + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            has_row[:, None] & has_rank[None, :],
+            stride_lora_up_parts,
+            NUM_LORA_UP_PARTS,
+        ).to(lora_a.dtype)
+        dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
+        dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
         gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         if scales_ptr is not None:
@@ -200,30 +206,30 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 
 
 def gated_lora_backward(
-    dout_NM: Tensor,
-    up_NR: Tensor,
+    dout: Tensor,
+    up: Tensor,
     lora_A: Tensor,
     gate_NM: Tensor,
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dA comes in fp32."""
+    """dA comes in fp32; dY W and U may be in parts, [S, N, M] and [S, N, R]."""
     (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
-    dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
+    lora_A, gate_NM, up_NM = (with_contiguous_rows(x) for x in (lora_A, gate_NM, up_NM))
+    dout_SNM, up_SNR = (in_parts(with_contiguous_rows(x) if x.dim() == 2 else x) for x in (dout, up))
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
     num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
     num_shares = triton.cdiv(num_rows, rows_per_share)
     dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
     _gated_lora_backward_kernel[tiles, num_shares](
-        dout_NM,
+        dout_SNM,
         scales_N,
-        up_NR,
+        up_SNR,
         lora_A,
         gate_NM,
         up_NM,
@@ -233,11 +239,13 @@ def gated_lora_backward(
         num_columns,
         rank,
         rows_per_share,
-        dout_NM.stride(0),
-        up_NR.stride(0),
+        *dout_SNM.stride()[:2],
+        *up_SNR.stride()[:2],
         lora_A.stride(0),
         gate_NM.stride(0),
         up_NM.stride(0),
+        NUM_PARTS=len(dout_SNM),
+        NUM_LORA_UP_PARTS=len(up_SNR),
         IS_GELU=activation == "gelu_tanh",
         BLOCK_N=LORA_BLOCK_N,
         BLOCK_M=LORA_BLOCK_M,

@@ -15,16 +15,20 @@ import triton.language as tl
 from torch import Tensor
 
 from .lora import ends_of, num_tiles, rank_block, tile_columns
-from .move_rows import with_contiguous_rows
+from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+# Of at most 128 rows, whose products come in parts.
+ADD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_M": 64, "num_warps": 4}
+BACKWARD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_lora_kernel(
     product_ptr,
+    low_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
@@ -33,11 +37,16 @@ def _add_lora_kernel(
     rank,
     num_ranks,
     num_columns,
+    stride_ps,
     stride_pn,
+    stride_ls,
+    stride_ln,
     scaling,
     end_0,
     end_1,
     end_2,
+    NUM_PARTS: tl.constexpr,
+    NUM_LOW_PARTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -50,14 +59,15 @@ def _add_lora_kernel(
     has_row, has_column, has_rank = rows < num_rows, columns < end, ranks < rank
     mask = has_row[:, None] & has_column[None, :]
     mask_of_down = has_row[:, None] & has_rank[None, :]
-    product_ptrs = product_ptr + rows[:, None] * stride_pn
     first_rank = projection * rank
-    down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
+    low_ptrs = low_ptr + rows[:, None] * stride_ln + first_rank + ranks[None, :]
+    down = load_sum(low_ptrs, mask_of_down, stride_ls, NUM_LOW_PARTS).to(down_ptr.dtype.element_ty)
     weight = tl.load(
         weight_ptr + columns[None, :] * rank + ranks[:, None], mask=has_column[None, :] & has_rank[:, None], other=0.0
     )
     values = scaling * tl.dot(down, weight, input_precision="ieee")
-    values += tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
+    values += load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
@@ -77,9 +87,13 @@ def _add_up(
     num_rows,
     num_inputs,
     num_ranks,
+    stride_ps,
     stride_pn,
+    stride_us,
     stride_un,
     stride_ar,
+    NUM_PARTS: tl.constexpr,
+    NUM_UP_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
@@ -91,8 +105,9 @@ def _add_up(
     lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
     lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
     up_ptrs = up_ptr + rows[:, None] * stride_un + ranks[None, :]
-    up = tl.load(up_ptrs, mask=has_row[:, None] & has_rank[None, :], other=0.0)
-    dx = tl.load(product_ptr + rows[:, None] * stride_pn + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    up = load_sum(up_ptrs, has_row[:, None] & has_rank[None, :], stride_us, NUM_UP_PARTS).to(lora_a.dtype)
+    product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
+    dx = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
     if scales_ptr is not None:
         dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
     dx = tl.dot(up, lora_a, dx, input_precision="ieee")
@@ -101,7 +116,18 @@ def _add_up(
 
 @triton.jit
 def _sum_over_rows(
-    wide_ptr, narrow_ptr, columns, has_column, ranks, has_rank, num_rows, stride_w, stride_n, BLOCK_N: tl.constexpr
+    wide_ptr,
+    narrow_ptr,
+    columns,
+    has_column,
+    ranks,
+    has_rank,
+    num_rows,
+    stride_w,
+    stride_ns,
+    stride_n,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """The sum over all rows of wide[:, column] narrow[:, rank], [columns, ranks]."""
     total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
@@ -110,7 +136,8 @@ def _sum_over_rows(
         has_row = rows < num_rows
         wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
         wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
-        narrow = tl.load(narrow_ptrs + ranks[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
+        mask = has_row[:, None] & has_rank[None, :]
+        narrow = load_sum(narrow_ptrs + ranks[None, :], mask, stride_ns, NUM_PARTS).to(wide.dtype)
         total = tl.dot(tl.trans(wide), narrow, total, input_precision="ieee")
     return total
 
@@ -131,7 +158,9 @@ def _joined_backward_kernel(
     num_inputs,
     rank,
     num_ranks,
+    stride_ps,
     stride_pn,
+    stride_us,
     stride_un,
     stride_dout,
     stride_xn,
@@ -141,6 +170,8 @@ def _joined_backward_kernel(
     end_0,
     end_1,
     end_2,
+    NUM_PARTS: tl.constexpr,
+    NUM_UP_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -164,7 +195,9 @@ def _joined_backward_kernel(
             has_own_rank,
             num_rows,
             stride_dout,
+            0,
             stride_dn,
+            1,
             BLOCK_N,
         )
         dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + own_ranks[None, :]
@@ -174,7 +207,18 @@ def _joined_backward_kernel(
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
         dlora_a = _sum_over_rows(
-            x_ptr, up_ptr, inputs, has_input, ranks, has_rank, num_rows, stride_xn, stride_un, BLOCK_N
+            x_ptr,
+            up_ptr,
+            inputs,
+            has_input,
+            ranks,
+            has_rank,
+            num_rows,
+            stride_xn,
+            stride_us,
+            stride_un,
+            NUM_UP_PARTS,
+            BLOCK_N,
         )
         dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
@@ -191,9 +235,13 @@ def _joined_backward_kernel(
             num_rows,
             num_inputs,
             num_ranks,
+            stride_ps,
             stride_pn,
+            stride_us,
             stride_un,
             stride_ar,
+            NUM_PARTS,
+            NUM_UP_PARTS,
             BLOCK_N,
             BLOCK_K,
             BLOCK_RANKS,
@@ -201,15 +249,22 @@ def _joined_backward_kernel(
 
 
 def add_lora(
-    product_NP: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
+    product: Tensor,
+    low: Tensor,
+    weight_MR: Tensor,
+    bias_M: Tensor | None,
+    columns: tuple[int, ...],
+    scaling: float,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [N, M], and D [N, n R], copied so that the product can be freed."""
-    (num_columns, rank), num_rows = weight_MR.shape, len(product_NP)
-    out_NM, down_NR = product_NP.new_empty(num_rows, num_columns), product_NP.new_empty(num_rows, rank * len(columns))
+    """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts."""
+    product_SNM, low_SNR, (num_columns, rank) = in_parts(product), in_parts(low), weight_MR.shape
+    num_rows, tiles = product_SNM.shape[1], ADD_TILES if product.dim() == 2 else ADD_TILES_OF_PARTS
+    out_NM, down_NR = weight_MR.new_empty(num_rows, num_columns), weight_MR.new_empty(num_rows, rank * len(columns))
     if num_rows:
-        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"])
+        grid = triton.cdiv(num_rows, tiles["BLOCK_N"]), num_tiles(columns, tiles["BLOCK_M"])
         _add_lora_kernel[grid](
-            product_NP,
+            product_SNM,
+            low_SNR,
             weight_MR,
             # A placeholder that the kernel does not read.
             weight_MR if bias_M is None else bias_M,
@@ -219,20 +274,23 @@ def add_lora(
             rank,
             down_NR.shape[1],
             num_columns,
-            product_NP.stride(0),
+            *product_SNM.stride()[:2],
+            *low_SNR.stride()[:2],
             scaling,
             *ends_of(columns),
+            NUM_PARTS=len(product_SNM),
+            NUM_LOW_PARTS=len(low_SNR),
             HAS_BIAS=bias_M is not None,
             BLOCK_R=rank_block(rank),
-            **ADD_TILES,
+            **tiles,
         )
     return out_NM, down_NR
 
 
 def joined_backward(
-    product_NK: Tensor,
+    product: Tensor,
     scales_N: Tensor | None,
-    up_NR: Tensor,
+    up: Tensor,
     dout_NM: Tensor,
     x_NK: Tensor,
     down_NR: Tensor,
@@ -240,13 +298,16 @@ def joined_backward(
     columns: tuple[int, ...],
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U."""
+    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
+
+    They are computed from dY W, whose rows may have scales, and U; both may be in parts.
+    """
     num_inputs = stacked_A.shape[1]
     dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
     dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     results = dx_NK, dstacked_A
     return *results, _run_backward(
-        product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
+        product, scales_N, up, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
     )
 
 
@@ -257,20 +318,22 @@ def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling:
 
 
 def _run_backward(
-    product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
+    product, scales_N, up, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
 ) -> Tensor:
     """Writes dX and dA; returns dB."""
     num_rows, num_ranks = len(dout_NM), down_NR.shape[1]
     rank = num_ranks // len(columns)
     dstacked_B = down_NR.new_empty(sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
-    tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
-    row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
-    num_programs = num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles * (1 + row_blocks)
+    product_SNK, up_SNR, tiles = in_parts(product), in_parts(up), BACKWARD_TILES
+    if product.dim() == 3:
+        tiles = BACKWARD_TILES_OF_PARTS
+    tiles_of_inputs, row_blocks = triton.cdiv(num_inputs, tiles["BLOCK_K"]), triton.cdiv(num_rows, tiles["BLOCK_N"])
+    num_programs = num_tiles(columns, tiles["BLOCK_M"]) + tiles_of_inputs * (1 + row_blocks)
     _joined_backward_kernel[num_programs,](
-        product_NK,
+        product_SNK,
         scales_N,
-        up_NR,
+        up_SNR,
         dout_NM,
         x_NK,
         down_NR,
@@ -282,16 +345,18 @@ def _run_backward(
         num_inputs,
         rank,
         num_ranks,
-        product_NK.stride(0),
-        up_NR.stride(0),
+        *product_SNK.stride()[:2],
+        *up_SNR.stride()[:2],
         dout_NM.stride(0),
         x_NK.stride(0),
         down_NR.stride(0),
         stacked_A.stride(0),
         scaling,
         *ends_of(columns),
+        NUM_PARTS=len(product_SNK),
+        NUM_UP_PARTS=len(up_SNR),
         BLOCK_R=rank_block(rank),
         BLOCK_RANKS=rank_block(num_ranks),
-        **BACKWARD_TILES,
+        **tiles,
     )
     return dstacked_B
