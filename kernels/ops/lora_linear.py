@@ -88,7 +88,7 @@ class LoraGroup:
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
         is_quantised: whether the weights are quantised, be they dequantised already or not.
-        joined: the weight and the copies of the adapters in one matrix, if they are; or what FP8 or 4 bits have for that.
+        joined: the weight and the copies of the adapters in one matrix, if they are; FP8 and 4 bits have other forms.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
     """
 

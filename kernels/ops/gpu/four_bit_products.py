@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..quantised import FourBits
 from .four_bits import tensors_of
+from .lora import rank_block
 from .move_rows import sum_parts, with_contiguous_rows
 
 # Weights that a thread expands together, from 16 bytes; they share a scale.
@@ -45,7 +46,6 @@ class Tiles(NamedTuple):
 OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
 # Tiles of D and U, and the terms of a part.
 LOW = {"LOW_SHARE": 1024, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
-NO_LOW = dict.fromkeys(LOW, 0) | {"LOW_BLOCK_R": 0}
 # Ranks whose tiles fit beside those of the products.
 MAX_LOW_RANK = 64
 
@@ -199,28 +199,27 @@ def _four_bit_product_kernel(
     TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // CHUNK
     num_inputs = num_chunks * CHUNK
 
-    if LOW_BLOCK_R:
-        if tl.program_id(0) < num_low_programs:
-            _low_product(
-                tl.program_id(0),
-                x_ptr,
-                right_ptr,
-                low_ptr,
-                outs,
-                num_rows,
-                num_inputs,
-                rank,
-                scaling,
-                stride_xn,
-                stride_rm,
-                stride_rr,
-                OF_INPUTS,
-                LOW_SHARE,
-                LOW_BLOCK_N,
-                LOW_BLOCK_R,
-                LOW_DEPTH,
-            )
-            return
+    if tl.program_id(0) < num_low_programs:
+        _low_product(
+            tl.program_id(0),
+            x_ptr,
+            right_ptr,
+            low_ptr,
+            outs,
+            num_rows,
+            num_inputs,
+            rank,
+            scaling,
+            stride_xn,
+            stride_rm,
+            stride_rr,
+            OF_INPUTS,
+            LOW_SHARE,
+            LOW_BLOCK_N,
+            LOW_BLOCK_R,
+            LOW_DEPTH,
+        )
+        return
 
     # The projection of this program. `left` is below zero from there on.
     left = tl.program_id(0) - num_low_programs
@@ -435,10 +434,9 @@ def _launch(
     first = weights[0]
     # Without a small product any pointer will do.
     left, right, bias, scaling = small or (x, x, None, 1.0)
-    rank, low_parts, low_options, num_low_programs = right.shape[1], parts, NO_LOW, 0
+    rank, low_parts, num_low_programs = right.shape[1], parts, 0
     if low is not None:
         right, rank, scaling = low
-        low_options = LOW | {"LOW_BLOCK_R": max(16, triton.next_power_of_2(rank))}
         num_low_parts = triton.cdiv(max(terms), LOW["LOW_SHARE"])
         low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
@@ -476,7 +474,8 @@ def _launch(
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        **low_options,
+        **LOW,
+        LOW_BLOCK_R=16 if low is None else rank_block(rank),
         enable_fp_fusion=False,
     )
     return parts, low_parts
