@@ -1,11 +1,14 @@
 """Products of few rows with weights in 4 bits, in Triton; the weights' matrices are never written.
 
-    outputs     [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        W: the weights of all projections, stacked
-    inputs      dX = dY W + U A
+    outputs             [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        W: all projections' weights, stacked
+    inputs              dX = dY W + U A
+    outputs_and_low     X Wᵀ and D = X Aᵀ
+    inputs_and_low      dY W and U_i = s dY_i B_i
 
 A program expands tiles of one weight to the values that `four_bits` writes, and multiplies all rows by them, so that
 each code is read once. Its sum starts with the small product. The contraction is split until the programs fill a GPU;
-a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal.
+a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs of their
+own in the same launch; then `joined_lora` and `gated` add all parts.
 
 Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
 """

@@ -3,8 +3,8 @@
     add_lora            out[n, m] = X Wᵀ[n, m] + s sum over r of D[n, i R + r] B[m, r] + b[m]     i: the projection of m
     joined_backward     dX = dY W + U A        dA = Uᵀ X        dB_i = s dY_iᵀ D_i
 
-`ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
-that two runs are bitwise equal.
+`ops/joined_weight.py` says what the products hold; those of weights in 4 bits come in parts, which are added in a fixed
+order. A program that sums over rows has a tile of columns and all rows. So two runs are bitwise equal.
 
 Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads their ranks.
 """
