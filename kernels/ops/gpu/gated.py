@@ -5,9 +5,10 @@
 
 With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
 recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
-fixed order, so that two runs are bitwise equal.
+fixed order, so that two runs are bitwise equal. Where U comes with dy (`ops/joined_weight.py`), further programs
+compute dB = s dYᵀ D; dY is the gradient of what the adapter's projection gives.
 
-`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank.
+`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank, P outputs of the adapter.
 """
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
+from .lora import rank_block, sum_over_rows
 from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 BLOCK_M = 1024
@@ -113,8 +115,12 @@ def _gated_lora_backward_kernel(
     up_ptr,
     dgate_up_ptr,
     dloras_ptr,
+    dnext_ptr,
+    down_ptr,
+    dlora_b_ptr,
     num_rows,
     num_columns,
+    num_outputs,
     rank,
     rows_per_share,
     stride_dout_parts,
@@ -124,6 +130,9 @@ def _gated_lora_backward_kernel(
     stride_lora_a,
     stride_gate,
     stride_up,
+    stride_dnext,
+    stride_down,
+    scaling,
     NUM_PARTS: tl.constexpr,
     NUM_LORA_UP_PARTS: tl.constexpr,
     IS_GELU: tl.constexpr,
@@ -131,9 +140,32 @@ def _gated_lora_backward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    ranks = tl.arange(0, BLOCK_R)
-    has_column, has_rank = columns < num_columns, ranks < rank
+    ranks, tiles_of_outputs = tl.arange(0, BLOCK_R), tl.cdiv(num_outputs, BLOCK_M)
+    has_rank = ranks < rank
+    if tl.program_id(0) < tiles_of_outputs:
+        if tl.program_id(1) == 0:
+            outputs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+            has_output = outputs < num_outputs
+            dlora_b = sum_over_rows(
+                dnext_ptr,
+                down_ptr,
+                outputs,
+                has_output,
+                ranks,
+                has_rank,
+                num_rows,
+                stride_dnext,
+                0,
+                stride_down,
+                1,
+                BLOCK_N,
+            )
+            dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + ranks[None, :]
+            tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_rank[None, :])
+        return
+
+    columns = (tl.program_id(0) - tiles_of_outputs) * BLOCK_M + tl.arange(0, BLOCK_M)
+    has_column = columns < num_columns
     lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
@@ -206,28 +238,48 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 
 
 def gated_lora_backward(
-    dout: Tensor,
-    up: Tensor,
+    dout_NM: Tensor,
+    up_NR: Tensor,
     lora_A: Tensor,
     gate_NM: Tensor,
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dA comes in fp32; dY W and U may be in parts, [S, N, M] and [S, N, R]."""
-    (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
+    """dA comes in fp32."""
+    # Of no outputs the kernel reads nothing that dB takes.
+    no_outputs = up_NR[:, :0], up_NR, 1.0
+    both = with_contiguous_rows(dout_NM), scales_N, with_contiguous_rows(up_NR)
+    return joined_gated_backward(*both, lora_A, gate_NM, up_NM, activation, *no_outputs)[:2]
+
+
+def joined_gated_backward(
+    product: Tensor,
+    scales_N: Tensor | None,
+    up: Tensor,
+    lora_A: Tensor,
+    gate_NM: Tensor,
+    up_NM: Tensor,
+    activation: str,
+    dnext_NP: Tensor,
+    down_NR: Tensor,
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same from dY W, whose rows may have scales, and U, both maybe in parts; and dB, [P, R] in fp32."""
+    (num_rows, num_columns), rank, num_outputs = gate_NM.shape, len(lora_A), dnext_NP.shape[1]
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
+    dlora_B = lora_A.new_empty(num_outputs, rank, dtype=torch.float32)
     if dgate_up_N2M.numel() == 0:
-        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    lora_A, gate_NM, up_NM = (with_contiguous_rows(x) for x in (lora_A, gate_NM, up_NM))
-    dout_SNM, up_SNR = (in_parts(with_contiguous_rows(x) if x.dim() == 2 else x) for x in (dout, up))
-    tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
+        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32), dlora_B.zero_()
+    lora_A, gate_NM, up_NM, dnext_NP = map(with_contiguous_rows, (lora_A, gate_NM, up_NM, dnext_NP))
+    product_SNM, up_SNR = in_parts(product), in_parts(up)
+    tiles, tiles_of_outputs = triton.cdiv(num_columns, LORA_BLOCK_M), triton.cdiv(num_outputs, LORA_BLOCK_M)
     num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
     num_shares = triton.cdiv(num_rows, rows_per_share)
     dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles, num_shares](
-        dout_SNM,
+    _gated_lora_backward_kernel[tiles_of_outputs + tiles, num_shares](
+        product_SNM,
         scales_N,
         up_SNR,
         lora_A,
@@ -235,24 +287,31 @@ def gated_lora_backward(
         up_NM,
         dgate_up_N2M,
         dloras,
+        dnext_NP,
+        down_NR,
+        dlora_B,
         num_rows,
         num_columns,
+        num_outputs,
         rank,
         rows_per_share,
-        *dout_SNM.stride()[:2],
+        *product_SNM.stride()[:2],
         *up_SNR.stride()[:2],
         lora_A.stride(0),
         gate_NM.stride(0),
         up_NM.stride(0),
-        NUM_PARTS=len(dout_SNM),
+        dnext_NP.stride(0),
+        down_NR.stride(0),
+        scaling,
+        NUM_PARTS=len(product_SNM),
         NUM_LORA_UP_PARTS=len(up_SNR),
         IS_GELU=activation == "gelu_tanh",
         BLOCK_N=LORA_BLOCK_N,
         BLOCK_M=LORA_BLOCK_M,
-        BLOCK_R=max(16, triton.next_power_of_2(rank)),
+        BLOCK_R=rank_block(rank),
         num_stages=2,
     )
-    return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0)
+    return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0), dlora_B
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

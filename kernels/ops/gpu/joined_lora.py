@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lora import ends_of, num_tiles, rank_block, tile_columns
+from .lora import ends_of, num_tiles, rank_block, sum_over_rows, tile_columns
 from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 # The fastest on an H100 for 96 to 832 rows.
@@ -114,34 +114,6 @@ def _add_up(
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _sum_over_rows(
-    wide_ptr,
-    narrow_ptr,
-    columns,
-    has_column,
-    ranks,
-    has_rank,
-    num_rows,
-    stride_w,
-    stride_ns,
-    stride_n,
-    NUM_PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """The sum over all rows of wide[:, column] narrow[:, rank], [columns, ranks]."""
-    total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
-    for begin in range(0, num_rows, BLOCK_N):
-        rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < num_rows
-        wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
-        wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
-        mask = has_row[:, None] & has_rank[None, :]
-        narrow = load_sum(narrow_ptrs + ranks[None, :], mask, stride_ns, NUM_PARTS).to(wide.dtype)
-        total = tl.dot(tl.trans(wide), narrow, total, input_precision="ieee")
-    return total
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _joined_backward_kernel(
     product_ptr,
@@ -186,7 +158,7 @@ def _joined_backward_kernel(
         outputs, own_ranks = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
         has_output, has_own_rank = outputs < end, own_ranks < rank
         own_down_ptr = down_ptr + projection * rank
-        dlora_b = _sum_over_rows(
+        dlora_b = sum_over_rows(
             dout_ptr,
             own_down_ptr,
             outputs,
@@ -206,7 +178,7 @@ def _joined_backward_kernel(
         inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
-        dlora_a = _sum_over_rows(
+        dlora_a = sum_over_rows(
             x_ptr,
             up_ptr,
             inputs,
@@ -302,27 +274,10 @@ def joined_backward(
 
     They are computed from dY W, whose rows may have scales, and U; both may be in parts.
     """
-    num_inputs = stacked_A.shape[1]
-    dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
-    dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
-    results = dx_NK, dstacked_A
-    return *results, _run_backward(
-        product, scales_N, up, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
-    )
-
-
-def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
-    """dB alone, [M, R] in fp32."""
-    # Placeholders: of no inputs the kernel reads and writes nothing.
-    return _run_backward(down_NR, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0)
-
-
-def _run_backward(
-    product, scales_N, up, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
-) -> Tensor:
-    """Writes dX and dA; returns dB."""
-    num_rows, num_ranks = len(dout_NM), down_NR.shape[1]
+    num_rows, (num_ranks, num_inputs) = len(dout_NM), stacked_A.shape
     rank = num_ranks // len(columns)
+    dx_NK = x_NK.new_empty(num_rows, num_inputs)
+    dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     dstacked_B = down_NR.new_empty(sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
     product_SNK, up_SNR, tiles = in_parts(product), in_parts(up), BACKWARD_TILES
@@ -359,4 +314,4 @@ def _run_backward(
         BLOCK_RANKS=rank_block(num_ranks),
         **tiles,
     )
-    return dstacked_B
+    return dx_NK, dstacked_A, dstacked_B
