@@ -202,9 +202,11 @@ def _four_bit_product_kernel(
     TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // CHUNK
     num_inputs = num_chunks * CHUNK
 
-    if tl.program_id(0) < num_low_programs:
+    # The programs of D or U come last: they are short, and run while the longer ones end.
+    first_low = tl.num_programs(0) - num_low_programs
+    if tl.program_id(0) >= first_low:
         _low_product(
-            tl.program_id(0),
+            tl.program_id(0) - first_low,
             x_ptr,
             right_ptr,
             low_ptr,
@@ -225,7 +227,7 @@ def _four_bit_product_kernel(
         return
 
     # The projection of this program. `left` is below zero from there on.
-    left = tl.program_id(0) - num_low_programs
+    left = tl.program_id(0)
     packed_ptr, code_ptr, scales_ptr = packed_ptrs[0], code_ptrs[0], scales_ptrs[0]
     scale_code_ptr, second_scales_ptr, offset_ptr = scale_code_ptrs[0], second_scales_ptrs[0], offset_ptrs[0]
     slab, split, tile, before, num_outputs, projection = 0, 0, 0, 0, 0, 0
@@ -445,7 +447,7 @@ def _launch(
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
     block_n, rest_n = _row_blocks(len(x))
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
-    _four_bit_product_kernel[(num_low_programs + num_tiles * num_parts,)](
+    _four_bit_product_kernel[(num_tiles * num_parts + num_low_programs,)](
         x,
         *tensors_of(weights),
         tuple(columns),

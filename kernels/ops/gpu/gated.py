@@ -24,7 +24,9 @@ from .move_rows import in_parts, load_sum, with_contiguous_rows
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
 # time than the sum of the shares takes.
-LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS, MIN_SHARE = 32, 32, 1024, 128
+LORA_TILES, MAX_PROGRAMS, MIN_SHARE = {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 2}, 1024, 128
+# Of at most FEW_ROWS, all of which a program has at once.
+FEW_ROWS, LORA_TILES_OF_FEW_ROWS = 128, {"BLOCK_N": 128, "BLOCK_M": 32, "num_warps": 8, "num_stages": 1}
 
 
 @triton.jit
@@ -273,12 +275,13 @@ def joined_gated_backward(
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32), dlora_B.zero_()
     lora_A, gate_NM, up_NM, dnext_NP = map(with_contiguous_rows, (lora_A, gate_NM, up_NM, dnext_NP))
     product_SNM, up_SNR = in_parts(product), in_parts(up)
-    tiles, tiles_of_outputs = triton.cdiv(num_columns, LORA_BLOCK_M), triton.cdiv(num_outputs, LORA_BLOCK_M)
-    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
-    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
+    tiles = LORA_TILES_OF_FEW_ROWS if num_rows <= FEW_ROWS else LORA_TILES
+    num_tiles, tiles_of_outputs = (triton.cdiv(each, tiles["BLOCK_M"]) for each in (num_columns, num_outputs))
+    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // num_tiles))
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), tiles["BLOCK_N"]) * tiles["BLOCK_N"]
     num_shares = triton.cdiv(num_rows, rows_per_share)
     dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles_of_outputs + tiles, num_shares](
+    _gated_lora_backward_kernel[tiles_of_outputs + num_tiles, num_shares](
         product_SNM,
         scales_N,
         up_SNR,
@@ -306,10 +309,8 @@ def joined_gated_backward(
         NUM_PARTS=len(product_SNM),
         NUM_LORA_UP_PARTS=len(up_SNR),
         IS_GELU=activation == "gelu_tanh",
-        BLOCK_N=LORA_BLOCK_N,
-        BLOCK_M=LORA_BLOCK_M,
         BLOCK_R=rank_block(rank),
-        num_stages=2,
+        **tiles,
     )
     return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0), dlora_B
 

@@ -19,10 +19,17 @@ from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
-BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_SUM": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
 # Of at most 128 rows, whose products come in parts.
 ADD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_M": 64, "num_warps": 4}
-BACKWARD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+BACKWARD_TILES_OF_PARTS = {
+    "BLOCK_N": 16,
+    "BLOCK_SUM": 128,
+    "BLOCK_K": 64,
+    "BLOCK_M": 64,
+    "num_warps": 4,
+    "num_stages": 2,
+}
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -65,9 +72,10 @@ def _add_lora_kernel(
     weight = tl.load(
         weight_ptr + columns[None, :] * rank + ranks[:, None], mask=has_column[None, :] & has_rank[:, None], other=0.0
     )
-    values = scaling * tl.dot(down, weight, input_precision="ieee")
+    # Loaded before the product, which would wait for it.
     product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
-    values += load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
+    values = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
+    values += scaling * tl.dot(down, weight, input_precision="ieee")
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
@@ -145,6 +153,7 @@ def _joined_backward_kernel(
     NUM_PARTS: tl.constexpr,
     NUM_UP_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_SUM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -170,7 +179,7 @@ def _joined_backward_kernel(
             0,
             stride_dn,
             1,
-            BLOCK_N,
+            BLOCK_SUM,
         )
         dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + own_ranks[None, :]
         tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_own_rank[None, :])
@@ -190,7 +199,7 @@ def _joined_backward_kernel(
             stride_us,
             stride_un,
             NUM_UP_PARTS,
-            BLOCK_N,
+            BLOCK_SUM,
         )
         dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
