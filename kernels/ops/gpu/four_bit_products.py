@@ -48,7 +48,7 @@ class Tiles(NamedTuple):
 
 OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
 # Tiles of D and U, and the terms of a part.
-LOW = {"LOW_SHARE": 1024, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
+LOW = {"LOW_SHARE": 4096, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
 MAX_LOW_RANK = 64
 

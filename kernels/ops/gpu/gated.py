@@ -25,8 +25,8 @@ BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
 # time than the sum of the shares takes.
 LORA_TILES, MAX_PROGRAMS, MIN_SHARE = {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 2}, 1024, 128
-# Of at most FEW_ROWS, all of which a program has at once.
-FEW_ROWS, LORA_TILES_OF_FEW_ROWS = 128, {"BLOCK_N": 128, "BLOCK_M": 32, "num_warps": 8, "num_stages": 1}
+# Of at most FEW_ROWS, whose sums over rows have programs of their own, so that the others need not go through all rows.
+FEW_ROWS, LORA_TILES_OF_FEW_ROWS = 128, {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
@@ -137,6 +137,7 @@ def _gated_lora_backward_kernel(
     scaling,
     NUM_PARTS: tl.constexpr,
     NUM_LORA_UP_PARTS: tl.constexpr,
+    SUMS_APART: tl.constexpr,
     IS_GELU: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -166,13 +167,22 @@ def _gated_lora_backward_kernel(
             tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_rank[None, :])
         return
 
-    columns = (tl.program_id(0) - tiles_of_outputs) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile, share, first = tl.program_id(0) - tiles_of_outputs, tl.program_id(1), tl.program_id(1) * rows_per_share
+    sums, has_rows, end = True, True, tl.minimum(first + rows_per_share, num_rows)
+    if SUMS_APART:
+        # Then a program of the first share has all rows, and computes dA only.
+        num_tiles = tl.cdiv(num_columns, BLOCK_M)
+        sums, has_rows, tile = tile < num_tiles, tile >= num_tiles, tile % num_tiles
+        if sums:
+            if share > 0:
+                return
+            end = num_rows
+    columns = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     has_column = columns < num_columns
     lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
-    first = tl.program_id(1) * rows_per_share
-    for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
+    for begin in range(first, end, BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
         has_row = rows < num_rows
@@ -183,22 +193,27 @@ def _gated_lora_backward_kernel(
             stride_lora_up_parts,
             NUM_LORA_UP_PARTS,
         ).to(lora_a.dtype)
-        dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
-        dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
         gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        if scales_ptr is not None:
-            dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
-        dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
+        dout = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        if has_rows:
+            dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
+            dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
+            if scales_ptr is not None:
+                dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
+            dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
-        out = gate * sigmoid * up
-        dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
-        dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
-        dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
-        tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-        tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    dloras_ptr += tl.program_id(1).to(tl.int64) * rank * num_columns
-    tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
+        if sums:
+            out = gate * sigmoid * up
+            dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
+        if has_rows:
+            dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
+            dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
+            tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+            tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+    if sums:
+        dloras_ptr += share.to(tl.int64) * rank * num_columns
+        tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
@@ -275,13 +290,16 @@ def joined_gated_backward(
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32), dlora_B.zero_()
     lora_A, gate_NM, up_NM, dnext_NP = map(with_contiguous_rows, (lora_A, gate_NM, up_NM, dnext_NP))
     product_SNM, up_SNR = in_parts(product), in_parts(up)
-    tiles = LORA_TILES_OF_FEW_ROWS if num_rows <= FEW_ROWS else LORA_TILES
+    sums_apart = num_rows <= FEW_ROWS
+    tiles = LORA_TILES_OF_FEW_ROWS if sums_apart else LORA_TILES
     num_tiles, tiles_of_outputs = (triton.cdiv(each, tiles["BLOCK_M"]) for each in (num_columns, num_outputs))
     num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // num_tiles))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    if sums_apart:
+        rows_per_share = tiles["BLOCK_N"]
     num_shares = triton.cdiv(num_rows, rows_per_share)
-    dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles_of_outputs + num_tiles, num_shares](
+    dloras = lora_A.new_empty(1 if sums_apart else num_shares, rank, num_columns, dtype=torch.float32)
+    _gated_lora_backward_kernel[tiles_of_outputs + num_tiles * (1 + sums_apart), num_shares](
         product_SNM,
         scales_N,
         up_SNR,
@@ -308,11 +326,12 @@ def joined_gated_backward(
         scaling,
         NUM_PARTS=len(product_SNM),
         NUM_LORA_UP_PARTS=len(up_SNR),
+        SUMS_APART=sums_apart,
         IS_GELU=activation == "gelu_tanh",
         BLOCK_R=rank_block(rank),
         **tiles,
     )
-    return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0), dlora_B
+    return dgate_up_N2M, dloras[0] if len(dloras) == 1 else dloras.sum(0), dlora_B
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

@@ -22,14 +22,7 @@ ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_SUM": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
 # Of at most 128 rows, whose products come in parts.
 ADD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_M": 64, "num_warps": 4}
-BACKWARD_TILES_OF_PARTS = {
-    "BLOCK_N": 16,
-    "BLOCK_SUM": 128,
-    "BLOCK_K": 64,
-    "BLOCK_M": 64,
-    "num_warps": 4,
-    "num_stages": 2,
-}
+BACKWARD_TILES_OF_PARTS = BACKWARD_TILES | {"BLOCK_N": 16, "num_stages": 1}
 
 
 @triton.jit(do_not_specialize=["num_rows"])
