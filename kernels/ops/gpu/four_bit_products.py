@@ -47,8 +47,8 @@ class Tiles(NamedTuple):
 
 
 OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
-# Tiles of D and U, and the terms of a part.
-LOW = {"LOW_SHARE": 4096, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
+# Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
+LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
 MAX_LOW_RANK = 64
 
