@@ -123,7 +123,7 @@ def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more
 
 LOW_CASES = pairwise(
     num_rows=[1, 33, 80, 128],
-    **{"num_inputs, outs": [(64, (64,)), (96, (70,)), (160, (33, 1, 40)), (32, (3, 130))]},
+    **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130))]},
     rank=[1, 5, 16, 40, 64],
     # Terms of a part: of some projections fewer than of others, which then have parts of zeros.
     share=[16, 48, 1024],
