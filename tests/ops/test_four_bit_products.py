@@ -213,8 +213,8 @@ def gradients_of(outputs, douts, leaves):
 def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, rank, monkeypatch, poisoned_memory):
     with_shares_of(32, monkeypatch)
     dtype = torch.float16
-    projections, matrices = random_layers(96, outs, dtype, rank)
-    x = draw(num_rows, 96, dtype=dtype).requires_grad_()
+    projections, matrices = random_layers(192, outs, dtype, rank)
+    x = draw(num_rows, 192, dtype=dtype).requires_grad_()
     active = torch.arange(num_rows, device=DEVICE)[num_rows // 3 : num_rows // 3 + max(1, num_rows // 4)]
     rows = {"all": None, "rows": active, "slice": slice(active[0].item(), active[-1].item() + 1), "detect": detect}[
         given
