@@ -39,10 +39,12 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     else:
         z = gate
         dz = 1.0
-    # Neither overflows, and neither cancels.
-    small = tl.exp(-tl.abs(z))
-    sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
-    return sigmoid, tl.where(z >= 0.0, small, 1.0) / (1.0 + small) * dz
+    # Neither overflows, and neither cancels. A power of two and a squared root take fewer instructions than an
+    # exponential and two divisions.
+    small = tl.exp2(-1.4426950408889634 * tl.abs(z))
+    root = tl.rsqrt(1.0 + small)
+    inverse = root * root
+    return tl.where(z >= 0.0, 1.0, small) * inverse, tl.where(z >= 0.0, small, 1.0) * inverse * dz
 
 
 @triton.jit
