@@ -28,12 +28,12 @@ class _JoinedMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, gate_up, down, activation, recompute, *adapters):
         x_NK = x.reshape(-1, x.shape[-1])
-        inner = _inner(gate_up, gate_up.joined.multiply(x_NK))
+        inner = _inner(gate_up, *gate_up.joined.multiply(x_NK))
         hidden_NF = backend.kernels("joined_mlp").gate(inner, activation)
         out_NM, down_NR = down.begin(hidden_NF, [])
         kept = (x_NK,) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
-        ctx.save_for_backward(inner.product, down_NR, *adapters, *kept)
+        ctx.save_for_backward(inner.product, inner.down, down_NR, *adapters, *kept)
         ctx.groups, ctx.activation, ctx.x_shape = (gate_up, down), activation, x.shape
         ctx.function = None if recompute is None else recompute.function
         return out_NM.view(*x.shape[:-1], out_NM.shape[1])
@@ -41,25 +41,26 @@ class _JoinedMlp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        (gate_up, down), (product_NP, down_NR, *others) = ctx.groups, ctx.saved_tensors
+        (gate_up, down), (product_N2F, down_N2R, down_NR, *others) = ctx.groups, ctx.saved_tensors
         adapters, kept = others[:6], others[6:]
-        dout_NM, inner = dout.reshape(-1, dout.shape[-1]), _inner(gate_up, product_NP)
+        dout_NM, inner = dout.reshape(-1, dout.shape[-1]), _inner(gate_up, product_N2F, down_N2R)
         dproduct_NF, _, up_NR = down.joined.multiply_backward(dout_NM)
         dgate_up_N2F, *of_down = backend.kernels("joined_mlp").gate_backward(
             dproduct_NF, up_NR, down.stacked_A, inner, dout_NM, down_NR, down.scaling, ctx.activation
         )
         products = gate_up.joined.multiply_backward(dgate_up_N2F)
         x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, ctx.x_shape[-1])
-        small = dgate_up_N2F, x_NK, inner.down, gate_up.stacked_A, gate_up.columns, gate_up.scaling
+        small = dgate_up_N2F, x_NK, down_N2R, gate_up.stacked_A, gate_up.columns, gate_up.scaling
         dx, *of_gate_up = backend.kernels("joined_lora").joined_backward(*products, *small)
         dtype = adapters[0].dtype
         gradients = *gate_up.split(*of_gate_up, dtype), *down.split(*of_down, dtype)
         return dx.view(ctx.x_shape), None, None, None, None, *gradients
 
 
-def _inner(gate_up: LoraGroup, product_NP: Tensor):
+def _inner(gate_up: LoraGroup, product_N2F: Tensor, down_N2R: Tensor):
     """Gate and up before their adapters are added."""
-    return backend.kernels("joined_mlp").GateUp(product_NP, gate_up.stacked_B, gate_up.bias, gate_up.scaling)
+    rest = gate_up.stacked_B, gate_up.bias, gate_up.scaling
+    return backend.kernels("joined_mlp").GateUp(product_N2F, down_N2R, *rest)
 
 
 def can_join_mlp(x: Tensor, gate_up: LoraGroup, down: LoraGroup) -> bool:

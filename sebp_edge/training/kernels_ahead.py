@@ -106,14 +106,15 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
         joined, lora_B = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank), new(sum(ends), rank)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0)
+        out, down = kernels.add_lora(*with_down.tensor_split([sum(ends)], dim=1), lora_B, None, ends, 1.0)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 
     def finish_joined_mlp(num_rows: int) -> None:
         gate_up, down = (JoinedWeight.of((new(SIZE, SIZE),) * number, rank) for number in (2, 1))
         kernels, lora_B = op("joined_mlp"), new(2 * SIZE, rank)
-        inner = kernels.GateUp(new(num_rows, len(gate_up.matrix)), lora_B, None, 1.0)
+        with_down = new(num_rows, len(gate_up.matrix)).tensor_split([2 * SIZE], dim=1)
+        inner = kernels.GateUp(*with_down, lora_B, None, 1.0)
         kernels.gate(inner, activation)
         with_up = new(num_rows, down.matrix.shape[1])
         of_output = with_up[:, :SIZE], with_up[:, SIZE:][:, :rank], down.stacked_A

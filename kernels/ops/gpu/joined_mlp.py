@@ -19,8 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .gated import _gate_up_gradients, _sigmoid_and_its_slope
-from .joined_lora import _sum_over_rows
-from .lora import rank_block
+from .lora import rank_block, sum_over_rows
 from .move_rows import with_contiguous_rows
 
 # The fastest on an H200 for 96 and 864 rows.
@@ -36,21 +35,17 @@ class GateUp(NamedTuple):
     """Gate and up before their adapters are added.
 
     Attributes:
-        product: X Wᵀ and D side by side, [N, 2 F + 2 R and more].
+        product: X Wᵀ, [N, 2 F].
+        down: D, [N, 2 R], beside it.
         lora_B: [2 F, R].
         bias: [2 F], or None.
     """
 
     product: Tensor
+    down: Tensor
     lora_B: Tensor
     bias: Tensor | None
     scaling: float
-
-    @property
-    def down(self) -> Tensor:
-        """D, [N, 2 R]."""
-        num_columns, rank = self.lora_B.shape
-        return self.product[:, num_columns:][:, : 2 * rank]
 
 
 @triton.jit
@@ -74,6 +69,7 @@ def _add_lora(
 @triton.jit(do_not_specialize=["num_rows"])
 def _gate_kernel(
     product_ptr,
+    down_ptr,
     lora_b_ptr,
     bias_ptr,
     hidden_ptr,
@@ -91,7 +87,7 @@ def _gate_kernel(
     rows = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns, ranks = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_R)
     has_row, has_column, has_rank = rows < num_rows, columns < num_columns, ranks < rank
-    down_ptr, up_columns = product_ptr + 2 * num_columns, num_columns + columns
+    up_columns = num_columns + columns
     gate_down = _load_tile(down_ptr, rows, ranks, has_row, has_rank, stride_pn)
     up_down = _load_tile(down_ptr + rank, rows, ranks, has_row, has_rank, stride_pn)
     gate_weight = tl.trans(_load_tile(lora_b_ptr, columns, ranks, has_column, has_rank, rank))
@@ -114,6 +110,7 @@ def _gate_backward_kernel(
     lora_up_ptr,
     lora_a_ptr,
     product_ptr,
+    down_ptr,
     lora_b_ptr,
     bias_ptr,
     dout_ptr,
@@ -151,7 +148,7 @@ def _gate_backward_kernel(
     if program < output_tiles:
         outputs = program * OUTPUT_M + tl.arange(0, OUTPUT_M)
         has_output = outputs < num_outputs
-        dlora_b = _sum_over_rows(
+        dlora_b = sum_over_rows(
             dout_ptr,
             out_down_ptr,
             outputs,
@@ -160,7 +157,9 @@ def _gate_backward_kernel(
             has_out_rank,
             num_rows,
             stride_dout,
+            0,
             stride_out_down,
+            1,
             OUTPUT_N,
         )
         dlora_b_ptrs = dout_lora_b_ptr + outputs[:, None] * out_rank + out_ranks[None, :]
@@ -170,7 +169,7 @@ def _gate_backward_kernel(
         share = (program - output_tiles) // tiles
         ranks = tl.arange(0, BLOCK_R)
         has_column, has_rank = columns < num_columns, ranks < rank
-        up_columns, down_ptr = num_columns + columns, product_ptr + 2 * num_columns
+        up_columns = num_columns + columns
         gate_weight = tl.trans(_load_tile(lora_b_ptr, columns, ranks, has_column, has_rank, rank))
         up_weight = tl.trans(_load_tile(lora_b_ptr, up_columns, ranks, has_column, has_rank, rank))
         lora_a = _load_tile(lora_a_ptr, out_ranks, columns, has_out_rank, has_column, stride_ar)
@@ -230,6 +229,7 @@ def gate(gate_up: GateUp, activation: str) -> Tensor:
     grid = triton.cdiv(num_rows, GATE_TILES["BLOCK_N"]), triton.cdiv(hidden_NF.shape[1], GATE_TILES["BLOCK_F"])
     _gate_kernel[grid](
         gate_up.product,
+        gate_up.down,
         gate_up.lora_B,
         gate_up.bias,
         hidden_NF,
@@ -272,6 +272,7 @@ def gate_backward(
         up_NS,
         lora_A_SF,
         gate_up.product,
+        gate_up.down,
         gate_up.lora_B,
         gate_up.bias,
         dout_NM,
