@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_716
+MAX_LINES = 51_654
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_657,
     "adapters": 3_622,
@@ -66,10 +66,10 @@ MAX_LINES_OF_ROOM = {
     "run": 5_445,
     "serve": 2_737,
     "sparse": 1_603,
-    "sparse.patches": 2_399,
+    "sparse.patches": 2_349,
     "sparse.rows": 786,
     "texts": 10_443,
-    "training": 3_768,
+    "training": 3_756,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -127,10 +127,10 @@ PUBLIC = {
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments
-        Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_
-        can_join_mlp detect fake_quantise_ gated gated_lora_linear gather_rows joined_mlp keep_rows
-        linear_cross_entropy lora_linear nonzero_rows precise_sums prune_ rms_norm row_norms runs_flash_attention
-        runs_kernels scatter_rows select_rows sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
+        Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
+        fake_quantise_ gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
+        precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
+        sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.serve.client": """
         Client ServerError

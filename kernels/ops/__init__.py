@@ -13,7 +13,6 @@ from .fp8 import Fp8Weight
 from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
-from .joined_mlp import can_join_mlp, joined_mlp
 from .linear_cross_entropy import linear_cross_entropy
 from .lora_linear import LoraGroup, LoraProjection, Recompute, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
@@ -46,13 +45,11 @@ __all__ = [
     "ScratchBuffer",
     "Selector",
     "adamw_",
-    "can_join_mlp",
     "detect",
     "fake_quantise_",
     "gated",
     "gated_lora_linear",
     "gather_rows",
-    "joined_mlp",
     "keep_rows",
     "linear_cross_entropy",
     "lora_linear",

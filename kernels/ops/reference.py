@@ -142,24 +142,16 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    dout: Tensor,
-    x: Tensor,
-    weight_D: Tensor,
-    rstd: Tensor,
-    offset: float,
-    *,
-    needs_dweight: bool,
-    dcarried: Tensor | None = None,
+    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, needs_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dX like x, plus the gradient of a carried x, and dw like w, if needed."""
+    """dX like x, and dw like w, if needed."""
     dout, normal = _at_least_fp32(dout), _at_least_fp32(x) * rstd[..., None]
     dweight_D = None
     if needs_dweight:
         dweight_D = (dout * normal).reshape(-1, x.shape[-1]).sum(dim=0).to(weight_D.dtype)
     dnormal = dout * (_at_least_fp32(weight_D) + offset)
     mean = (dnormal * normal).mean(dim=-1, keepdim=True)
-    dx = dnormal.sub_(normal.mul_(mean)).mul_(rstd[..., None])
-    return (dx if dcarried is None else dx.add_(dcarried)).to(x.dtype), dweight_D
+    return dnormal.sub_(normal.mul_(mean)).mul_(rstd[..., None]).to(x.dtype), dweight_D
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:

@@ -3,9 +3,7 @@
     forward    y = x̂ (o + w)        x̂ = x r        r = 1 / sqrt(mean(x²) + eps)        o: 0, or 1 in Gemma
     backward   g = dy (o + w)        dx = r (g - x̂ mean(g x̂))        dw = sum over rows of dy x̂
 
-x and r are kept, x̂ and y are not. If x is carried, what reads it later gives its gradient to this backward pass, which
-adds it to dx in the same launch; autograd would launch another one. Shapes: any leading dimensions, whose product is N
-rows; D columns.
+x and r are kept, x̂ and y are not. Shapes: any leading dimensions, whose product is N rows; D columns.
 """
 
 import torch
@@ -18,34 +16,24 @@ from .quantised import Fp8Rows
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight_D, eps, offset, in_fp8, carries_x):
+    def forward(ctx, x, weight_D, eps, offset, in_fp8):
         out, rstd = backend.implementation(x, "rms_norm").rms_norm(x, weight_D, eps, offset, in_fp8)
-        if carries_x:
-            ctx.mark_dirty(x)
         ctx.save_for_backward(x, weight_D, rstd)
         ctx.offset = offset
-        return (out, x) if carries_x else out
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout, dcarried=None):
+    def backward(ctx, dout):
         x, weight_D, rstd = ctx.saved_tensors
         needs_dweight = ctx.needs_input_grad[1]
         dx, dweight_D = backend.implementation(x, "rms_norm").rms_norm_backward(
-            dout, x, weight_D, rstd, ctx.offset, needs_dweight=needs_dweight, dcarried=dcarried
+            dout, x, weight_D, rstd, ctx.offset, needs_dweight=needs_dweight
         )
-        return dx, dweight_D, None, None, None, None
+        return dx, dweight_D, None, None, None
 
 
-def rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    offset: float = 0.0,
-    in_fp8: Fp8Rows | None = None,
-    *,
-    carries_x: bool = False,
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, in_fp8: Fp8Rows | None = None) -> Tensor:
     """x / sqrt(mean(x²) + eps) * (offset + weight), the mean over the last dimension.
 
     Args:
@@ -54,18 +42,8 @@ def rms_norm(
         eps: added to the mean of squares.
         offset: added to the weight.
         in_fp8: where the output is written in FP8, too.
-        carries_x: whether x itself becomes an output, too, if autograd allows it. All gradients stay the same but that
-            of this tensor, which becomes that of what reads it afterwards. Nothing before may have kept it.
 
     Returns:
         [..., D] in x's dtype, rounded once; contiguous. First-order gradients only.
     """
-    if carries_x and _can_be_carried(x):
-        return _RmsNorm.apply(x, weight, eps, offset, in_fp8, True)[0]
-    return _RmsNorm.apply(x, weight, eps, offset, in_fp8, False)
-
-
-def _can_be_carried(x: Tensor) -> bool:
-    """Whether x has a gradient that only its own operation knows, and that no norm before has taken."""
-    is_result = torch.is_grad_enabled() and x.requires_grad and not x.is_leaf and not x._is_view()
-    return is_result and not isinstance(x.grad_fn, _RmsNorm._backward_cls)
+    return _RmsNorm.apply(x, weight, eps, offset, in_fp8)

@@ -95,7 +95,7 @@ class Hoisted(Patch):
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
-        self._small_ops = SmallOps(decoder, carries_states=joined, whole_mlp=self._fused_lora.whole_mlp)
+        self._small_ops = SmallOps(decoder)
         self._fused_attention = FusedAttention(decoder, MAX_DQ_BYTES if is_chunked else None)
         with self._attaching():
             self._set_attention(decoder, ATTENTION)

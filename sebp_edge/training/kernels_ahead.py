@@ -110,16 +110,6 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 
-    def finish_joined_mlp(num_rows: int) -> None:
-        gate_up, down = (JoinedWeight.of((new(SIZE, SIZE),) * number, rank) for number in (2, 1))
-        kernels, lora_B = op("joined_mlp"), new(2 * SIZE, rank)
-        with_down = new(num_rows, len(gate_up.matrix)).tensor_split([2 * SIZE], dim=1)
-        inner = kernels.GateUp(*with_down, lora_B, None, 1.0)
-        kernels.gate(inner, activation)
-        with_up = new(num_rows, down.matrix.shape[1])
-        of_output = with_up[:, :SIZE], with_up[:, SIZE:][:, :rank], down.stacked_A
-        kernels.gate_backward(*of_output, inner, new(num_rows, SIZE), new(num_rows, rank), 1.0, activation)
-
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
     slots, starts = new(ROWS, dtype=torch.int64), torch.tensor([0, ROWS], dtype=torch.int32, device=device)
@@ -127,7 +117,6 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number) for number in (1, 2, 3))
-    yield from (partial(finish_joined_mlp, number) for number in (ROWS, op("joined_mlp").FEW_ROWS + 1))
     yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
@@ -138,8 +127,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     losses = partial(op("cross_entropy").cross_entropy_and_dlogits_, new(1, config.vocab_size), slots[:1], 1.0, None)
     yield from (partial(losses, needs_gradient=needs_gradient) for needs_gradient in (True, False))
     yield lambda: op("rms_norm").rms_norm(hidden, norm, 1.0, 0.0)
-    carried = partial(op("rms_norm").rms_norm_backward, hidden, hidden, norm, sums, 0.0, needs_dweight=False)
-    yield from (partial(carried, dcarried=each) for each in (hidden, None))
+    yield lambda: op("rms_norm").rms_norm_backward(hidden, hidden, norm, sums, 0.0, needs_dweight=False)
     yield lambda: op("rotate").rotate_(*states()[:2], *angles)
     yield lambda: op("rotate").rotate_gradients(*states(), *angles, states())
     yield lambda: (op("move_rows").gather_rows(hidden, slots), op("move_rows").scatter_rows(hidden, slots.int()))

@@ -83,30 +83,6 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
         assert difference <= 1e-5 * gradient.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_an_mlp_with_joined_weights_is_one_operation_unless_its_parts_have_hooks(family, kernels, monkeypatch):
-    from sebp_edge.sparse.patches import lora
-
-    mlps, run = [], lora.joined_mlp
-    monkeypatch.setattr(lora, "joined_mlp", lambda *given: mlps.append(given) or run(*given))
-    model, batch = with_lora(MODELS[family]()), padded_batch()
-    plan, calls, results = RowPlan.from_labels(batch["labels"]), [], []
-    for has_hook in (False, True):
-        if has_hook:
-            for layer in model.get_decoder().layers:
-                layer.mlp.up_proj.register_forward_hook(lambda *_: calls.append(1))
-        with Hoisted(model) as hoisted:
-            mlps.clear()
-            loss = row_losses(hoisted, batch["input_ids"], plan)
-            assert len(mlps) == (0 if has_hook else 2)
-            results.append((loss, gradients(model, loss)))
-    assert calls
-    (one, found), (other, expected) = results
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
-
-
 class OtherNorm(nn.Module):
     """Has `eps` and one weight, like an RMSNorm, but another formula."""
 

@@ -121,7 +121,6 @@ def test_every_kernel_of_a_training_is_launched_ahead(kernels, short_attention, 
             launch()
 
     # Long sequences are rotated, many rows have adapters apart, and torch updates fp32 weights on a CPU.
-    others = {"_rotate_kernel", "_adamw_kernel", "_lora_up_kernel", "_gated_lora_backward_kernel"}
-    trained = launched(train, monkeypatch) | others
+    trained = launched(train, monkeypatch) | {"_rotate_kernel", "_adamw_kernel", "_lora_up_kernel"}
     # The trial of a small copy, on the CPU, has gates without an adapter.
     assert launched(launch_all, monkeypatch, runs=False) == trained - {"_gated_backward_kernel"}

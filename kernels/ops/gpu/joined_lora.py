@@ -19,9 +19,7 @@ from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
-BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_SUM": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 4}
-# More stages of more ranks would not fit into the shared memory of every GPU.
-MANY_RANKS, BACKWARD_TILES_OF_MANY_RANKS = 128, BACKWARD_TILES | {"num_stages": 3}
+BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_SUM": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
 # Of at most 128 rows, whose products come in parts: the fastest on an H200 for 80.
 ADD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_M": 32, "num_warps": 4}
 BACKWARD_TILES_OF_PARTS = BACKWARD_TILES | {"BLOCK_N": 16, "num_stages": 1}
@@ -284,8 +282,7 @@ def joined_backward(
     dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     dstacked_B = down_NR.new_empty(sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
-    product_SNK, up_SNR = in_parts(product), in_parts(up)
-    tiles = BACKWARD_TILES if num_ranks < MANY_RANKS else BACKWARD_TILES_OF_MANY_RANKS
+    product_SNK, up_SNR, tiles = in_parts(product), in_parts(up), BACKWARD_TILES
     if product.dim() == 3:
         tiles = BACKWARD_TILES_OF_PARTS
     tiles_of_inputs, row_blocks = triton.cdiv(num_inputs, tiles["BLOCK_K"]), triton.cdiv(num_rows, tiles["BLOCK_N"])

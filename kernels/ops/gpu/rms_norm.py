@@ -1,7 +1,7 @@
 """RMSNorm and its gradient, in Triton: a program holds a whole row, or several short ones, in registers.
 
     forward    y = x r (o + w)                r = 1 / sqrt(mean(x²) + eps), kept in fp32
-    backward   dx = r (g - x̂ mean(g x̂))        g = dy (o + w), x̂ = x r; plus the gradient of a carried x
+    backward   dx = r (g - x̂ mean(g x̂))        g = dy (o + w), x̂ = x r
                dw = sum over rows of dy x̂      each program sums its share of the rows, a second launch their sums,
                                                in a fixed order: two runs are bitwise equal
 
@@ -72,7 +72,6 @@ def _rms_norm_backward_kernel(
     x_ptr,
     weight_ptr,
     rstd_ptr,
-    dcarried_ptr,
     dx_ptr,
     dweights_ptr,
     num_rows,
@@ -109,8 +108,6 @@ def _rms_norm_backward_kernel(
         mean = tl.sum(dnormal * normal, axis=1) / num_columns
         dx = (dnormal - normal * mean[:, None]) * rstd[:, None]
         dx_offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-        if dcarried_ptr is not None:
-            dx += tl.load(dcarried_ptr + dx_offsets, mask=mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + dx_offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     if NEEDS_DWEIGHT:
         dweight_ptrs = dweights_ptr + tl.program_id(0).to(tl.int64) * num_columns + columns
@@ -176,14 +173,7 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    dout: Tensor,
-    x: Tensor,
-    weight_D: Tensor,
-    rstd: Tensor,
-    offset: float,
-    *,
-    needs_dweight: bool,
-    dcarried: Tensor | None = None,
+    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, needs_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
     dx = x.new_empty(x.shape)
     num_rows, num_columns = rstd.numel(), x.shape[-1]
@@ -201,7 +191,6 @@ def rms_norm_backward(
         x_rows.tensor,
         weight_D.contiguous(),
         rstd,
-        None if dcarried is None else dcarried.contiguous(),
         dx,
         dweights,
         num_rows,

@@ -25,14 +25,12 @@ from sebp_edge.ops import (
     Recompute,
     Rows,
     ScratchBuffer,
-    can_join_mlp,
     gated_lora_linear,
-    joined_mlp,
     lora_linear,
 )
 from sebp_edge.ops.copies import repeatedly
 from sebp_edge.ops.joined_weight import JoinedWeight
-from sebp_edge.sparse.patches.patch import Patch, forward_of, is_wrapped
+from sebp_edge.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
 
 # Projections that read the same input in transformers' decoders.
@@ -87,18 +85,6 @@ class FusedLora(Patch):
                 if group.holds_weights:
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
-
-    def whole_mlp(self, mlp: nn.Module, x: Tensor, activation: str) -> Tensor | None:
-        """Returns the output of a gated MLP like Llama's if its projections' weights are joined; else None."""
-        members = [_member_of(layer) for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
-        if None in members or not self._joined:
-            return None
-        (gate_up, down), numbers = (members[0].group, members[2].group), [each.member for each in members]
-        if members[1].group is not gate_up or numbers != [0, 1, 0] or not (gate_up.can_join(x) and down.can_join(x)):
-            return None
-        if not can_join_mlp(x, gate_up.stacked, down.stacked):
-            return None
-        return joined_mlp(x, gate_up.stacked, down.stacked, activation, gate_up.source_of(x))
 
     def free_dequantised(self) -> None:
         """Frees dequantised copies of quantised weights; each pass dequantises them from now on."""
@@ -261,17 +247,6 @@ class _LayerGroup:
             return (gated_lora_linear(x, source, self.stacked),)
         return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
-    def can_join(self, x: Tensor) -> bool:
-        """Whether an operation may compute these layers together with others, for all rows of `x`; see `output`."""
-        if torch.compiler.is_compiling() or any(map(has_hooks, self.layers)):
-            return False
-        return self._can_compute(x) and self._rows_for(self.layers, x) is None
-
-    def source_of(self, x: Tensor) -> Recompute | None:
-        """Returns what recomputes `x` in the backward pass, if a norm computed it."""
-        source = self._source_of(x)
-        return source if isinstance(source, Recompute) else None
-
     def forget(self) -> None:
         """Drops outputs of layers that were not called."""
         self._input, self._outputs = None, {}
@@ -340,9 +315,3 @@ class _Member:
 
     def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
         return self.group.output(self.member, x)
-
-
-def _member_of(layer: nn.Module) -> _Member | None:
-    """What computes a layer at present, if nothing is around it."""
-    forward = getattr(forward_of(layer), "forward", None)
-    return forward if isinstance(forward, _Member) else None

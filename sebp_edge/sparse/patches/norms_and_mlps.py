@@ -16,8 +16,6 @@ from sebp_edge.ops import ACTIVATIONS, Fp8Rows, GatedInputs, Recompute, gated, r
 from sebp_edge.sparse.patches.agreement import find_mismatch
 from sebp_edge.sparse.patches.patch import Patch, has_own_forward
 
-WholeMlp = Callable[[nn.Module, Tensor, str], Tensor | None]
-
 # All parts of Llama's MLP.
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
@@ -25,21 +23,13 @@ MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 class SmallOps(Patch):
     """Handle of one decoder's replaced norms and MLPs.
 
-    Args:
-        carries_states: whether norms carry the states that they read, so that their backward passes add the gradients
-            of residual connections, too. Nobody may ask for the gradients of these states then, and no checkpoint may
-            compute them again.
-        whole_mlp: returns the output of a gated MLP with such an activation, or None if its parts are to be called.
-
     Attributes:
         replaced: the modules that run on our operations.
     """
 
-    def __init__(
-        self, decoder: nn.Module, *, carries_states: bool = False, whole_mlp: WholeMlp = lambda mlp, x, activation: None
-    ):
+    def __init__(self, decoder: nn.Module):
         super().__init__()
-        self._decoder, self._carries_states, self._whole_mlp = decoder, carries_states, whole_mlp
+        self._decoder = decoder
         self._sources = WeakTensorKeyDictionary()
         self.replaced: list[nn.Module] = []
 
@@ -71,16 +61,11 @@ class SmallOps(Patch):
             # Not those of heads, whose outputs no layer in FP8 reads.
             is_of_states = module.weight.numel() == self._decoder.get_input_embeddings().weight.shape[1]
             in_fp8 = is_of_states and is_in_fp8(self._decoder)
-            carries_x = is_of_states and self._carries_states
-            candidates = [_Norm(module, offset, self._sources, in_fp8, carries_x) for offset in (0.0, 1.0)]
+            candidates = [_Norm(module, offset, self._sources, in_fp8) for offset in (0.0, 1.0)]
         elif _looks_like_an_mlp(module):
             embedding = self._decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
-            candidates = [
-                _Mlp(module, name, self._sources, self._whole_mlp)
-                for name in ACTIVATIONS
-                if _is_activation(module, name)
-            ]
+            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
         else:
             return None
         own = module.forward
@@ -122,11 +107,9 @@ def _is_activation(mlp: nn.Module, name: str) -> bool:
 class _Norm:
     """Replacement of one RMSNorm's `forward`."""
 
-    def __init__(
-        self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary, in_fp8: bool, carries_x: bool
-    ):
+    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary, in_fp8: bool):
         self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
-        self.in_fp8, self.carries_x = in_fp8, carries_x
+        self.in_fp8 = in_fp8
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
@@ -134,7 +117,7 @@ class _Norm:
         if x.dtype != weight.dtype:
             return type(self.module).forward(self.module, x)
         in_fp8 = Fp8Rows.beside(x) if self.in_fp8 else None
-        out = rms_norm(x, weight, eps, offset, in_fp8, carries_x=self.carries_x)
+        out = rms_norm(x, weight, eps, offset, in_fp8)
         if out.requires_grad or in_fp8 is not None:
             tensors = x.detach(), weight.detach()
             self.sources[out] = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), tensors, in_fp8)
@@ -144,13 +127,11 @@ class _Norm:
 class _Mlp:
     """Replacement of one MLP's `forward`."""
 
-    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary, whole: WholeMlp):
-        self.module, self.activation, self.sources, self.whole = module, activation, sources, whole
+    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
+        self.module, self.activation, self.sources = module, activation, sources
         self.in_fp8 = is_in_fp8(module.down_proj)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if (out := self.whole(self.module, x, self.activation)) is not None:
-            return out
         gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
         in_fp8 = Fp8Rows.beside(gate) if self.in_fp8 else None
         hidden = gated(gate, up, activation, in_fp8)
