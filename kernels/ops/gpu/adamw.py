@@ -1,9 +1,9 @@
 """AdamW of one tensor in one pass, in Triton; `ops/adamw.py` has the formula and the 8-bit codes.
 
-A program updates four blocks of 256 elements. Its instructions take longer than its memory traffic, so they are few.
-Philox4x32-7 (Salmon et al. 2011), with index and step as its counter and the seed as its key, gives each of eight
-neighbours 16 random bits for its weight. Its codes take the bits of products of two neighbours' bits with odd numbers,
-which are as uniform: only those of one element's weight and codes are related.
+A program updates one or four blocks of 256 elements, a warp each. With codes its instructions take longer than its
+memory traffic, so they are few. Philox4x32-7 (Salmon et al. 2011), with index and step as its counter and the seed as
+its key, gives each of eight neighbours 16 random bits for its weight. Its codes take the bits of products of two
+neighbours' bits with odd numbers, which are as uniform: only those of one element's weight and codes are related.
 """
 
 import triton
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..reference import BLOCK
 
-BLOCKS = 4
+# Codes have a sum over a block, for which several warps would wait for each other.
+BLOCKS, BLOCKS_WITH_CODES = 4, 1
 ROUNDS = tl.constexpr(7)
 # 2^32 divided by the golden ratio, and a constant of Murmur's hash.
 FIRST_ODD, SECOND_ODD = tl.constexpr(0x9E3779B1), tl.constexpr(0x85EBCA6B)
@@ -143,7 +144,8 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
     """Weight, gradient and moments must be contiguous and not empty."""
     num_blocks = triton.cdiv(weight.numel(), BLOCK)
     (beta1, beta2), has_codes = adamw.betas, moments.exponents is not None
-    _adamw_kernel[(triton.cdiv(num_blocks, BLOCKS),)](
+    blocks = BLOCKS_WITH_CODES if has_codes else BLOCKS
+    _adamw_kernel[(triton.cdiv(num_blocks, blocks),)](
         weight,
         gradient,
         moments.first,
@@ -166,6 +168,7 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
         HAS_CODES=has_codes,
         HAS_FACTOR=factor is not None,
         TO_BF16=weight.element_size() == 2,
-        BLOCKS=BLOCKS,
+        BLOCKS=blocks,
         BLOCK=BLOCK,
+        num_warps=blocks,
     )
