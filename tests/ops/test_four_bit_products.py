@@ -29,7 +29,7 @@ from sebp_edge.ops.lora_linear import FEW_ROWS
 DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
-TILES = [Tiles(64, 64, 4, 4, 3), Tiles(32, 128, 1, 4, 2), Tiles(64, 32, 40, 4, 3)]
+TILES = [Tiles(64, 64, 4, 4, 3), Tiles(64, 128, 1, 4, 2), Tiles(128, 64, 40, 4, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +74,8 @@ def within_nan(matrix):
 CASES = pairwise(
     num_rows=[1, 7, 64, 80, 96, 128],
     # Tiles that are not full, a block across rows, one that is not full, and a single row.
-    **{"num_inputs, outs": [(64, (64,)), (96, (70,)), (160, (33, 1, 40)), (32, (3, 130)), (256, (1,))]},
-    block_nested=[(64, True), (128, False), (32, True), (4096, True)],
+    **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130)), (256, (1,))]},
+    block_nested=[(64, True), (128, False), (64, False), (4096, True)],
     dtype=DTYPES,
     tiles=TILES,
     has_more=[False, True],
@@ -120,6 +120,29 @@ def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more
     assert torch.equal(first, again)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block, nested", [(64, True), (64, False), (128, True)])
+def test_rows_with_a_single_one_give_weights_bit_for_bit(block, nested, dtype):
+    # A GPU looks codes up by instructions of its own, the interpreter in plain Triton.
+    (weight,), (matrix,) = random_weights(128, (70,), (block, nested), dtype)
+    ones = torch.eye(128, dtype=dtype, device=DEVICE)
+    out, zeros = torch.empty(128, 70, dtype=dtype, device=DEVICE), torch.zeros(128, RANK, dtype=dtype, device=DEVICE)
+    four_bit_products.outputs(out, ones, [weight], [70], zeros, zeros[:70], None, SCALING)
+    assert torch.equal(out.T, matrix)
+    assert torch.equal(four_bit_products.inputs(ones[:70, :70], [weight], [70], 128), matrix)
+
+
+@pytest.mark.parametrize("steps", [[24], [24, 8, 8], [64, 64], [1, 2, 1]])
+@pytest.mark.parametrize("most", [0, 1, 5, 10, 11])
+def test_a_contraction_has_as_many_parts_as_programs_fit(steps, most):
+    def num_parts(share):
+        return sum(-(-each // share) for each in steps)
+
+    share = four_bit_products._share(steps, most)
+    assert num_parts(share) <= max(most, len(steps))
+    assert share == 1 or num_parts(share - 1) > most
+
+
 # ---------------------------------------------------------------------------------------------------------- in layers
 
 
@@ -161,8 +184,8 @@ def gradients_of(outputs, douts, leaves):
 @pytest.mark.parametrize("num_rows", [1, 80, FEW_ROWS])
 def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory):
     dtype, outs = torch.float16, (40, 33)
-    projections, matrices = random_layers(96, outs, dtype)
-    x = draw(num_rows, 96, dtype=dtype).requires_grad_()
+    projections, matrices = random_layers(192, outs, dtype)
+    x = draw(num_rows, 192, dtype=dtype).requires_grad_()
     active = torch.arange(num_rows, device=DEVICE)[num_rows // 3 : num_rows // 3 + max(1, num_rows // 4)]
     rows = {"all": None, "rows": active, "slice": slice(active[0].item(), active[-1].item() + 1), "detect": detect}[
         given
@@ -185,8 +208,8 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory)
 
 def test_a_gated_layer_multiplies_few_rows_by_the_codes(poisoned_memory):
     dtype = torch.float16
-    projections, matrices = random_layers(96, (70,), dtype)
-    gate, up = (draw(80, 96, dtype=dtype, seed=number).requires_grad_() for number in range(2))
+    projections, matrices = random_layers(192, (70,), dtype)
+    gate, up = (draw(80, 192, dtype=dtype, seed=number).requires_grad_() for number in range(2))
     dout = draw(80, 70, dtype=dtype, seed=2)
     group = LoraGroup.stack(projections)
     out = gated_lora_linear(gated(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
@@ -199,7 +222,7 @@ def test_a_gated_layer_multiplies_few_rows_by_the_codes(poisoned_memory):
 
 
 @pytest.mark.parametrize(
-    "num_rows, num_inputs, dtype", [(FEW_ROWS + 1, 64, torch.float16), (7, 80, torch.float16), (7, 64, torch.float32)]
+    "num_rows, num_inputs, dtype", [(FEW_ROWS + 1, 64, torch.float16), (7, 96, torch.float16), (7, 64, torch.float32)]
 )
 def test_more_rows_and_other_weights_are_multiplied_by_matrices(num_rows, num_inputs, dtype, monkeypatch):
     monkeypatch.setattr(four_bit_products, "_multiply", refuse)
