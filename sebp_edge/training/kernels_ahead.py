@@ -106,7 +106,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
         joined, lora_B = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank), new(sum(ends), rank)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0)
+        out, down = kernels.add_lora(*with_down.tensor_split([sum(ends)], dim=1), lora_B, None, ends, 1.0)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
 

@@ -5,9 +5,10 @@
 
 With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
 recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
-fixed order, so that two runs are bitwise equal.
+fixed order, so that two runs are bitwise equal. Where U comes with dy (`ops/joined_weight.py`), further programs
+compute dB = s dYᵀ D; dY is the gradient of what the adapter's projection gives.
 
-`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank.
+`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank, P outputs of the adapter.
 """
 
 import torch
@@ -17,12 +18,15 @@ from torch import Tensor
 
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
-from .move_rows import with_contiguous_rows
+from .lora import rank_block, sum_over_rows
+from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
 # time than the sum of the shares takes.
-LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS, MIN_SHARE = 32, 32, 1024, 128
+LORA_TILES, MAX_PROGRAMS, MIN_SHARE = {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 2}, 1024, 128
+# Of at most FEW_ROWS, whose sums over rows have programs of their own, so that the others need not go through all rows.
+FEW_ROWS, LORA_TILES_OF_FEW_ROWS = 128, {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
@@ -35,10 +39,12 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     else:
         z = gate
         dz = 1.0
-    # Neither overflows, and neither cancels.
-    small = tl.exp(-tl.abs(z))
-    sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
-    return sigmoid, tl.where(z >= 0.0, small, 1.0) / (1.0 + small) * dz
+    # Neither overflows, and neither cancels. A power of two and a squared root take fewer instructions than an
+    # exponential and two divisions.
+    small = tl.exp2(-1.4426950408889634 * tl.abs(z))
+    root = tl.rsqrt(1.0 + small)
+    inverse = root * root
+    return tl.where(z >= 0.0, 1.0, small) * inverse, tl.where(z >= 0.0, small, 1.0) * inverse * dz
 
 
 @triton.jit
@@ -113,52 +119,103 @@ def _gated_lora_backward_kernel(
     up_ptr,
     dgate_up_ptr,
     dloras_ptr,
+    dnext_ptr,
+    down_ptr,
+    dlora_b_ptr,
     num_rows,
     num_columns,
+    num_outputs,
     rank,
     rows_per_share,
+    stride_dout_parts,
     stride_dout,
+    stride_lora_up_parts,
     stride_lora_up,
     stride_lora_a,
     stride_gate,
     stride_up,
+    stride_dnext,
+    stride_down,
+    scaling,
+    NUM_PARTS: tl.constexpr,
+    NUM_LORA_UP_PARTS: tl.constexpr,
+    SUMS_APART: tl.constexpr,
     IS_GELU: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    ranks = tl.arange(0, BLOCK_R)
-    has_column, has_rank = columns < num_columns, ranks < rank
+    ranks, tiles_of_outputs = tl.arange(0, BLOCK_R), tl.cdiv(num_outputs, BLOCK_M)
+    has_rank = ranks < rank
+    if tl.program_id(0) < tiles_of_outputs:
+        if tl.program_id(1) == 0:
+            outputs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+            has_output = outputs < num_outputs
+            dlora_b = sum_over_rows(
+                dnext_ptr,
+                down_ptr,
+                outputs,
+                has_output,
+                ranks,
+                has_rank,
+                num_rows,
+                stride_dnext,
+                0,
+                stride_down,
+                1,
+                BLOCK_N,
+            )
+            dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + ranks[None, :]
+            tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_rank[None, :])
+        return
+
+    tile, share, first = tl.program_id(0) - tiles_of_outputs, tl.program_id(1), tl.program_id(1) * rows_per_share
+    sums, has_rows, end = True, True, tl.minimum(first + rows_per_share, num_rows)
+    if SUMS_APART:
+        # Then a program of the first share has all rows, and computes dA only.
+        num_tiles = tl.cdiv(num_columns, BLOCK_M)
+        sums, has_rows, tile = tile < num_tiles, tile >= num_tiles, tile % num_tiles
+        if sums:
+            if share > 0:
+                return
+            end = num_rows
+    columns = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    has_column = columns < num_columns
     lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
-    first = tl.program_id(1) * rows_per_share
-    for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
+    for begin in range(first, end, BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
         has_row = rows < num_rows
         mask = has_row[:, None] & has_column[None, :]
-        lora_up = tl.load(
+        lora_up = load_sum(
             lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
-            mask=has_row[:, None] & has_rank[None, :],
-            other=0.0,
-        )
-        dout = tl.load(dout_ptr + rows[:, None] * stride_dout + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            has_row[:, None] & has_rank[None, :],
+            stride_lora_up_parts,
+            NUM_LORA_UP_PARTS,
+        ).to(lora_a.dtype)
         gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        if scales_ptr is not None:
-            dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
-        dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
+        dout = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        if has_rows:
+            dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
+            dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
+            if scales_ptr is not None:
+                dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
+            dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
-        out = gate * sigmoid * up
-        dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
-        dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
-        dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
-        tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-        tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    dloras_ptr += tl.program_id(1).to(tl.int64) * rank * num_columns
-    tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
+        if sums:
+            out = gate * sigmoid * up
+            dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
+        if has_rows:
+            dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
+            dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
+            tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+            tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+    if sums:
+        dloras_ptr += share.to(tl.int64) * rank * num_columns
+        tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
@@ -209,42 +266,74 @@ def gated_lora_backward(
     scales_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
-    (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
+    # Of no outputs the kernel reads nothing that dB takes.
+    no_outputs = up_NR[:, :0], up_NR, 1.0
+    both = with_contiguous_rows(dout_NM), scales_N, with_contiguous_rows(up_NR)
+    return joined_gated_backward(*both, lora_A, gate_NM, up_NM, activation, *no_outputs)[:2]
+
+
+def joined_gated_backward(
+    product: Tensor,
+    scales_N: Tensor | None,
+    up: Tensor,
+    lora_A: Tensor,
+    gate_NM: Tensor,
+    up_NM: Tensor,
+    activation: str,
+    dnext_NP: Tensor,
+    down_NR: Tensor,
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same from dY W, whose rows may have scales, and U, both maybe in parts; and dB, [P, R] in fp32."""
+    (num_rows, num_columns), rank, num_outputs = gate_NM.shape, len(lora_A), dnext_NP.shape[1]
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
+    dlora_B = lora_A.new_empty(num_outputs, rank, dtype=torch.float32)
     if dgate_up_N2M.numel() == 0:
-        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
-    dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
-    tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
-    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
+        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32), dlora_B.zero_()
+    lora_A, gate_NM, up_NM, dnext_NP = map(with_contiguous_rows, (lora_A, gate_NM, up_NM, dnext_NP))
+    product_SNM, up_SNR = in_parts(product), in_parts(up)
+    sums_apart = num_rows <= FEW_ROWS
+    tiles = LORA_TILES_OF_FEW_ROWS if sums_apart else LORA_TILES
+    num_tiles, tiles_of_outputs = (triton.cdiv(each, tiles["BLOCK_M"]) for each in (num_columns, num_outputs))
+    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // num_tiles))
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    if sums_apart:
+        rows_per_share = tiles["BLOCK_N"]
     num_shares = triton.cdiv(num_rows, rows_per_share)
-    dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles, num_shares](
-        dout_NM,
+    dloras = lora_A.new_empty(1 if sums_apart else num_shares, rank, num_columns, dtype=torch.float32)
+    _gated_lora_backward_kernel[tiles_of_outputs + num_tiles * (1 + sums_apart), num_shares](
+        product_SNM,
         scales_N,
-        up_NR,
+        up_SNR,
         lora_A,
         gate_NM,
         up_NM,
         dgate_up_N2M,
         dloras,
+        dnext_NP,
+        down_NR,
+        dlora_B,
         num_rows,
         num_columns,
+        num_outputs,
         rank,
         rows_per_share,
-        dout_NM.stride(0),
-        up_NR.stride(0),
+        *product_SNM.stride()[:2],
+        *up_SNR.stride()[:2],
         lora_A.stride(0),
         gate_NM.stride(0),
         up_NM.stride(0),
+        dnext_NP.stride(0),
+        down_NR.stride(0),
+        scaling,
+        NUM_PARTS=len(product_SNM),
+        NUM_LORA_UP_PARTS=len(up_SNR),
+        SUMS_APART=sums_apart,
         IS_GELU=activation == "gelu_tanh",
-        BLOCK_N=LORA_BLOCK_N,
-        BLOCK_M=LORA_BLOCK_M,
-        BLOCK_R=max(16, triton.next_power_of_2(rank)),
-        num_stages=2,
+        BLOCK_R=rank_block(rank),
+        **tiles,
     )
-    return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0)
+    return dgate_up_N2M, dloras[0] if len(dloras) == 1 else dloras.sum(0), dlora_B
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

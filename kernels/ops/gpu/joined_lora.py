@@ -3,8 +3,8 @@
     add_lora            out[n, m] = X Wᵀ[n, m] + s sum over r of D[n, i R + r] B[m, r] + b[m]     i: the projection of m
     joined_backward     dX = dY W + U A        dA = Uᵀ X        dB_i = s dY_iᵀ D_i
 
-`ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
-that two runs are bitwise equal.
+`ops/joined_weight.py` says what the products hold; those of weights in 4 bits come in parts, which are added in a fixed
+order. A program that sums over rows has a tile of columns and all rows. So two runs are bitwise equal.
 
 Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads their ranks.
 """
@@ -14,17 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lora import ends_of, num_tiles, rank_block, tile_columns
-from .move_rows import with_contiguous_rows
+from .lora import ends_of, num_tiles, rank_block, sum_over_rows, tile_columns
+from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
-BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_SUM": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+# Of at most 128 rows, whose products come in parts: the fastest on an H200 for 80.
+ADD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_M": 32, "num_warps": 4}
+BACKWARD_TILES_OF_PARTS = BACKWARD_TILES | {"BLOCK_N": 16, "num_stages": 1}
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_lora_kernel(
     product_ptr,
+    low_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
@@ -33,11 +37,16 @@ def _add_lora_kernel(
     rank,
     num_ranks,
     num_columns,
+    stride_ps,
     stride_pn,
+    stride_ls,
+    stride_ln,
     scaling,
     end_0,
     end_1,
     end_2,
+    NUM_PARTS: tl.constexpr,
+    NUM_LOW_PARTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -50,14 +59,16 @@ def _add_lora_kernel(
     has_row, has_column, has_rank = rows < num_rows, columns < end, ranks < rank
     mask = has_row[:, None] & has_column[None, :]
     mask_of_down = has_row[:, None] & has_rank[None, :]
-    product_ptrs = product_ptr + rows[:, None] * stride_pn
     first_rank = projection * rank
-    down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
+    low_ptrs = low_ptr + rows[:, None] * stride_ln + first_rank + ranks[None, :]
+    down = load_sum(low_ptrs, mask_of_down, stride_ls, NUM_LOW_PARTS).to(down_ptr.dtype.element_ty)
     weight = tl.load(
         weight_ptr + columns[None, :] * rank + ranks[:, None], mask=has_column[None, :] & has_rank[:, None], other=0.0
     )
-    values = scaling * tl.dot(down, weight, input_precision="ieee")
-    values += tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    # Loaded before the product, which would wait for it.
+    product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
+    values = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
+    values += scaling * tl.dot(down, weight, input_precision="ieee")
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
@@ -77,9 +88,13 @@ def _add_up(
     num_rows,
     num_inputs,
     num_ranks,
+    stride_ps,
     stride_pn,
+    stride_us,
     stride_un,
     stride_ar,
+    NUM_PARTS: tl.constexpr,
+    NUM_UP_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
@@ -91,28 +106,13 @@ def _add_up(
     lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
     lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
     up_ptrs = up_ptr + rows[:, None] * stride_un + ranks[None, :]
-    up = tl.load(up_ptrs, mask=has_row[:, None] & has_rank[None, :], other=0.0)
-    dx = tl.load(product_ptr + rows[:, None] * stride_pn + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    up = load_sum(up_ptrs, has_row[:, None] & has_rank[None, :], stride_us, NUM_UP_PARTS).to(lora_a.dtype)
+    product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
+    dx = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
     if scales_ptr is not None:
         dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
     dx = tl.dot(up, lora_a, dx, input_precision="ieee")
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _sum_over_rows(
-    wide_ptr, narrow_ptr, columns, has_column, ranks, has_rank, num_rows, stride_w, stride_n, BLOCK_N: tl.constexpr
-):
-    """The sum over all rows of wide[:, column] narrow[:, rank], [columns, ranks]."""
-    total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
-    for begin in range(0, num_rows, BLOCK_N):
-        rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < num_rows
-        wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
-        wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
-        narrow = tl.load(narrow_ptrs + ranks[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
-        total = tl.dot(tl.trans(wide), narrow, total, input_precision="ieee")
-    return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -131,7 +131,9 @@ def _joined_backward_kernel(
     num_inputs,
     rank,
     num_ranks,
+    stride_ps,
     stride_pn,
+    stride_us,
     stride_un,
     stride_dout,
     stride_xn,
@@ -141,7 +143,10 @@ def _joined_backward_kernel(
     end_0,
     end_1,
     end_2,
+    NUM_PARTS: tl.constexpr,
+    NUM_UP_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_SUM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -155,7 +160,7 @@ def _joined_backward_kernel(
         outputs, own_ranks = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
         has_output, has_own_rank = outputs < end, own_ranks < rank
         own_down_ptr = down_ptr + projection * rank
-        dlora_b = _sum_over_rows(
+        dlora_b = sum_over_rows(
             dout_ptr,
             own_down_ptr,
             outputs,
@@ -164,8 +169,10 @@ def _joined_backward_kernel(
             has_own_rank,
             num_rows,
             stride_dout,
+            0,
             stride_dn,
-            BLOCK_N,
+            1,
+            BLOCK_SUM,
         )
         dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + own_ranks[None, :]
         tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_own_rank[None, :])
@@ -173,8 +180,19 @@ def _joined_backward_kernel(
         inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
-        dlora_a = _sum_over_rows(
-            x_ptr, up_ptr, inputs, has_input, ranks, has_rank, num_rows, stride_xn, stride_un, BLOCK_N
+        dlora_a = sum_over_rows(
+            x_ptr,
+            up_ptr,
+            inputs,
+            has_input,
+            ranks,
+            has_rank,
+            num_rows,
+            stride_xn,
+            stride_us,
+            stride_un,
+            NUM_UP_PARTS,
+            BLOCK_SUM,
         )
         dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
@@ -191,9 +209,13 @@ def _joined_backward_kernel(
             num_rows,
             num_inputs,
             num_ranks,
+            stride_ps,
             stride_pn,
+            stride_us,
             stride_un,
             stride_ar,
+            NUM_PARTS,
+            NUM_UP_PARTS,
             BLOCK_N,
             BLOCK_K,
             BLOCK_RANKS,
@@ -201,15 +223,22 @@ def _joined_backward_kernel(
 
 
 def add_lora(
-    product_NP: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
+    product: Tensor,
+    low: Tensor,
+    weight_MR: Tensor,
+    bias_M: Tensor | None,
+    columns: tuple[int, ...],
+    scaling: float,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [N, M], and D [N, n R], copied so that the product can be freed."""
-    (num_columns, rank), num_rows = weight_MR.shape, len(product_NP)
-    out_NM, down_NR = product_NP.new_empty(num_rows, num_columns), product_NP.new_empty(num_rows, rank * len(columns))
+    """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts."""
+    product_SNM, low_SNR, (num_columns, rank) = in_parts(product), in_parts(low), weight_MR.shape
+    num_rows, tiles = product_SNM.shape[1], ADD_TILES if product.dim() == 2 else ADD_TILES_OF_PARTS
+    out_NM, down_NR = weight_MR.new_empty(num_rows, num_columns), weight_MR.new_empty(num_rows, rank * len(columns))
     if num_rows:
-        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"])
+        grid = triton.cdiv(num_rows, tiles["BLOCK_N"]), num_tiles(columns, tiles["BLOCK_M"])
         _add_lora_kernel[grid](
-            product_NP,
+            product_SNM,
+            low_SNR,
             weight_MR,
             # A placeholder that the kernel does not read.
             weight_MR if bias_M is None else bias_M,
@@ -219,20 +248,23 @@ def add_lora(
             rank,
             down_NR.shape[1],
             num_columns,
-            product_NP.stride(0),
+            *product_SNM.stride()[:2],
+            *low_SNR.stride()[:2],
             scaling,
             *ends_of(columns),
+            NUM_PARTS=len(product_SNM),
+            NUM_LOW_PARTS=len(low_SNR),
             HAS_BIAS=bias_M is not None,
             BLOCK_R=rank_block(rank),
-            **ADD_TILES,
+            **tiles,
         )
     return out_NM, down_NR
 
 
 def joined_backward(
-    product_NK: Tensor,
+    product: Tensor,
     scales_N: Tensor | None,
-    up_NR: Tensor,
+    up: Tensor,
     dout_NM: Tensor,
     x_NK: Tensor,
     down_NR: Tensor,
@@ -240,37 +272,25 @@ def joined_backward(
     columns: tuple[int, ...],
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U."""
-    num_inputs = stacked_A.shape[1]
-    dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
-    dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
-    results = dx_NK, dstacked_A
-    return *results, _run_backward(
-        product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
-    )
+    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
 
-
-def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
-    """dB alone, [M, R] in fp32."""
-    # Placeholders: of no inputs the kernel reads and writes nothing.
-    return _run_backward(down_NR, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0)
-
-
-def _run_backward(
-    product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
-) -> Tensor:
-    """Writes dX and dA; returns dB."""
-    num_rows, num_ranks = len(dout_NM), down_NR.shape[1]
+    They are computed from dY W, whose rows may have scales, and U; both may be in parts.
+    """
+    num_rows, (num_ranks, num_inputs) = len(dout_NM), stacked_A.shape
     rank = num_ranks // len(columns)
+    dx_NK = x_NK.new_empty(num_rows, num_inputs)
+    dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     dstacked_B = down_NR.new_empty(sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
-    tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
-    row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
-    num_programs = num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles * (1 + row_blocks)
+    product_SNK, up_SNR, tiles = in_parts(product), in_parts(up), BACKWARD_TILES
+    if product.dim() == 3:
+        tiles = BACKWARD_TILES_OF_PARTS
+    tiles_of_inputs, row_blocks = triton.cdiv(num_inputs, tiles["BLOCK_K"]), triton.cdiv(num_rows, tiles["BLOCK_N"])
+    num_programs = num_tiles(columns, tiles["BLOCK_M"]) + tiles_of_inputs * (1 + row_blocks)
     _joined_backward_kernel[num_programs,](
-        product_NK,
+        product_SNK,
         scales_N,
-        up_NR,
+        up_SNR,
         dout_NM,
         x_NK,
         down_NR,
@@ -282,16 +302,18 @@ def _run_backward(
         num_inputs,
         rank,
         num_ranks,
-        product_NK.stride(0),
-        up_NR.stride(0),
+        *product_SNK.stride()[:2],
+        *up_SNR.stride()[:2],
         dout_NM.stride(0),
         x_NK.stride(0),
         down_NR.stride(0),
         stacked_A.stride(0),
         scaling,
         *ends_of(columns),
+        NUM_PARTS=len(product_SNK),
+        NUM_UP_PARTS=len(up_SNR),
         BLOCK_R=rank_block(rank),
         BLOCK_RANKS=rank_block(num_ranks),
-        **BACKWARD_TILES,
+        **tiles,
     )
-    return dstacked_B
+    return dx_NK, dstacked_A, dstacked_B
