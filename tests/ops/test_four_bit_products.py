@@ -1,9 +1,12 @@
 """Products with weights in 4 bits, against fp64 products with the matrices that these stand for."""
 
+import os
+import re
 from functools import partial
 
 import pytest
 import torch
+from command import start
 from pairwise import pairwise
 from random_cases import DEVICE, assert_as_good, draw
 
@@ -30,7 +33,7 @@ from sebp_edge.ops.lora_linear import FEW_ROWS
 DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
-TILES = [Tiles(64, 64, 4, 4, 3), Tiles(32, 128, 1, 4, 2), Tiles(64, 32, 40, 4, 3)]
+TILES = [Tiles(64, 64, 4, 4, 3), Tiles(64, 128, 1, 4, 2), Tiles(128, 64, 40, 4, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +78,8 @@ def within_nan(matrix):
 CASES = pairwise(
     num_rows=[1, 7, 64, 80, 96, 128],
     # Tiles that are not full, a block across rows, one that is not full, and a single row.
-    **{"num_inputs, outs": [(64, (64,)), (96, (70,)), (160, (33, 1, 40)), (32, (3, 130)), (256, (1,))]},
-    block_nested=[(64, True), (128, False), (32, True), (4096, True)],
+    **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130)), (256, (1,))]},
+    block_nested=[(64, True), (128, False), (64, False), (4096, True)],
     dtype=DTYPES,
     tiles=TILES,
     has_more=[False, True],
@@ -119,6 +122,66 @@ def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more
     first, again = (four_bit_products.inputs(dout, weights, outs, num_inputs, *adapters, tiles=tiles) for _ in range(2))
     assert_as_good(first, truth, dtype)
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block, nested", [(64, True), (64, False), (128, True)])
+def test_rows_with_a_single_one_give_weights_bit_for_bit(block, nested, dtype):
+    # A GPU looks codes up by instructions of its own, the interpreter in plain Triton.
+    (weight,), (matrix,) = random_weights(128, (70,), (block, nested), dtype)
+    ones = torch.eye(128, dtype=dtype, device=DEVICE)
+    out, zeros = torch.empty(128, 70, dtype=dtype, device=DEVICE), torch.zeros(128, RANK, dtype=dtype, device=DEVICE)
+    four_bit_products.outputs(out, ones, [weight], [70], zeros, zeros[:70], None, SCALING)
+    assert torch.equal(out.T, matrix)
+    assert torch.equal(four_bit_products.inputs(ones[:70, :70], [weight], [70], 128), matrix)
+
+
+@pytest.mark.parametrize("steps", [[24], [24, 8, 8], [64, 64], [1, 2, 1]])
+@pytest.mark.parametrize("most", [0, 1, 5, 10, 11])
+def test_a_contraction_has_as_many_parts_as_programs_fit(steps, most):
+    def num_parts(share):
+        return sum(-(-each // share) for each in steps)
+
+    share = four_bit_products._share(steps, most)
+    assert num_parts(share) <= max(most, len(steps))
+    assert share == 1 or num_parts(share - 1) > most
+
+
+COMPILED_FOR_HOPPER = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from sebp_edge.ops.gpu.four_bit_products import INPUT_TILES, LOW, OUTPUT_TILES, _four_bit_product_kernel as kernel
+
+for of_inputs, tiles in ((False, OUTPUT_TILES), (True, INPUT_TILES)):
+    for block_n, rest_n in ((16, 0), (64, 16), (128, 0)):
+        constants = dict(bias_ptr=None, stride_rr=1, OF_INPUTS=of_inputs, IS_EVEN=True, BLOCK=64, SCALE_BLOCK=256)
+        constants |= dict(IN_PTX=True, COLUMNS=tiles.columns, DEPTH=tiles.depth, BLOCK_N=block_n, REST_N=rest_n)
+        constants |= dict(BLOCK_R=0, LOW_BLOCK_R=16, **LOW)
+        types = dict.fromkeys(["packed_ptrs", "scales_ptrs"], ("*u8",)) | {"outs": ("i32",), "scaling": "fp32"}
+        types |= dict.fromkeys(["code_ptrs", "scale_code_ptrs", "second_scales_ptrs", "offset_ptrs"], ("*fp32",))
+        types |= dict.fromkeys(["x_ptr", "left_ptr", "right_ptr"], "*bf16")
+        types |= dict.fromkeys(["out_ptr", "low_ptr"], "*fp32")
+        types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+        values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        options = dict(num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False)
+        # Else X would not be loaded ahead.
+        aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("x_ptr", "stride_xn")}
+        source = ASTSource(kernel, types, values, aligned)
+        print(compile(source, GPUTarget("cuda", 90, 32), options).asm["ttgir"])
+"""
+
+
+@pytest.mark.slow
+def test_products_end_before_registers_that_they_read_are_reused():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    with start([COMPILED_FOR_HOPPER], cold=True, env=environment) as compiler:
+        program, errors = compiler.communicate(timeout=200)
+    assert compiler.returncode == 0, errors
+    # `pendings` products may still run after a wait.
+    waits = re.findall(r"warp_group_dot_wait .*pendings = (\d+)", program)
+    assert len(waits) == program.count("warp_group_dot ") > 6
+    assert set(waits) == {"0"}
 
 
 LOW_CASES = pairwise(
@@ -244,8 +307,8 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, ra
 def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poisoned_memory):
     with_shares_of(32, monkeypatch)
     dtype = torch.float16
-    projections, matrices = random_layers(96, (70,), dtype)
-    gate, up = (draw(80, 96, dtype=dtype, seed=number).requires_grad_() for number in range(2))
+    projections, matrices = random_layers(192, (70,), dtype)
+    gate, up = (draw(80, 192, dtype=dtype, seed=number).requires_grad_() for number in range(2))
     dout = draw(80, 70, dtype=dtype, seed=2)
     group = LoraGroup.stack(projections, joined=joined)
     out = gated_lora_linear(gated(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
@@ -258,7 +321,7 @@ def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poi
 
 
 @pytest.mark.parametrize(
-    "num_rows, num_inputs, dtype", [(FEW_ROWS + 1, 64, torch.float16), (7, 80, torch.float16), (7, 64, torch.float32)]
+    "num_rows, num_inputs, dtype", [(FEW_ROWS + 1, 64, torch.float16), (7, 96, torch.float16), (7, 64, torch.float32)]
 )
 def test_more_rows_and_other_weights_are_multiplied_by_matrices(num_rows, num_inputs, dtype, monkeypatch):
     monkeypatch.setattr(four_bit_products, "_multiply", refuse)

@@ -6,7 +6,7 @@
     inputs_and_low      dY W and U_i = s dY_i B_i
 
 A program expands tiles of one weight to the values that `four_bits` writes, and multiplies all rows by them, so that
-each code is read once. Its sum starts with the small product. The contraction is split until the programs fill a GPU;
+each code is read once. The small product comes last. The contraction is split until the programs fill a GPU;
 a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs of their
 own in the same launch; then `joined_lora` and `gated` add all parts.
 
@@ -26,8 +26,44 @@ from .four_bits import tensors_of
 from .lora import rank_block
 from .move_rows import sum_parts, with_contiguous_rows
 
-# Weights that a thread expands together, from 16 bytes; they share a scale.
-CHUNK = 32
+# Weights that a thread expands together, from 32 bytes; they share a scale.
+CHUNK = 64
+
+
+def _tables(pack: str) -> str:
+    """PTX that multiplies 16 numbers by a scale and rounds them; the low bytes, then the high ones, in 4 words each."""
+    products = [f"mul.rn.f32 v{i}, $8, ${9 + i};" for i in range(16)]
+    pairs = [f"cvt.rn.{pack}.f32 p{i}, v{2 * i + 1}, v{2 * i};" for i in range(8)]
+    planes = [
+        f"prmt.b32 ${4 * plane + i}, p{2 * i}, p{2 * i + 1}, {selector};"
+        for plane, selector in enumerate(("0x6420", "0x7531"))
+        for i in range(4)
+    ]
+    return "{ .reg .f32 v<16>; .reg .b32 p<8>; " + " ".join([*products, *pairs, *planes]) + " }"
+
+
+def _look_ups() -> str:
+    """PTX that looks 8 codes up in 16 numbers of 2 bytes, and gives them as 4 pairs."""
+    lines = [
+        "and.b32 low, $4, 0x77777777;",
+        "shr.u32 high, $4, 1;",
+        "lop3.b32 high, high, 0x44444444, 0x32103210, 0xEA;",
+    ]
+    for half in range(2):
+        if half:
+            lines += ["shr.u32 low, low, 16;", "shr.u32 high, high, 16;"]
+        for plane, begin in (("l", 5), ("h", 9)):
+            lines += [
+                f"prmt.b32 a, ${begin}, ${begin + 1}, low;",
+                f"prmt.b32 b, ${begin + 2}, ${begin + 3}, low;",
+                f"prmt.b32 {plane}, a, b, high;",
+            ]
+        lines += [f"prmt.b32 ${2 * half}, l, h, 0x4051;", f"prmt.b32 ${2 * half + 1}, l, h, 0x6273;"]
+    return "{ .reg .b32 low, high, a, b, l, h; " + " ".join(lines) + " }"
+
+
+BF16_TABLES, FP16_TABLES = tl.constexpr(_tables("bf16x2")), tl.constexpr(_tables("f16x2"))
+LOOK_UPS = tl.constexpr(_look_ups())
 
 
 class Tiles(NamedTuple):
@@ -37,6 +73,7 @@ class Tiles(NamedTuple):
         columns: of the result, in each program.
         depth: the step of the contraction.
         programs: how many to split the contraction for: about what a GPU runs at once.
+        registers: of a thread, at most; None: as many as the compiler likes.
     """
 
     columns: int
@@ -44,9 +81,10 @@ class Tiles(NamedTuple):
     programs: int
     num_warps: int
     num_stages: int
+    registers: int | None = None
 
 
-OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
+OUTPUT_TILES, INPUT_TILES = Tiles(64, 128, 264, 4, 2), Tiles(128, 128, 264, 8, 2, 128)
 # Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
 LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
@@ -55,7 +93,7 @@ MAX_LOW_RANK = 64
 
 @triton.jit
 def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
-    """What the sum of these rows starts with, [columns, rows]: the small product and the bias in the first part."""
+    """What is added to these rows, [columns, rows]: the small product and the bias in the first part."""
     left_ptr, right_ptr, bias_ptr, is_first, num_rows, columns, has_column, rank, scaling = small
     stride_ln, stride_rm, stride_rr = strides
     total = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
@@ -130,31 +168,95 @@ def _low_product(
 
 
 @triton.jit
-def _chunks(
-    rows,
-    chunks,
-    first_term,
-    num_outputs,
-    num_chunks,
-    OF_INPUTS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """The numbers of a tile's chunks in their weight, [chunks, rows], in 64 bits: it may have 2^31 bytes.
+def _chunks(place, weight, step, DEPTH: tl.constexpr, OF_INPUTS: tl.constexpr, IS_EVEN: tl.constexpr):
+    """The numbers of a step's chunks in their weight: fewer than 2^31.
 
     Beyond the weight they are those at its end, which meet zeros of X, or columns that are not stored.
     """
-    if OF_INPUTS:
-        rows += first_term
+    rows, chunks = place
+    num_outputs, num_chunks, end = weight
+    # Beyond the last step nothing is multiplied.
+    step = tl.minimum(step, end - 1)
+    first_row, first_chunk = (step * DEPTH, 0) if OF_INPUTS else (0, step * (DEPTH // 64))
+    if IS_EVEN:
+        return rows * num_chunks + chunks + (first_row * num_chunks + first_chunk)
+    rows, chunks = tl.minimum(rows + first_row, num_outputs - 1), tl.minimum(chunks + first_chunk, num_chunks - 1)
+    return rows * num_chunks + chunks
+
+
+@triton.jit
+def _load_words(packed_ptr, chunks, words):
+    """Words of chunks, and those four further on, [rows, chunks * 4] each."""
+    # 16 bytes each; the compiler does not see it through the choice of a projection.
+    word_ptrs = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32)) + (chunks.to(tl.int64) * 8 + words)
+    return tl.load(word_ptrs), tl.load(word_ptrs + 4)
+
+
+@triton.jit
+def _load_scales(scale_ptrs, chunks, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr):
+    """The scales of chunks, and what these are multiplied by."""
+    scales_ptr, second_scales_ptr = scale_ptrs
+    # Without a sign a division is a shift.
+    blocks = chunks.to(tl.uint32) // (BLOCK // 64)
+    scales = tl.load(scales_ptr + blocks)
+    second_scales = tl.load(second_scales_ptr + blocks // SCALE_BLOCK) if SCALE_BLOCK else scales
+    return scales, second_scales
+
+
+@triton.jit
+def _factors(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK: tl.constexpr):
+    """What the scales stand for."""
+    if SCALE_BLOCK:
+        scales = tl.load(scale_code_ptr + scales.to(tl.int32)) * second_scales + offset
+    return scales
+
+
+@triton.jit
+def _look_up(words, tables):
+    """Pairs of weights, [rows, chunks, 4, 2, 2]."""
+    of_words = (tl.reshape(words, (words.shape[0], words.shape[1] // 4, 4)),)
+    first, second, third, fourth = tl.inline_asm_elementwise(
+        LOOK_UPS,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
+        of_words + tables,
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return tl.join(tl.join(first, third), tl.join(second, fourth))
+
+
+@triton.jit
+def _expand(words, more_words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
+    """Weights of a tile, [rows, inputs], from the words of its chunks and their factors."""
+    ROWS: tl.constexpr = words.shape[0]
+    CHUNKS: tl.constexpr = words.shape[1] // 4
+    factors = tl.reshape(factors, (ROWS, CHUNKS))
+    if IN_PTX:
+        of_factors = (factors[:, :, None],)
+        tables = tl.inline_asm_elementwise(
+            BF16_TABLES if dtype == tl.bfloat16 else FP16_TABLES,
+            "=r,=r,=r,=r,=r,=r,=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
+            of_factors + code,
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        pairs = tl.join(_look_up(words, tables), _look_up(more_words, tables))
+        low = pairs.to(tl.int16).to(dtype, bitcast=True)
+        high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
+        values = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4, 6))
     else:
-        chunks += first_term // CHUNK
-    if not IS_EVEN:
-        rows = tl.minimum(rows, num_outputs - 1)
-        chunks = tl.minimum(chunks, num_chunks - 1)
-    return rows.to(tl.int64)[None, :] * num_chunks + chunks[:, None]
+        words = tl.permute(tl.reshape(tl.join(words, more_words), (ROWS, CHUNKS, 4, 2)), (0, 1, 3, 2))
+        # Two codes of each byte, the first in its high half.
+        shifts = tl.arange(0, 4)[:, None] * 8 + (4 - tl.arange(0, 2)[None, :] * 4)
+        codes = words[:, :, :, :, None] >> tl.reshape(shifts, (1, 1, 1, 1, 8)) & 15
+        values = tl.reshape(tl.gather(code, tl.reshape(codes, (codes.numel,)), 0), codes.shape)
+        values = (values * factors[:, :, None, None, None]).to(dtype)
+    return tl.reshape(values, (ROWS, CHUNKS * 64))
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_low_programs", "share"])
+@triton.jit(do_not_specialize=["num_rows", "num_chunks", "num_low_programs", "share"])
 def _four_bit_product_kernel(
     x_ptr,
     packed_ptrs,
@@ -185,7 +287,7 @@ def _four_bit_product_kernel(
     IS_EVEN: tl.constexpr,
     BLOCK: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    IN_PTX: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -199,8 +301,8 @@ def _four_bit_product_kernel(
     """Writes COLUMNS columns of one part of the result, for BLOCK_N + REST_N rows."""
     # A tile of a weight: its rows, and the chunks of its columns.
     TILE_M: tl.constexpr = DEPTH if OF_INPUTS else COLUMNS
-    TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // CHUNK
-    num_inputs = num_chunks * CHUNK
+    TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // 64
+    num_inputs = num_chunks * 64
 
     # The programs of D or U come last: they are short, and run while the longer ones end.
     first_low = tl.num_programs(0) - num_low_programs
@@ -266,65 +368,65 @@ def _four_bit_product_kernel(
     columns = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
-    rows = tl.arange(0, BLOCK_N)
+    rows, terms = tl.arange(0, BLOCK_N), tl.arange(0, DEPTH)
+    # Rows beyond the last are it, and not stored.
+    x_ptrs = x_ptr + tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
     if REST_N:
         rest_rows = BLOCK_N + tl.arange(0, REST_N)
+        rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
         rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    weight = num_outputs, num_chunks, end
+    first_row, first_chunk = (0, tile * TILE_C) if OF_INPUTS else (tile * COLUMNS, 0)
+    # Of words, and of scales: in one dimension, which Triton spreads over threads as it does the words.
+    quads, blocks = tl.arange(0, TILE_C * 4)[None, :], tl.arange(0, TILE_M * TILE_C)
+    of_words = first_row + tl.arange(0, TILE_M)[:, None], first_chunk + quads // 4
+    of_scales = first_row + blocks // TILE_C, first_chunk + blocks % TILE_C
+
+    if IN_PTX:
+        code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
+    else:
+        code = tl.load(code_ptr + tl.arange(0, 16))
+    offset = tl.load(offset_ptr)
+    scale_ptrs = scales_ptr, second_scales_ptr
+    chunks = _chunks(of_words, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
+    words, more_words = _load_words(packed_ptr, chunks, quads % 4)
+    chunks = _chunks(of_scales, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
+    scales, second_scales = _load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+    factors = _factors(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
+    chunks = _chunks(of_scales, weight, begin + 1, DEPTH, OF_INPUTS, IS_EVEN)
+    scales, second_scales = _load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+    for step in range(begin, end):
+        tile_of_weight = _expand(words, more_words, factors, code, dtype, IN_PTX)
+        if OF_INPUTS:
+            tile_of_weight = tl.trans(tile_of_weight)
+        # Ahead: words by a step, their scales by two.
+        chunks = _chunks(of_words, weight, step + 1, DEPTH, OF_INPUTS, IS_EVEN)
+        words, more_words = _load_words(packed_ptr, chunks, quads % 4)
+        factors = _factors(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
+        chunks = _chunks(of_scales, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
+        scales, second_scales = _load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+        term = step * DEPTH
+        has_x = None if IS_EVEN else (term + terms < num_terms)[None, :]
+        other = None if IS_EVEN else 0.0
+        x = tl.load(x_ptrs + term, mask=has_x, other=other)
+        total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
+        if REST_N:
+            rest = tl.load(rest_ptrs + term, mask=has_x, other=other)
+            rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
+        # Always true. Triton would let products run on into the next step, where the assembler gives registers that
+        # they still read to other values.
+        total = tl.where(step < end, total, 0.0)
+        if REST_N:
+            rest_total = tl.where(step < end, rest_total, 0.0)
+
     if BLOCK_R:
         small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
         strides = stride_ln, stride_rm, stride_rr
-        total = _small_product(rows, small, strides, BLOCK_R)
+        total += _small_product(rows, small, strides, BLOCK_R)
         if REST_N:
-            rest_total = _small_product(rest_rows, small, strides, BLOCK_R)
-
-    terms = tl.arange(0, DEPTH)
-    tile_rows = (0 if OF_INPUTS else tile * COLUMNS) + tl.arange(0, TILE_M)
-    tile_chunks = (tile * COLUMNS if OF_INPUTS else 0) // CHUNK + tl.arange(0, TILE_C)
-    pairs = tl.arange(0, CHUNK // 2)
-    # Of 16 bytes each; the compiler does not see it through the choice above.
-    packed_ptr = tl.multiple_of(packed_ptr, 16)
-    code = tl.load(code_ptr + tl.arange(0, 16))
-    if SCALE_BLOCK:
-        offset = tl.load(offset_ptr)
-    chunks = _chunks(tile_rows, tile_chunks, begin * DEPTH, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
-    scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK))
-    for step in range(begin, end):
-        term = step * DEPTH
-        chunks = _chunks(tile_rows, tile_chunks, term, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
-        packed = tl.load(packed_ptr + (chunks[:, :, None] * (CHUNK // 2) + pairs[None, None, :]))
-        if SCALE_BLOCK:
-            second_scales = tl.load(second_scales_ptr + chunks // (BLOCK // CHUNK) // SCALE_BLOCK)
-        # Triton loads ahead what a step needs, except single bytes.
-        chunks = _chunks(tile_rows, tile_chunks, term + DEPTH, num_outputs, num_chunks, OF_INPUTS, IS_EVEN, CHUNK)
-        next_scales = tl.load(scales_ptr + chunks // (BLOCK // CHUNK), mask=step + 1 < end, other=0)
-        has_x = (rows < num_rows)[:, None]
-        if not IS_EVEN:
-            has_x = has_x & (term + terms < num_terms)[None, :]
-        x = tl.load(x_ptr + rows[:, None] * stride_xn + (term + terms)[None, :], mask=has_x, other=0.0)
-        if REST_N:
-            has_x = (rest_rows < num_rows)[:, None]
-            if not IS_EVEN:
-                has_x = has_x & (term + terms < num_terms)[None, :]
-            rest = tl.load(x_ptr + rest_rows[:, None] * stride_xn + (term + terms)[None, :], mask=has_x, other=0.0)
-
-        weight = tl.zeros((TILE_M, TILE_C * CHUNK), x.dtype)
-        # Always true: Triton would load ahead each scale on its own.
-        if step < end:
-            factors = scales
-            if SCALE_BLOCK:
-                factors = tl.load(scale_code_ptr + scales.to(tl.int32)) * second_scales + offset
-            bytes_ = packed.to(tl.int32)
-            codes = tl.reshape(tl.interleave(bytes_ >> 4, bytes_ & 15), (TILE_C * TILE_M * CHUNK,))
-            values = tl.reshape(tl.gather(code, codes, 0), (TILE_C, TILE_M, CHUNK)) * factors[:, :, None]
-            weight = tl.reshape(tl.permute(values.to(x.dtype), (1, 0, 2)), (TILE_M, TILE_C * CHUNK))
-        if OF_INPUTS:
-            weight = tl.trans(weight)
-        total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
-        if REST_N:
-            rest_total = tl.dot(weight, tl.trans(rest), rest_total, input_precision="ieee")
-        scales = next_scales
-
+            rest_total += _small_product(rest_rows, small, strides, BLOCK_R)
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
     mask = has_column[:, None] & (rows < num_rows)[None, :]
     tl.store(out_ptrs + rows[None, :] * stride_on, total.to(out_ptr.dtype.element_ty), mask=mask)
@@ -398,7 +500,7 @@ def _multiply(
     *,
     of_inputs: bool,
 ) -> None:
-    """Multiplies rows, and starts with the small product: its factors [N, R] and [columns, R], bias and scaling."""
+    """Multiplies rows, and adds the small product: its factors [N, R] and [columns, R], bias and scaling."""
     if len(x) == 0:
         return
     num_inputs = (out if of_inputs else x).shape[1]
@@ -422,7 +524,7 @@ def _launch(
     """Returns the parts of the product, which is `out` if it is given and the only one, and those of D or U.
 
     Args:
-        small: what the sums start with, if anything: factors [N, R] and [columns, R], bias and scaling.
+        small: what is added, if anything: factors [N, R] and [columns, R], bias and scaling.
         low: the factor of D or U, [terms, ranks], the rank of each projection, and the scaling; or None.
     """
     x = with_contiguous_rows(x)
@@ -430,7 +532,7 @@ def _launch(
     terms = columns if of_inputs else [num_inputs]
     num_tiles = sum(triton.cdiv(whole, tiles.columns) for whole in wholes)
     steps = [triton.cdiv(each, tiles.depth) for each in terms]
-    share = triton.cdiv(sum(steps), max(1, tiles.programs // num_tiles))
+    share = _share(steps, tiles.programs // num_tiles)
     num_parts = sum(triton.cdiv(each, share) for each in steps)
     if out is not None and num_parts == 1:
         parts = out[None]
@@ -471,7 +573,7 @@ def _launch(
         IS_EVEN=is_even,
         BLOCK=first.block,
         SCALE_BLOCK=first.of_scales.block if first.of_scales else 0,
-        CHUNK=CHUNK,
+        IN_PTX=x.is_cuda,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
         BLOCK_N=block_n,
@@ -479,6 +581,7 @@ def _launch(
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=tiles.registers,
         **LOW,
         LOW_BLOCK_R=16 if low is None else rank_block(rank),
         enable_fp_fusion=False,
@@ -491,3 +594,11 @@ def _row_blocks(num_rows: int) -> tuple[int, int]:
     if 64 < num_rows <= 96:
         return 64, 16 if num_rows <= 80 else 32
     return max(16, triton.next_power_of_2(num_rows)), 0
+
+
+def _share(steps: list[int], most_parts: int) -> int:
+    """The fewest steps in a part for at most so many parts, or one of each contraction."""
+    share = triton.cdiv(sum(steps), max(1, most_parts))
+    while sum(triton.cdiv(each, share) for each in steps) > max(most_parts, len(steps)):
+        share += 1
+    return share
