@@ -73,10 +73,10 @@ def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> 
         [..., M] in hidden's dtype. First-order gradients only.
 
     Raises:
-        ValueError: the group has several projections.
+        ValueError: the group has several projections, or several adapters side by side.
     """
-    if len(group.columns) != 1:
-        raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
+    if len(group.loras_A) != 1:
+        raise ValueError(f"A gated product goes through one projection, but the group has {len(group.loras_A)}.")
     hidden, adapter = hidden.detach(), (*group.loras_A, *group.loras_B)
     unfinished: list[Tensor] = []
     out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, unfinished, *adapter)

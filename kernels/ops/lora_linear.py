@@ -13,12 +13,15 @@ or once for all passes, with the same products; few rows are multiplied by weigh
 is joined with its adapters (`joined_weight`), its products have the small ones beside them, and come first. X is kept
 for dA, unless it can be recomputed (Chen et al. 2016).
 
+Several adapters may lie side by side on the same weights. Each row then has an owner, and its outputs and gradients are
+those of its owner alone, whatever the numbers of the others: one pass reads the weights for all.
+
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -84,12 +87,14 @@ class LoraGroup:
     Attributes:
         weight: [M, K], the frozen weights stacked, in FP8 too; or each quantised weight, dequantised in each pass.
         bias: [M], or None.
-        loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
-        stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
+        loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32; those of
+            the second adapter follow those of the first.
+        stacked_A, stacked_B: copies of them, [n R, K] and [M, R] of each adapter, in the weight's dtype.
         scaling: s, the same for all.
         is_quantised: whether the weights are quantised, be they dequantised already or not.
         joined: the weight and the copies of the adapters in one matrix, if they are; or what FP8 has for that.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
+        num_adapters: how many adapters lie side by side.
     """
 
     weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]
@@ -102,6 +107,7 @@ class LoraGroup:
     is_quantised: bool = False
     joined: JoinedWeight | BesideFp8 | None = None
     scratch: ScratchBuffer | None = None
+    num_adapters: int = 1
 
     @classmethod
     def stack(
@@ -111,20 +117,28 @@ class LoraGroup:
         *,
         dequantised: bool = False,
         joined: bool = False,
+        num_adapters: int = 1,
     ) -> "LoraGroup":
         """Stacks projections of one input; a single weight that is not joined and quantised weights are not copied.
 
         Args:
+            projections: those with the first adapter; then those with the next one, on the same weights.
             dequantised: whether quantised weights are dequantised now, once for all passes; those without an identity
                 never are.
             joined: whether weights and adapters are copied into one matrix, where our kernels can use it.
+            num_adapters: how many adapters lie side by side.
 
         Raises:
-            ValueError: their ranks or scalings differ.
+            ValueError: their ranks or scalings differ; or several adapters are not on the same weights, or these are
+                quantised.
         """
         weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
         if len({lora_A.shape[0] for lora_A in loras_A}) > 1 or len(set(scalings)) > 1:
             raise ValueError("Projections of different ranks or scalings cannot be stacked.")
+        if num_adapters > 1:
+            _refuse_different_weights(weights, num_adapters)
+            number = len(projections) // num_adapters
+            weights, biases = weights[:number], biases[:number]
         weight, dtype, one_matrix = weights, weights[0].dtype, None
         is_quantised = isinstance(weights[0], QuantisedWeight)
         if isinstance(weights[0], Fp8Weight):
@@ -132,7 +146,7 @@ class LoraGroup:
             if joined and BesideFp8.can_hold(weights, len(loras_A[0])):
                 one_matrix = BesideFp8.of(weight, [len(lora_B) for lora_B in loras_B], len(loras_A[0]))
         elif joined and JoinedWeight.can_hold(weights, len(loras_A[0])):
-            one_matrix = JoinedWeight.of(weights, len(loras_A[0]))
+            one_matrix = JoinedWeight.of(weights, len(loras_A[0]), num_adapters)
             weight = one_matrix.weight
         elif not is_quantised:
             weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
@@ -147,10 +161,10 @@ class LoraGroup:
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
         bias = None
         if any(b is not None for b in biases):
-            parts = zip(loras_B, biases, strict=True)
+            parts = zip(loras_B, biases, strict=False)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
         common = scalings[0], is_quantised, one_matrix, scratch
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common)
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common, num_adapters)
         if one_matrix is not None:
             group.refresh()
         if scratch is not None and is_quantised:
@@ -160,7 +174,29 @@ class LoraGroup:
     @functools.cached_property
     def columns(self) -> tuple[int, ...]:
         """M_1 .. M_n."""
-        return tuple(lora_B.shape[0] for lora_B in self.loras_B)
+        return tuple(lora_B.shape[0] for lora_B in self.loras_B[: len(self.loras_B) // self.num_adapters])
+
+    @functools.cached_property
+    def alone(self) -> list["LoraGroup"]:
+        """Each of the adapters that lie side by side, alone on the same weights."""
+        number = self.num_adapters
+        stacked = zip(self.stacked_A.chunk(number), self.stacked_B.chunk(number), strict=True)
+        loras = list(zip(self.loras_A, self.loras_B, strict=True))
+        groups = []
+        for begin, (stacked_A, stacked_B) in zip(range(0, len(loras), len(self.columns)), stacked, strict=True):
+            loras_A, loras_B = zip(*loras[begin:][: len(self.columns)], strict=True)
+            groups.append(
+                replace(
+                    self,
+                    loras_A=loras_A,
+                    loras_B=loras_B,
+                    stacked_A=stacked_A,
+                    stacked_B=stacked_B,
+                    joined=None,
+                    num_adapters=1,
+                )
+            )
+        return groups
 
     def matrices(self) -> Iterator[tuple[slice, Tensor]]:
         """Outputs and their W, [M, K].
@@ -214,7 +250,7 @@ class LoraGroup:
         """The stacked weights if they are in FP8."""
         return self.weight if isinstance(self.weight, Fp8Weight) else None
 
-    def begin(self, x_NK: Tensor, unfinished: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def begin(self, x_NK: Tensor, unfinished: list[Tensor], owners_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All outputs side by side, [N, M], and D, [N, n R].
 
         If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
@@ -222,7 +258,7 @@ class LoraGroup:
         if isinstance(joined := self.joined_for(x_NK), JoinedWeight):
             product_NP = joined.multiply(x_NK)
             rest = self.stacked_B, self.bias, self.columns, self.scaling
-            return backend.kernels("joined_lora").add_lora(product_NP, *rest)
+            return backend.kernels("joined_lora").add_lora(product_NP, *rest, owners_N)
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
         unfinished += out_NM.data, down_NR
@@ -262,7 +298,7 @@ class LoraGroup:
     def copies(self) -> list[Copy]:
         """The copies of the trained tensors, so that those of many groups can be made at once."""
         pairs = [*zip(self.loras_A, self.stacked_A.split(self.loras_A[0].shape[0]), strict=True)]
-        pairs += zip(self.loras_B, self.stacked_B.split(self.columns), strict=True)
+        pairs += zip(self.loras_B, self.stacked_B.split(self.num_adapters * self.columns), strict=True)
         copies = [Copy(source.detach(), destination) for source, destination in pairs]
         if self.joined is not None:
             sides = zip(self.loras_B, self.joined.beside, strict=True)
@@ -275,7 +311,8 @@ class LoraGroup:
 
     def split(self, dstacked_A: Tensor, dstacked_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The gradients of all lora_A, then of all lora_B."""
-        return *dstacked_A.to(dtype).chunk(len(self.columns)), *dstacked_B.to(dtype).split(self.columns)
+        dloras_A = dstacked_A.to(dtype).chunk(len(self.loras_A))
+        return *dloras_A, *dstacked_B.to(dtype).split(self.num_adapters * self.columns)
 
     def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | None:
         """The joined weight if these rows, of X or of dY, are multiplied by it."""
@@ -284,14 +321,14 @@ class LoraGroup:
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, recompute, unfinished, *adapters):
+    def forward(ctx, x, rows, group, recompute, owners_N, unfinished, *adapters):
         """The outputs, as `LoraGroup.begin` computes them."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.begin(x_NK, unfinished)
+        out_NM, down_NR = group.begin(x_NK, unfinished, owners_N)
         kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
-        ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
+        ctx.rows, ctx.x_shape, ctx.group, ctx.owners_N = rows, x.shape, group, owners_N
         ctx.function = None if recompute is None else recompute.function
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
@@ -301,7 +338,7 @@ class _LoraLinear(torch.autograd.Function):
     def backward(ctx, *douts):
         group, num_in = ctx.group, ctx.x_shape[-1]
         kept_down, *adapters_and_kept = ctx.saved_tensors
-        dtype, kept = adapters_and_kept[0].dtype, adapters_and_kept[2 * len(douts) :]
+        dtype, kept = adapters_and_kept[0].dtype, adapters_and_kept[2 * len(group.loras_A) :]
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows, rows, tiles = len(douts[0]), rows_of(ctx.rows, *douts), None
         if has_unknown_count(rows):
@@ -315,12 +352,15 @@ class _LoraLinear(torch.autograd.Function):
             dout_NM = _concatenate_columns(douts)
             dout_AM = take(dout_NM, rows, weighted=True)
         down_AR = take_kept(kept_down, rows, num_rows)
-        if rows is None and ctx.needs_input_grad[0] and (joined := group.joined_for(dout_AM)) is not None:
+        # With several adapters, only the joined weight has kernels.
+        takes_joined = rows is None and (ctx.needs_input_grad[0] or group.num_adapters > 1)
+        if takes_joined and (joined := group.joined_for(dout_AM)) is not None:
             products = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
             small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
-            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*products, *small)
-            return dx.reshape(ctx.x_shape), None, None, None, None, *group.split(dstacked_A, dstacked_B, dtype)
+            owners = ctx.owners_N, group.num_adapters
+            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*products, *small, *owners)
+            return dx.reshape(ctx.x_shape), *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
         )
@@ -346,7 +386,7 @@ class _LoraLinear(torch.autograd.Function):
                 dx = functools.reduce(Tensor.add_, dx_parts)
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
-        return dx, None, None, None, None, *group.split(dstacked_A, dstacked_B, dtype)
+        return dx, *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
 
 
 def _has_tensor_cores(device: torch.device) -> bool:
@@ -390,8 +430,43 @@ def _concatenate_columns(parts_AM: list[Tensor]) -> Tensor:
     return first.as_strided((len(first), num_columns), (first.stride(0), 1))
 
 
+def _refuse_different_weights(weights: Sequence, num_adapters: int) -> None:
+    number, rest = divmod(len(weights), num_adapters)
+    if rest or any(weight is not weights[place % number] for place, weight in enumerate(weights)):
+        raise ValueError(f"{num_adapters} adapters side by side must be on the same weights, in the same order.")
+    if not isinstance(weights[0], Tensor):
+        raise ValueError("Adapters side by side need weights that are not quantised.")
+
+
+def _refuse_other_owners(x: Tensor, group: LoraGroup, rows: Rows | None, owners_N: Tensor | None) -> None:
+    if owners_N is None or group.num_adapters == 1:
+        raise ValueError("Rows have owners if several adapters lie side by side, and only then.")
+    if rows is not None:
+        raise ValueError("Rows with owners are all active; leave out the active rows.")
+    num_rows = x.shape[:-1].numel()
+    if owners_N.dtype != torch.int32 or owners_N.shape != (num_rows,):
+        raise ValueError(
+            f"The owners of {num_rows} rows must be int32 [{num_rows}], but are {owners_N.dtype} {[*owners_N.shape]}."
+        )
+
+
+def _each_alone(x: Tensor, group: LoraGroup, owners_N: Tensor) -> tuple[Tensor, ...]:
+    """The outputs of each adapter alone on its own rows, put back in their order."""
+    rows_of_each = [(owners_N == adapter).nonzero().squeeze(1) for adapter in range(group.num_adapters)]
+    if sum(map(len, rows_of_each)) < len(owners_N):
+        raise ValueError(f"The owner of each row must be one of the {group.num_adapters} adapters, counted from 0.")
+    x_NK, order = x.reshape(-1, x.shape[-1]), torch.cat(rows_of_each).argsort()
+    parts = [lora_linear(x_NK[rows], alone) for rows, alone in zip(rows_of_each, group.alone, strict=True)]
+    outs = (torch.cat(each)[order] for each in zip(*parts, strict=True))
+    return tuple(out.view(*x.shape[:-1], out.shape[1]) for out in outs)
+
+
 def lora_linear(
-    x: Tensor, group: LoraGroup, rows: Rows | None = None, recompute: Recompute | None = None
+    x: Tensor,
+    group: LoraGroup,
+    rows: Rows | None = None,
+    recompute: Recompute | None = None,
+    owners_N: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
@@ -403,13 +478,23 @@ def lora_linear(
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
             whose number the host does not wait for if kernels run; None for all.
         recompute: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
+        owners_N: int32 [N], the number of the adapter that owns each row, if several lie side by side; all rows are
+            active then. Our kernels leave a row without an owner unwritten.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
+
+    Raises:
+        ValueError: the owners do not fit the rows or the adapters, or are given with active rows.
     """
+    if owners_N is not None or group.num_adapters > 1:
+        _refuse_other_owners(x, group, rows, owners_N)
+        if group.joined_for(x.reshape(-1, x.shape[-1])) is None:
+            return _each_alone(x, group, owners_N)
     rows = as_rows(rows, x.shape[:-1].numel())
     unfinished: list[Tensor] = []
-    outputs = _LoraLinear.apply(x, rows, group, recompute, unfinished, *group.loras_A, *group.loras_B)
+    given = x, rows, group, recompute, owners_N, unfinished
+    outputs = _LoraLinear.apply(*given, *group.loras_A, *group.loras_B)
     if unfinished:
         group.add_product(x, *unfinished, None if recompute is None else recompute.in_fp8)
     return outputs

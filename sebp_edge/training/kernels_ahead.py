@@ -33,17 +33,23 @@ TRIAL, PROBES, SHORT = 7, (16, 32, 64), (MAX_SHORT_LENGTH, 64)
 
 
 @contextmanager
-def compiling_ahead(config, recipe: Recipe, device: torch.device, typical_characters: float) -> Iterator[None]:
+def compiling_ahead(
+    config, recipe: Recipe, device: torch.device, typical_characters: float, num_adapters: int = 1
+) -> Iterator[None]:
     """Context whose end waits for other threads that compile, unless it ends with an error.
 
     Attention has other kernels for short texts, so this depends on the characters of a typical one. The threads log
     their errors: the launch that needs the kernel raises them again.
+
+    Args:
+        num_adapters: how many may be trained side by side, with kernels of their own.
     """
     if recipe.method != "lora" or not backend.has_triton():
         yield
         return
     are_short = typical_characters <= 4 * MAX_SHORT_LENGTH  # about 4 characters are a token
-    each, stopped = launches(config.get_text_config(), recipe.r, device, are_short), Event()
+    several = num_adapters if recipe.is_plain_lora else 1
+    each, stopped = launches(config.get_text_config(), recipe.r, device, are_short, several), Event()
     # Not a daemon: Python would end with an abort if that is in Triton's compiler.
     thread = Thread(target=launch_each, args=(each, device, stopped), name="sebp-edge kernels ahead")
     thread.start()
@@ -75,7 +81,9 @@ def _logging_errors() -> Iterator[None]:
         logger.info("A kernel was not compiled ahead (%s: %s).", type(error).__name__, error)
 
 
-def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> Iterator[Callable[[], object]]:
+def launches(
+    config, rank: int, device: torch.device, texts_are_short: bool, num_adapters: int = 1
+) -> Iterator[Callable[[], object]]:
     """Yields functions that launch each kernel with the strides of a training, those that compile longest first."""
     op, dtype, head_size = backend.kernels, pick_dtype(device), head_size_of(config)
     heads, columns = config.num_attention_heads, config.intermediate_size
@@ -100,15 +108,17 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
-    def finish_joined(num_projections: int) -> None:
+    def finish_joined(num_projections: int, number: int = 1) -> None:
         # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a
         # workspace in each thread.
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
-        joined, lora_B = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank), new(sum(ends), rank)
+        joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank, number)
+        owners, lora_B = new(ROWS, dtype=torch.int32) if number > 1 else None, new(number * sum(ends), rank)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0)
+        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, owners)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
-        kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0)
+        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners, number
+        kernels.joined_backward(*products, *given)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
@@ -116,7 +126,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     angles, gates, low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
-    yield from (partial(finish_joined, number) for number in (1, 2, 3))
+    yield from (partial(finish_joined, number, each) for each in {1, num_adapters} for number in (1, 2, 3))
     yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))

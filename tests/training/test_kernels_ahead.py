@@ -124,3 +124,18 @@ def test_every_kernel_of_a_training_is_launched_ahead(kernels, short_attention, 
     trained = launched(train, monkeypatch) | {"_rotate_kernel", "_adamw_kernel", "_lora_up_kernel"}
     # The trial of a small copy, on the CPU, has gates without an adapter.
     assert launched(launch_all, monkeypatch, runs=False) == trained - {"_gated_backward_kernel"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are recorded in Triton's interpreter")
+def test_kernels_of_adapters_side_by_side_are_launched_ahead_if_there_may_be_some(kernels, monkeypatch):
+    from triton.runtime.interpreter import InterpretedFunction
+
+    owned = []
+    monkeypatch.setattr(InterpretedFunction, "run", lambda kernel, product, owners, *_, **__: owned.append(owners))
+    for num_adapters, expected in ((1, 0), (3, 6)):
+        owned.clear()
+        for launch in kernels_ahead.launches(CONFIG, 4, torch.device("cpu"), False, num_adapters):
+            if getattr(launch, "func", None) is not None and launch.func.__name__ == "finish_joined":
+                launch()
+        assert sum(owners is not None for owners in owned) == expected
+        assert len(owned) == 2 * 3 * len({1, num_adapters})

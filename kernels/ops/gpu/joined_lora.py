@@ -6,7 +6,10 @@
 `ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
 that two runs are bitwise equal.
 
-Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads their ranks.
+If rows have owners, a program computes for one adapter, and reads and writes only the rows of that adapter, so that no
+number of another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
+
+Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads the ranks of all adapters.
 """
 
 import torch
@@ -22,9 +25,19 @@ ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
 
 
+@triton.jit
+def _own_rows(rows, num_rows, owners_ptr, adapter):
+    """Whether there is each row and, if rows have owners, the adapter owns it."""
+    has_row = rows < num_rows
+    if owners_ptr is not None:
+        has_row &= tl.load(owners_ptr + rows, mask=has_row, other=-1) == adapter
+    return has_row
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_lora_kernel(
     product_ptr,
+    owners_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
@@ -34,6 +47,7 @@ def _add_lora_kernel(
     num_ranks,
     num_columns,
     stride_pn,
+    stride_dn,
     scaling,
     end_0,
     end_1,
@@ -47,11 +61,15 @@ def _add_lora_kernel(
     rows = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
-    has_row, has_column, has_rank = rows < num_rows, columns < end, ranks < rank
+    first_rank = projection * rank
+    if owners_ptr is not None:
+        first_rank += tl.program_id(2) * num_ranks
+        weight_ptr += tl.program_id(2) * num_columns * rank
+    has_row = _own_rows(rows, num_rows, owners_ptr, tl.program_id(2))
+    has_column, has_rank = columns < end, ranks < rank
     mask = has_row[:, None] & has_column[None, :]
     mask_of_down = has_row[:, None] & has_rank[None, :]
     product_ptrs = product_ptr + rows[:, None] * stride_pn
-    first_rank = projection * rank
     down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
     weight = tl.load(
         weight_ptr + columns[None, :] * rank + ranks[:, None], mask=has_column[None, :] & has_rank[:, None], other=0.0
@@ -62,12 +80,14 @@ def _add_lora_kernel(
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
     if begin == tl.where(projection == 0, 0, tl.where(projection == 1, end_0, end_1)):
-        tl.store(down_ptr + rows[:, None] * num_ranks + first_rank + ranks[None, :], down, mask=mask_of_down)
+        tl.store(down_ptr + rows[:, None] * stride_dn + first_rank + ranks[None, :], down, mask=mask_of_down)
 
 
 @triton.jit
 def _add_up(
     product_ptr,
+    owners_ptr,
+    adapter,
     scales_ptr,
     up_ptr,
     lora_a_ptr,
@@ -86,7 +106,8 @@ def _add_up(
 ):
     rows = (row_block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns, ranks = tile * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_RANKS)
-    has_row, has_column, has_rank = rows < num_rows, columns < num_inputs, ranks < num_ranks
+    has_row = _own_rows(rows, num_rows, owners_ptr, adapter)
+    has_column, has_rank = columns < num_inputs, ranks < num_ranks
     mask = has_row[:, None] & has_column[None, :]
     lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
     lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
@@ -101,13 +122,24 @@ def _add_up(
 
 @triton.jit
 def _sum_over_rows(
-    wide_ptr, narrow_ptr, columns, has_column, ranks, has_rank, num_rows, stride_w, stride_n, BLOCK_N: tl.constexpr
+    wide_ptr,
+    narrow_ptr,
+    owners_ptr,
+    adapter,
+    columns,
+    has_column,
+    ranks,
+    has_rank,
+    num_rows,
+    stride_w,
+    stride_n,
+    BLOCK_N: tl.constexpr,
 ):
-    """The sum over all rows of wide[:, column] narrow[:, rank], [columns, ranks]."""
+    """The sum over all rows, or those of the adapter, of wide[:, column] narrow[:, rank], [columns, ranks]."""
     total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
     for begin in range(0, num_rows, BLOCK_N):
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < num_rows
+        has_row = _own_rows(rows, num_rows, owners_ptr, adapter)
         wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
         wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
         narrow = tl.load(narrow_ptrs + ranks[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
@@ -118,6 +150,7 @@ def _sum_over_rows(
 @triton.jit(do_not_specialize=["num_rows"])
 def _joined_backward_kernel(
     product_ptr,
+    owners_ptr,
     scales_ptr,
     up_ptr,
     dout_ptr,
@@ -149,6 +182,13 @@ def _joined_backward_kernel(
 ):
     # The programs that sum over all rows take longest, so they begin first.
     program, tiles_of_inputs = tl.program_id(0), tl.cdiv(num_inputs, BLOCK_K)
+    adapter = tl.program_id(1)
+    if owners_ptr is not None:
+        up_ptr += adapter * num_ranks
+        down_ptr += adapter * num_ranks
+        lora_a_ptr += adapter * num_ranks * stride_ar
+        dlora_a_ptr += adapter * num_ranks * num_inputs
+        dlora_b_ptr += adapter * end_2 * rank
     tiles_of_outputs = tl.cdiv(end_0, BLOCK_M) + tl.cdiv(end_1 - end_0, BLOCK_M) + tl.cdiv(end_2 - end_1, BLOCK_M)
     if program < tiles_of_outputs:
         projection, begin, end = tile_columns(program, end_0, end_1, end_2, BLOCK_M)
@@ -158,6 +198,8 @@ def _joined_backward_kernel(
         dlora_b = _sum_over_rows(
             dout_ptr,
             own_down_ptr,
+            owners_ptr,
+            adapter,
             outputs,
             has_output,
             own_ranks,
@@ -174,7 +216,18 @@ def _joined_backward_kernel(
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
         dlora_a = _sum_over_rows(
-            x_ptr, up_ptr, inputs, has_input, ranks, has_rank, num_rows, stride_xn, stride_un, BLOCK_N
+            x_ptr,
+            up_ptr,
+            owners_ptr,
+            adapter,
+            inputs,
+            has_input,
+            ranks,
+            has_rank,
+            num_rows,
+            stride_xn,
+            stride_un,
+            BLOCK_N,
         )
         dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
@@ -182,6 +235,8 @@ def _joined_backward_kernel(
         part = program - tiles_of_outputs - tiles_of_inputs
         _add_up(
             product_ptr,
+            owners_ptr,
+            adapter,
             scales_ptr,
             up_ptr,
             lora_a_ptr,
@@ -201,15 +256,29 @@ def _joined_backward_kernel(
 
 
 def add_lora(
-    product_NP: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
+    product_NP: Tensor,
+    weight_MR: Tensor,
+    bias_M: Tensor | None,
+    columns: tuple[int, ...],
+    scaling: float,
+    owners_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [N, M], and D [N, n R], copied so that the product can be freed."""
-    (num_columns, rank), num_rows = weight_MR.shape, len(product_NP)
-    out_NM, down_NR = product_NP.new_empty(num_rows, num_columns), product_NP.new_empty(num_rows, rank * len(columns))
+    """The outputs [N, M], and D [N, n R], copied so that the product can be freed.
+
+    Args:
+        owners_N: int32 [N], the adapter that owns each row; None for one adapter. With several, B and D have the parts
+            of all: those of B one above the other, those of D side by side.
+    """
+    num_rows, num_columns, rank = len(product_NP), sum(columns), weight_MR.shape[1]
+    num_adapters = len(weight_MR) // num_columns
+    num_ranks = len(columns) * rank
+    out_NM = product_NP.new_empty(num_rows, num_columns)
+    down_NR = product_NP.new_empty(num_rows, num_adapters * num_ranks)
     if num_rows:
-        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"])
+        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"]), num_adapters
         _add_lora_kernel[grid](
             product_NP,
+            owners_N,
             weight_MR,
             # A placeholder that the kernel does not read.
             weight_MR if bias_M is None else bias_M,
@@ -217,9 +286,10 @@ def add_lora(
             down_NR,
             num_rows,
             rank,
-            down_NR.shape[1],
+            num_ranks,
             num_columns,
             product_NP.stride(0),
+            down_NR.stride(0),
             scaling,
             *ends_of(columns),
             HAS_BIAS=bias_M is not None,
@@ -239,36 +309,55 @@ def joined_backward(
     stacked_A: Tensor,
     columns: tuple[int, ...],
     scaling: float,
+    owners_N: Tensor | None = None,
+    num_adapters: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U."""
+    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U.
+
+    Args:
+        owners_N: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
+    """
     num_inputs = stacked_A.shape[1]
     dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
     dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     results = dx_NK, dstacked_A
-    return *results, _run_backward(
-        product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results, columns, scaling, num_inputs
-    )
+    tensors = product_NK, owners_N, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results
+    return *results, _run_backward(*tensors, columns, scaling, num_inputs, num_adapters)
 
 
 def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
     """dB alone, [M, R] in fp32."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
-    return _run_backward(down_NR, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0)
+    return _run_backward(down_NR, None, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0, 1)
 
 
 def _run_backward(
-    product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A, columns, scaling, num_inputs
+    product_NK,
+    owners_N,
+    scales_N,
+    up_NR,
+    dout_NM,
+    x_NK,
+    down_NR,
+    stacked_A,
+    dx_NK,
+    dstacked_A,
+    columns,
+    scaling,
+    num_inputs,
+    num_adapters,
 ) -> Tensor:
     """Writes dX and dA; returns dB."""
-    num_rows, num_ranks = len(dout_NM), down_NR.shape[1]
+    num_rows, num_ranks = len(dout_NM), down_NR.shape[1] // num_adapters
     rank = num_ranks // len(columns)
-    dstacked_B = down_NR.new_empty(sum(columns), rank, dtype=torch.float32)
+    dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
     tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
     row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
     num_programs = num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles * (1 + row_blocks)
-    _joined_backward_kernel[num_programs,](
+    _joined_backward_kernel[num_programs, num_adapters](
         product_NK,
+        owners_N,
         scales_N,
         up_NR,
         dout_NM,

@@ -1,0 +1,156 @@
+"""Adapters side by side on one weight: each row's outputs and gradients are those of its owner alone."""
+
+import pytest
+import torch
+from pairwise import pairwise
+from random_cases import DEVICE, DTYPES, as_leaves, quantised, random_group, results_of_parts
+
+from sebp_edge.ops import GatedInputs, LoraGroup, gated_lora_linear, lora_linear
+
+# The owners of rows: mixed; of one adapter only, so that others have none; a single row.
+OWNERS = {"mixed": (67, 40, (24, 8, 8), 5), "one": (130, 136, (200, 129), 16), "single": (1, 8, (8,), 1)}
+NUM_ADAPTERS = 3
+
+
+@pytest.fixture(params=["kernels", "plain"])
+def joined(request):
+    if request.param == "kernels" and DEVICE == "cpu":
+        request.getfixturevalue("kernels")
+    return request.param == "kernels"
+
+
+def draw_owners(case, num_rows):
+    owners = torch.randint(NUM_ADAPTERS, (num_rows,), generator=torch.Generator().manual_seed(num_rows))
+    return (owners if case == "mixed" else torch.full_like(owners, 1)).int()
+
+
+def draw_adapters(case):
+    """Returns x, the projections with each of the adapters, and the gradients of the outputs; fp64."""
+    num_rows, num_in, outs, rank = OWNERS[case]
+    x, projections, _, douts = random_group(num_rows, num_in, outs, rank, num_rows)
+    adapters = [random_group(1, num_in, outs, rank, 1, seed=1 + number)[1] for number in range(NUM_ADAPTERS)]
+    each = [
+        [own._replace(lora_A=p.lora_A, lora_B=p.lora_B) for own, p in zip(projections, adapter, strict=True)]
+        for adapter in adapters
+    ]
+    return x / num_in**0.5, each, [dout / num_in**0.5 for dout in douts]
+
+
+def on_same_weights(each, dtype):
+    """Returns the projections as leaves, all adapters on the first one's weights, and the leaves of each adapter."""
+    leaves = [as_leaves(projections, dtype, torch.float32) for projections in each]
+    shared = [
+        p._replace(weight=own.weight, bias=own.bias)
+        for projections in leaves
+        for p, own in zip(projections, leaves[0], strict=True)
+    ]
+    return shared, [[*(p.lora_A for p in own), *(p.lora_B for p in own)] for own in leaves]
+
+
+def run(x, each, douts, owners, dtype, *, joined):
+    """Returns the outputs and the gradients of x, and the gradients of each adapter."""
+    shared, adapters = on_same_weights(each, dtype)
+    x = x.to(DEVICE, dtype).requires_grad_()
+    group = LoraGroup.stack(shared, joined=joined, num_adapters=len(each))
+    assert (group.joined is not None) == joined
+    outs = lora_linear(x, group, owners_N=owners.to(DEVICE))
+    leaves = [x, *(leaf for adapter in adapters for leaf in adapter)]
+    dx, *grads = torch.autograd.grad(outs, leaves, [dout.to(DEVICE, dtype) for dout in douts])
+    size = len(adapters[0])
+    return [*outs, dx], [grads[begin : begin + size] for begin in range(0, len(grads), size)]
+
+
+@pairwise(dtype=DTYPES, case=list(OWNERS))
+def test_each_row_has_the_results_of_its_owner_alone(case, dtype, joined, poisoned_memory):
+    x, each, douts = draw_adapters(case)
+    owners = draw_owners(case, len(x))
+    found, again = (run(x, each, douts, owners, dtype, joined=joined) for _ in range(2))
+    tolerance = max(4 * torch.finfo(dtype).eps, 1e-5)
+    for adapter, projections in enumerate(each):
+        own = owners == adapter
+        truths = results_of_parts(x[own], projections, [dout[own] for dout in douts])
+        values = [*(value[own.to(DEVICE)] for value in found[0]), *found[1][adapter]]
+        for value, truth in zip(values, truths, strict=True):
+            assert (value.detach().cpu().double() - truth).norm() <= tolerance * truth.norm()
+    everything = [[*rows, *(grad for grads in of_adapters for grad in grads)] for rows, of_adapters in (found, again)]
+    assert all(map(torch.equal, *everything))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, in Triton's interpreter
+def test_what_one_adapter_owns_does_not_depend_on_the_others(joined, poisoned_memory):
+    x, each, douts = draw_adapters("mixed")
+    owners = draw_owners("mixed", len(x))
+    found, grads = run(x, each, douts, owners, torch.float32, joined=joined)
+    broken = [[p._replace(lora_A=p.lora_A * torch.nan, lora_B=p.lora_B * torch.inf) for p in own] for own in each[1:]]
+    x[owners > 0] = torch.nan
+    douts = [dout.index_fill(0, (owners > 0).nonzero().squeeze(1), torch.nan) for dout in douts]
+    beside, grads_beside = run(x, [each[0], *broken], douts, owners, torch.float32, joined=joined)
+    own = (owners == 0).to(DEVICE)
+    for value, other in zip((*found, *grads[0]), (*beside, *grads_beside[0]), strict=True):
+        value, other = (each[own] if len(each) == len(own) else each for each in (value, other))
+        assert torch.equal(value, other)
+
+
+def test_more_rows_and_a_first_layer_without_a_gradient_of_its_input(joined, monkeypatch):
+    monkeypatch.setattr("sebp_edge.ops.joined_weight.MAX_ROWS", 39)
+    x, each, douts = draw_adapters("mixed")
+    owners = draw_owners("mixed", len(x))
+    _, grads = run(x, each, douts, owners, torch.float32, joined=joined)
+    shared, adapters = on_same_weights(each, torch.float32)
+    outs = lora_linear(
+        x.to(DEVICE, torch.float32),
+        LoraGroup.stack(shared, joined=joined, num_adapters=NUM_ADAPTERS),
+        owners_N=owners.to(DEVICE),
+    )
+    leaves = [leaf for adapter in adapters for leaf in adapter]
+    for found, expected in zip(
+        torch.autograd.grad(outs, leaves, [dout.to(DEVICE, torch.float32) for dout in douts]),
+        (grad for of_adapter in grads for grad in of_adapter),
+        strict=True,
+    ):
+        assert torch.equal(found, expected)
+
+
+def test_changed_adapters_are_used_after_a_refresh(joined):
+    _, each, _ = draw_adapters("mixed")
+    shared, adapters = on_same_weights(each, torch.float32)
+    group = LoraGroup.stack(shared, joined=joined, num_adapters=NUM_ADAPTERS)
+    with torch.no_grad():
+        for leaf in adapters[2]:
+            leaf.mul_(3)
+    group.refresh()
+    fresh = LoraGroup.stack(shared, joined=joined, num_adapters=NUM_ADAPTERS)
+    assert torch.equal(group.stacked_A, fresh.stacked_A)
+    assert torch.equal(group.stacked_B, fresh.stacked_B)
+    assert not joined or torch.equal(group.joined.matrix, fresh.joined.matrix)
+
+
+def test_no_rows_have_no_gradients(joined):
+    x, each, douts = draw_adapters("mixed")
+    none = torch.zeros(0, dtype=torch.int32)
+    outs, grads = run(x[:0], each, [dout[:0] for dout in douts], none, torch.float32, joined=joined)
+    assert [out.shape for out in outs] == [(0, 24), (0, 8), (0, 8), (0, 40)]
+    assert not any(grad.any() for of_adapter in grads for grad in of_adapter)
+
+
+def test_what_cannot_lie_side_by_side_is_refused():
+    x, each, _ = draw_adapters("single")
+    x, (one, two, _) = x.float().to(DEVICE), [as_leaves(own, torch.float32, torch.float32) for own in each]
+    with pytest.raises(ValueError, match="on the same weights"):
+        LoraGroup.stack([*one, *two], num_adapters=2)
+    packed, _ = quantised(one[0], [])
+    with pytest.raises(ValueError, match="not quantised"):
+        LoraGroup.stack([packed, packed], num_adapters=2)
+    group = LoraGroup.stack([one[0], one[0]], num_adapters=2)
+    owners = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    for bad in (None, owners.long(), owners[:0]):
+        with pytest.raises(ValueError, match="owners"):
+            lora_linear(x, group, owners_N=bad)
+    with pytest.raises(ValueError, match="one of the 2 adapters"):
+        lora_linear(x, group, owners_N=owners + 2)
+    with pytest.raises(ValueError, match="all active"):
+        lora_linear(x, group, slice(0, 1), owners_N=owners)
+    with pytest.raises(ValueError, match="only then"):
+        lora_linear(x, LoraGroup.stack(one), owners_N=owners)
+    with pytest.raises(ValueError, match="the group has 2"):
+        gated_lora_linear(x, GatedInputs(x, x, "silu"), group)
