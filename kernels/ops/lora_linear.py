@@ -34,6 +34,7 @@ from .copies import Copy, copy_all
 from .fp8 import Fp8Weight
 from .joined_weight import BesideFp8, JoinedWeight
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
+from .owners import Owners
 from .quantised import FourBits, Fp8Rows, QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
@@ -250,7 +251,7 @@ class LoraGroup:
         """The stacked weights if they are in FP8."""
         return self.weight if isinstance(self.weight, Fp8Weight) else None
 
-    def begin(self, x_NK: Tensor, unfinished: list[Tensor], owners_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def begin(self, x_NK: Tensor, unfinished: list[Tensor], owners: Owners | None = None) -> tuple[Tensor, Tensor]:
         """All outputs side by side, [N, M], and D, [N, n R].
 
         If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
@@ -258,7 +259,7 @@ class LoraGroup:
         if isinstance(joined := self.joined_for(x_NK), JoinedWeight):
             product_NP = joined.multiply(x_NK)
             rest = self.stacked_B, self.bias, self.columns, self.scaling
-            return backend.kernels("joined_lora").add_lora(product_NP, *rest, owners_N)
+            return backend.kernels("joined_lora").add_lora(product_NP, *rest, owners)
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
         unfinished += out_NM.data, down_NR
@@ -321,14 +322,14 @@ class LoraGroup:
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, recompute, owners_N, unfinished, *adapters):
+    def forward(ctx, x, rows, group, recompute, owners, unfinished, *adapters):
         """The outputs, as `LoraGroup.begin` computes them."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.begin(x_NK, unfinished, owners_N)
+        out_NM, down_NR = group.begin(x_NK, unfinished, owners)
         kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
-        ctx.rows, ctx.x_shape, ctx.group, ctx.owners_N = rows, x.shape, group, owners_N
+        ctx.rows, ctx.x_shape, ctx.group, ctx.owners = rows, x.shape, group, owners
         ctx.function = None if recompute is None else recompute.function
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
@@ -358,8 +359,7 @@ class _LoraLinear(torch.autograd.Function):
             products = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
             small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
-            owners = ctx.owners_N, group.num_adapters
-            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*products, *small, *owners)
+            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*products, *small, ctx.owners)
             return dx.reshape(ctx.x_shape), *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
@@ -438,25 +438,28 @@ def _refuse_different_weights(weights: Sequence, num_adapters: int) -> None:
         raise ValueError("Adapters side by side need weights that are not quantised.")
 
 
-def _refuse_other_owners(x: Tensor, group: LoraGroup, rows: Rows | None, owners_N: Tensor | None) -> None:
-    if owners_N is None or group.num_adapters == 1:
+def refuse_other_owners(x: Tensor, group: LoraGroup, owners: Owners | None, rows: Rows | None = None) -> None:
+    """Raises a ValueError if the owners do not fit these rows, or the adapters."""
+    if owners is None or group.num_adapters == 1:
         raise ValueError("Rows have owners if several adapters lie side by side, and only then.")
     if rows is not None:
         raise ValueError("Rows with owners are all active; leave out the active rows.")
-    num_rows = x.shape[:-1].numel()
+    num_rows, owners_N = x.shape[:-1].numel(), owners.of_rows
     if owners_N.dtype != torch.int32 or owners_N.shape != (num_rows,):
         raise ValueError(
             f"The owners of {num_rows} rows must be int32 [{num_rows}], but are {owners_N.dtype} {[*owners_N.shape]}."
         )
 
 
-def _each_alone(x: Tensor, group: LoraGroup, owners_N: Tensor) -> tuple[Tensor, ...]:
-    """The outputs of each adapter alone on its own rows, put back in their order."""
-    rows_of_each = [(owners_N == adapter).nonzero().squeeze(1) for adapter in range(group.num_adapters)]
-    if sum(map(len, rows_of_each)) < len(owners_N):
+def each_alone(
+    x: Tensor, group: LoraGroup, owners: Owners, run: Callable[[Tensor, LoraGroup], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """The outputs that `run` gives for the rows of each adapter alone, put back in the order of the rows of x."""
+    rows_of_each = [(owners.of_rows == adapter).nonzero().squeeze(1) for adapter in range(group.num_adapters)]
+    if sum(map(len, rows_of_each)) < len(owners.of_rows):
         raise ValueError(f"The owner of each row must be one of the {group.num_adapters} adapters, counted from 0.")
-    x_NK, order = x.reshape(-1, x.shape[-1]), torch.cat(rows_of_each).argsort()
-    parts = [lora_linear(x_NK[rows], alone) for rows, alone in zip(rows_of_each, group.alone, strict=True)]
+    order = torch.cat(rows_of_each).argsort()
+    parts = [run(rows, alone) for rows, alone in zip(rows_of_each, group.alone, strict=True)]
     outs = (torch.cat(each)[order] for each in zip(*parts, strict=True))
     return tuple(out.view(*x.shape[:-1], out.shape[1]) for out in outs)
 
@@ -466,7 +469,7 @@ def lora_linear(
     group: LoraGroup,
     rows: Rows | None = None,
     recompute: Recompute | None = None,
-    owners_N: Tensor | None = None,
+    owners: Owners | None = None,
 ) -> tuple[Tensor, ...]:
     """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
@@ -478,8 +481,8 @@ def lora_linear(
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
             whose number the host does not wait for if kernels run; None for all.
         recompute: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
-        owners_N: int32 [N], the number of the adapter that owns each row, if several lie side by side; all rows are
-            active then. Our kernels leave a row without an owner unwritten.
+        owners: the adapter that owns each row, if several lie side by side; all rows are active then. Our kernels add
+            no adapter to a row without an owner.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
@@ -487,13 +490,13 @@ def lora_linear(
     Raises:
         ValueError: the owners do not fit the rows or the adapters, or are given with active rows.
     """
-    if owners_N is not None or group.num_adapters > 1:
-        _refuse_other_owners(x, group, rows, owners_N)
-        if group.joined_for(x.reshape(-1, x.shape[-1])) is None:
-            return _each_alone(x, group, owners_N)
+    if owners is not None or group.num_adapters > 1:
+        refuse_other_owners(x, group, owners, rows)
+        if group.joined_for(x_NK := x.reshape(-1, x.shape[-1])) is None:
+            return each_alone(x, group, owners, lambda rows, alone: lora_linear(x_NK[rows], alone))
     rows = as_rows(rows, x.shape[:-1].numel())
     unfinished: list[Tensor] = []
-    given = x, rows, group, recompute, owners_N, unfinished
+    given = x, rows, group, recompute, owners, unfinished
     outputs = _LoraLinear.apply(*given, *group.loras_A, *group.loras_B)
     if unfinished:
         group.add_product(x, *unfinished, None if recompute is None else recompute.in_fp8)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
-from sebp_edge.ops import AdamW, Moments, backend
+from sebp_edge.ops import AdamW, Moments, Owners, backend
 from sebp_edge.ops.copies import Copy, repeatedly
 from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.recipe import Recipe
@@ -108,17 +108,24 @@ def launches(
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
+    def owned_by(number: int) -> Owners | None:
+        return Owners.of(new(ROWS, dtype=torch.int32), number) if number > 1 else None
+
     def finish_joined(num_projections: int, number: int = 1) -> None:
         # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a
         # workspace in each thread.
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
         joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank, number)
-        owners, lora_B = new(ROWS, dtype=torch.int32) if number > 1 else None, new(number * sum(ends), rank)
+        lora_B, owners = new(number * sum(ends), rank), owned_by(number)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
         out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, owners)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
-        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners, number
+        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners
         kernels.joined_backward(*products, *given)
+
+    def finish_gated(number: int) -> None:
+        adapters = new(ROWS, number * rank), new(number * rank, columns)
+        op("gated").gated_lora_backward(gates[0].clone(), *adapters, *gates, activation, None, owned_by(number))
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
@@ -131,7 +138,7 @@ def launches(
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)
-    yield lambda: op("gated").gated_lora_backward(gates[0].clone(), low, new(rank, columns), *gates, activation)
+    yield from (partial(finish_gated, each) for each in {1, num_adapters})
     yield lambda: op("gated").gated(*gates, activation)
     yield lambda: op("adamw").adamw_(sums, sums.clone(), Moments.of(sums), adamw, 0, adamw.learning_rate)
     losses = partial(op("cross_entropy").cross_entropy_and_dlogits_, new(1, config.vocab_size), slots[:1], 1.0, None)

@@ -5,7 +5,7 @@ import torch
 from pairwise import pairwise
 from random_cases import DEVICE, DTYPES, as_leaves, quantised, random_group, results_of_parts
 
-from sebp_edge.ops import GatedInputs, LoraGroup, gated_lora_linear, lora_linear
+from sebp_edge.ops import GatedInputs, LoraGroup, Owners, gated, gated_lora_linear, lora_linear, reference
 
 # The owners of rows: mixed; of one adapter only, so that others have none; a single row.
 OWNERS = {"mixed": (67, 40, (24, 8, 8), 5), "one": (130, 136, (200, 129), 16), "single": (1, 8, (8,), 1)}
@@ -53,7 +53,7 @@ def run(x, each, douts, owners, dtype, *, joined):
     x = x.to(DEVICE, dtype).requires_grad_()
     group = LoraGroup.stack(shared, joined=joined, num_adapters=len(each))
     assert (group.joined is not None) == joined
-    outs = lora_linear(x, group, owners_N=owners.to(DEVICE))
+    outs = lora_linear(x, group, owners=Owners.of(owners.to(DEVICE), NUM_ADAPTERS))
     leaves = [x, *(leaf for adapter in adapters for leaf in adapter)]
     dx, *grads = torch.autograd.grad(outs, leaves, [dout.to(DEVICE, dtype) for dout in douts])
     size = len(adapters[0])
@@ -91,6 +91,53 @@ def test_what_one_adapter_owns_does_not_depend_on_the_others(joined, poisoned_me
         assert torch.equal(value, other)
 
 
+def run_gated(gate, up, adapters, dout, owners, dtype, *, joined):
+    """Returns the output of a gated product's projection, the gradients of both sides, and those of each adapter."""
+    shared, leaves = on_same_weights(adapters, dtype)
+    gate, up = (side.to(DEVICE, dtype).requires_grad_() for side in (gate, up))
+    group = LoraGroup.stack(shared, joined=joined, num_adapters=len(adapters))
+    source = GatedInputs(gate, up, "silu")
+    out = gated_lora_linear(gated(*source), source, group, Owners.of(owners.to(DEVICE), len(adapters)))
+    flat = [gate, up, *(leaf for own in leaves for leaf in own)]
+    dgate, dup, *grads = torch.autograd.grad(out, flat, dout.to(DEVICE, dtype))
+    return [out, dgate, dup], [grads[begin : begin + 2] for begin in range(0, len(grads), 2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, in Triton's interpreter
+def test_a_gated_product_has_the_results_of_its_owner_alone(dtype, joined, poisoned_memory):
+    num_rows, num_in, rank = 300, 40, 8
+    adapters = [random_group(num_rows, num_in, (24,), rank, 1, seed=1 + number)[1] for number in range(NUM_ADAPTERS)]
+    adapters = [[p._replace(weight=adapters[0][0].weight) for p in own] for own in adapters]
+    gate, up = (random_group(num_rows, num_in, (24,), rank, 1, seed=seed)[0] / num_in**0.25 for seed in (7, 8))
+    ((dout,), owners) = random_group(num_rows, num_in, (24,), rank, num_rows)[3], draw_owners("mixed", num_rows)
+    found = run_gated(gate, up, adapters, dout, owners, dtype, joined=joined)
+    tolerance = max(8 * torch.finfo(dtype).eps, 1e-5)
+    for adapter, (projection,) in enumerate(adapters):
+        own = owners == adapter
+        leaves = [each.clone().requires_grad_() for each in (gate[own], up[own], projection.lora_A, projection.lora_B)]
+        hidden = torch.nn.functional.silu(leaves[0]) * leaves[1]
+        truth = hidden @ projection.weight.T + projection.scaling * hidden @ leaves[2].T @ leaves[3].T
+        truths = truth, *torch.autograd.grad(truth, leaves, dout[own])
+        for value, expected in zip([*(v[own.to(DEVICE)] for v in found[0]), *found[1][adapter]], truths, strict=True):
+            assert (value.detach().cpu().double() - expected).norm() <= tolerance * expected.norm()
+    gate[owners > 0] = dout[owners > 0] = torch.nan
+    broken = [[p._replace(lora_A=p.lora_A * torch.nan) for p in own] for own in adapters[1:]]
+    again = run_gated(gate, up, [adapters[0], *broken], dout, owners, dtype, joined=joined)
+    own = (owners == 0).to(DEVICE)
+    assert all(torch.equal(one[own], other[own]) for one, other in zip(again[0], found[0], strict=True))
+    assert all(map(torch.equal, again[1][0], found[1][0]))
+
+
+def test_kernels_look_for_rows_where_they_are(kernels):
+    for owners in ([0, 0, 2, 1, 1, 1], [1, 2, 0, 2], [2] * 1500 + [0], [0], []):
+        owners = torch.tensor(owners, dtype=torch.int32, device=DEVICE)
+        for found, (begin, end) in zip(
+            Owners.of(owners, 3).ranges.tolist(), reference.ranges_of(owners, 3), strict=True
+        ):
+            assert found == [begin, end] or (begin == end and found[0] >= found[1])
+
+
 def test_more_rows_and_a_first_layer_without_a_gradient_of_its_input(joined, monkeypatch):
     monkeypatch.setattr("sebp_edge.ops.joined_weight.MAX_ROWS", 39)
     x, each, douts = draw_adapters("mixed")
@@ -100,7 +147,7 @@ def test_more_rows_and_a_first_layer_without_a_gradient_of_its_input(joined, mon
     outs = lora_linear(
         x.to(DEVICE, torch.float32),
         LoraGroup.stack(shared, joined=joined, num_adapters=NUM_ADAPTERS),
-        owners_N=owners.to(DEVICE),
+        owners=Owners.of(owners.to(DEVICE), NUM_ADAPTERS),
     )
     leaves = [leaf for adapter in adapters for leaf in adapter]
     for found, expected in zip(
@@ -143,14 +190,14 @@ def test_what_cannot_lie_side_by_side_is_refused():
         LoraGroup.stack([packed, packed], num_adapters=2)
     group = LoraGroup.stack([one[0], one[0]], num_adapters=2)
     owners = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    for bad in (None, owners.long(), owners[:0]):
+    for bad in (None, Owners(owners.long(), owners), Owners(owners[:0], owners)):
         with pytest.raises(ValueError, match="owners"):
-            lora_linear(x, group, owners_N=bad)
+            lora_linear(x, group, owners=bad)
+        with pytest.raises(ValueError, match="owners"):
+            gated_lora_linear(x, GatedInputs(x, x, "silu"), group, bad)
     with pytest.raises(ValueError, match="one of the 2 adapters"):
-        lora_linear(x, group, owners_N=owners + 2)
+        lora_linear(x, group, owners=Owners.of(owners + 2, 2))
     with pytest.raises(ValueError, match="all active"):
-        lora_linear(x, group, slice(0, 1), owners_N=owners)
+        lora_linear(x, group, slice(0, 1), owners=Owners.of(owners, 2))
     with pytest.raises(ValueError, match="only then"):
-        lora_linear(x, LoraGroup.stack(one), owners_N=owners)
-    with pytest.raises(ValueError, match="the group has 2"):
-        gated_lora_linear(x, GatedInputs(x, x, "silu"), group)
+        lora_linear(x, LoraGroup.stack(one), owners=Owners.of(owners, 2))

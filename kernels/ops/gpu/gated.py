@@ -4,8 +4,8 @@
     backward   du = dy g σ(z)            dg = dy u σ(z) (1 + g (1 - σ(z)) z')
 
 With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
-recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
-fixed order, so that two runs are bitwise equal.
+recomputed tile by tile. A program has a tile of columns and a share of the rows of one adapter; the shares' sums of dA
+are added in a fixed order, so that two runs are bitwise equal.
 
 `ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
 from .move_rows import with_contiguous_rows
+from .owners import own_range, own_rows
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
@@ -107,6 +108,8 @@ def _gated_backward_kernel(
 def _gated_lora_backward_kernel(
     dout_ptr,
     scales_ptr,
+    owners_ptr,
+    ranges_ptr,
     lora_up_ptr,
     lora_a_ptr,
     gate_ptr,
@@ -116,7 +119,6 @@ def _gated_lora_backward_kernel(
     num_rows,
     num_columns,
     rank,
-    rows_per_share,
     stride_dout,
     stride_lora_up,
     stride_lora_a,
@@ -130,14 +132,19 @@ def _gated_lora_backward_kernel(
     columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
     has_column, has_rank = columns < num_columns, ranks < rank
-    lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
+    adapter = tl.program_id(2)
+    lora_up_ptr += adapter * rank
+    lora_ranks = (adapter * rank + ranks).to(tl.int64)[:, None]
+    lora_mask = has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
-    first = tl.program_id(1) * rows_per_share
-    for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
+    own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
+    rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, tl.num_programs(1)), BLOCK_N) * BLOCK_N
+    first = own_begin + tl.program_id(1) * rows_per_share
+    for begin in range(first, tl.minimum(first + rows_per_share, own_end), BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < num_rows
+        has_row = own_rows(owners_ptr, adapter, rows, own_end)
         mask = has_row[:, None] & has_column[None, :]
         lora_up = tl.load(
             lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
@@ -157,7 +164,7 @@ def _gated_lora_backward_kernel(
         dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
         tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
         tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    dloras_ptr += tl.program_id(1).to(tl.int64) * rank * num_columns
+    dloras_ptr += tl.program_id(1).to(tl.int64) * tl.num_programs(2) * rank * num_columns
     tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
 
 
@@ -207,22 +214,24 @@ def gated_lora_backward(
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
+    owners: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
-    (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
+    num_rows, num_columns = gate_NM.shape
+    num_adapters = 1 if owners is None else len(owners[1])
+    rank = len(lora_A) // num_adapters
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
     contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
     dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), MAX_PROGRAMS // tiles))
-    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
-    num_shares = triton.cdiv(num_rows, rows_per_share)
-    dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles, num_shares](
+    num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), MAX_PROGRAMS // (num_adapters * tiles)))
+    dloras = lora_A.new_empty(num_shares, len(lora_A), num_columns, dtype=torch.float32)
+    _gated_lora_backward_kernel[tiles, num_shares, num_adapters](
         dout_NM,
         scales_N,
+        *(owners or (None, None)),
         up_NR,
         lora_A,
         gate_NM,
@@ -232,7 +241,6 @@ def gated_lora_backward(
         num_rows,
         num_columns,
         rank,
-        rows_per_share,
         dout_NM.stride(0),
         up_NR.stride(0),
         lora_A.stride(0),

@@ -6,8 +6,8 @@
 `ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
 that two runs are bitwise equal.
 
-If rows have owners, a program computes for one adapter, and reads and writes only the rows of that adapter, so that no
-number of another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
+If rows have owners, what is computed for an adapter is read from its own rows and written to them, so that no number of
+another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
 
 Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads the ranks of all adapters.
 """
@@ -17,27 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..owners import Owners
 from .lora import ends_of, num_tiles, rank_block, tile_columns
 from .move_rows import with_contiguous_rows
+from .owners import own_range, own_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
 
 
-@triton.jit
-def _own_rows(rows, num_rows, owners_ptr, adapter):
-    """Whether there is each row and, if rows have owners, the adapter owns it."""
-    has_row = rows < num_rows
-    if owners_ptr is not None:
-        has_row &= tl.load(owners_ptr + rows, mask=has_row, other=-1) == adapter
-    return has_row
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_lora_kernel(
     product_ptr,
     owners_ptr,
+    ranges_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
@@ -48,6 +42,7 @@ def _add_lora_kernel(
     num_columns,
     stride_pn,
     stride_dn,
+    num_adapters,
     scaling,
     end_0,
     end_1,
@@ -58,36 +53,38 @@ def _add_lora_kernel(
     BLOCK_R: tl.constexpr,
 ):
     projection, begin, end = tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
-    rows = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    first_row = tl.program_id(0) * BLOCK_N
+    rows = (first_row + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
-    first_rank = projection * rank
-    if owners_ptr is not None:
-        first_rank += tl.program_id(2) * num_ranks
-        weight_ptr += tl.program_id(2) * num_columns * rank
-    has_row = _own_rows(rows, num_rows, owners_ptr, tl.program_id(2))
     has_column, has_rank = columns < end, ranks < rank
-    mask = has_row[:, None] & has_column[None, :]
-    mask_of_down = has_row[:, None] & has_rank[None, :]
+    mask = (rows < num_rows)[:, None] & has_column[None, :]
     product_ptrs = product_ptr + rows[:, None] * stride_pn
-    down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
-    weight = tl.load(
-        weight_ptr + columns[None, :] * rank + ranks[:, None], mask=has_column[None, :] & has_rank[:, None], other=0.0
-    )
-    values = scaling * tl.dot(down, weight, input_precision="ieee")
-    values += tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
+    is_first_tile = begin == tl.where(projection == 0, 0, tl.where(projection == 1, end_0, end_1))
+    for adapter in range(num_adapters):
+        own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
+        if (own_begin < first_row + BLOCK_N) & (own_end > first_row):
+            is_own = own_rows(owners_ptr, adapter, rows, num_rows)
+            own_ranks = (adapter * num_ranks + projection * rank + ranks)[None, :]
+            mask_of_down = is_own[:, None] & has_rank[None, :]
+            down = tl.load(product_ptrs + num_columns + own_ranks, mask=mask_of_down, other=0.0)
+            weight_ptrs = weight_ptr + (adapter * num_columns + columns[None, :]) * rank + ranks[:, None]
+            weight = tl.load(weight_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
+            part = scaling * tl.dot(down, weight, input_precision="ieee")
+            values += tl.where(is_own[:, None], part, 0.0)
+            if is_first_tile:
+                tl.store(down_ptr + rows[:, None] * stride_dn + own_ranks, down, mask=mask_of_down)
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
-    if begin == tl.where(projection == 0, 0, tl.where(projection == 1, end_0, end_1)):
-        tl.store(down_ptr + rows[:, None] * stride_dn + first_rank + ranks[None, :], down, mask=mask_of_down)
 
 
 @triton.jit
 def _add_up(
     product_ptr,
     owners_ptr,
-    adapter,
+    ranges_ptr,
     scales_ptr,
     up_ptr,
     lora_a_ptr,
@@ -100,23 +97,29 @@ def _add_up(
     stride_pn,
     stride_un,
     stride_ar,
+    num_adapters,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    rows = (row_block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    first_row = row_block * BLOCK_N
+    rows = (first_row + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns, ranks = tile * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_RANKS)
-    has_row = _own_rows(rows, num_rows, owners_ptr, adapter)
-    has_column, has_rank = columns < num_inputs, ranks < num_ranks
+    has_row, has_column, has_rank = rows < num_rows, columns < num_inputs, ranks < num_ranks
     mask = has_row[:, None] & has_column[None, :]
-    lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
-    lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
-    up_ptrs = up_ptr + rows[:, None] * stride_un + ranks[None, :]
-    up = tl.load(up_ptrs, mask=has_row[:, None] & has_rank[None, :], other=0.0)
     dx = tl.load(product_ptr + rows[:, None] * stride_pn + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     if scales_ptr is not None:
         dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
-    dx = tl.dot(up, lora_a, dx, input_precision="ieee")
+    for adapter in range(num_adapters):
+        own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
+        if (own_begin < first_row + BLOCK_N) & (own_end > first_row):
+            is_own = own_rows(owners_ptr, adapter, rows, num_rows)
+            own_ranks = adapter * num_ranks + ranks
+            lora_a_ptrs = lora_a_ptr + own_ranks[:, None] * stride_ar + columns[None, :]
+            lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
+            up_ptrs = up_ptr + rows[:, None] * stride_un + own_ranks[None, :]
+            up = tl.load(up_ptrs, mask=is_own[:, None] & has_rank[None, :], other=0.0)
+            dx += tl.where(is_own[:, None], tl.dot(up, lora_a, input_precision="ieee"), 0.0)
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
@@ -125,6 +128,7 @@ def _sum_over_rows(
     wide_ptr,
     narrow_ptr,
     owners_ptr,
+    ranges_ptr,
     adapter,
     columns,
     has_column,
@@ -137,9 +141,10 @@ def _sum_over_rows(
 ):
     """The sum over all rows, or those of the adapter, of wide[:, column] narrow[:, rank], [columns, ranks]."""
     total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
-    for begin in range(0, num_rows, BLOCK_N):
+    own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
+    for begin in range(own_begin, own_end, BLOCK_N):
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = _own_rows(rows, num_rows, owners_ptr, adapter)
+        has_row = own_rows(owners_ptr, adapter, rows, own_end)
         wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
         wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
         narrow = tl.load(narrow_ptrs + ranks[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
@@ -151,6 +156,7 @@ def _sum_over_rows(
 def _joined_backward_kernel(
     product_ptr,
     owners_ptr,
+    ranges_ptr,
     scales_ptr,
     up_ptr,
     dout_ptr,
@@ -170,6 +176,7 @@ def _joined_backward_kernel(
     stride_xn,
     stride_dn,
     stride_ar,
+    num_adapters,
     scaling,
     end_0,
     end_1,
@@ -180,25 +187,20 @@ def _joined_backward_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    # The programs that sum over all rows take longest, so they begin first.
+    # The programs that sum over rows take longest, so they begin first.
     program, tiles_of_inputs = tl.program_id(0), tl.cdiv(num_inputs, BLOCK_K)
-    adapter = tl.program_id(1)
-    if owners_ptr is not None:
-        up_ptr += adapter * num_ranks
-        down_ptr += adapter * num_ranks
-        lora_a_ptr += adapter * num_ranks * stride_ar
-        dlora_a_ptr += adapter * num_ranks * num_inputs
-        dlora_b_ptr += adapter * end_2 * rank
     tiles_of_outputs = tl.cdiv(end_0, BLOCK_M) + tl.cdiv(end_1 - end_0, BLOCK_M) + tl.cdiv(end_2 - end_1, BLOCK_M)
-    if program < tiles_of_outputs:
-        projection, begin, end = tile_columns(program, end_0, end_1, end_2, BLOCK_M)
+    sums_of_outputs, sums_of_inputs = num_adapters * tiles_of_outputs, num_adapters * tiles_of_inputs
+    if program < sums_of_outputs:
+        adapter = program // tiles_of_outputs
+        projection, begin, end = tile_columns(program % tiles_of_outputs, end_0, end_1, end_2, BLOCK_M)
         outputs, own_ranks = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
         has_output, has_own_rank = outputs < end, own_ranks < rank
-        own_down_ptr = down_ptr + projection * rank
         dlora_b = _sum_over_rows(
             dout_ptr,
-            own_down_ptr,
+            down_ptr + adapter * num_ranks + projection * rank,
             owners_ptr,
+            ranges_ptr,
             adapter,
             outputs,
             has_output,
@@ -209,16 +211,19 @@ def _joined_backward_kernel(
             stride_dn,
             BLOCK_N,
         )
-        dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + own_ranks[None, :]
+        dlora_b_ptrs = dlora_b_ptr + (adapter * end_2 + outputs[:, None]) * rank + own_ranks[None, :]
         tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_own_rank[None, :])
-    elif program < tiles_of_outputs + tiles_of_inputs:
-        inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
+    elif program < sums_of_outputs + sums_of_inputs:
+        program -= sums_of_outputs
+        adapter = program // tiles_of_inputs
+        inputs = (program % tiles_of_inputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
         dlora_a = _sum_over_rows(
             x_ptr,
-            up_ptr,
+            up_ptr + adapter * num_ranks,
             owners_ptr,
+            ranges_ptr,
             adapter,
             inputs,
             has_input,
@@ -229,14 +234,14 @@ def _joined_backward_kernel(
             stride_un,
             BLOCK_N,
         )
-        dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
+        dlora_a_ptrs = dlora_a_ptr + (adapter * num_ranks + ranks[None, :]) * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
     else:
-        part = program - tiles_of_outputs - tiles_of_inputs
+        part = program - sums_of_outputs - sums_of_inputs
         _add_up(
             product_ptr,
             owners_ptr,
-            adapter,
+            ranges_ptr,
             scales_ptr,
             up_ptr,
             lora_a_ptr,
@@ -249,6 +254,7 @@ def _joined_backward_kernel(
             stride_pn,
             stride_un,
             stride_ar,
+            num_adapters,
             BLOCK_N,
             BLOCK_K,
             BLOCK_RANKS,
@@ -261,13 +267,13 @@ def add_lora(
     bias_M: Tensor | None,
     columns: tuple[int, ...],
     scaling: float,
-    owners_N: Tensor | None = None,
+    owners: Owners | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The outputs [N, M], and D [N, n R], copied so that the product can be freed.
 
     Args:
-        owners_N: int32 [N], the adapter that owns each row; None for one adapter. With several, B and D have the parts
-            of all: those of B one above the other, those of D side by side.
+        owners: of the rows; None for one adapter. With several, B and D have the parts of all: those of B one above the
+            other, those of D side by side.
     """
     num_rows, num_columns, rank = len(product_NP), sum(columns), weight_MR.shape[1]
     num_adapters = len(weight_MR) // num_columns
@@ -275,10 +281,10 @@ def add_lora(
     out_NM = product_NP.new_empty(num_rows, num_columns)
     down_NR = product_NP.new_empty(num_rows, num_adapters * num_ranks)
     if num_rows:
-        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"]), num_adapters
+        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"])
         _add_lora_kernel[grid](
             product_NP,
-            owners_N,
+            *(owners or (None, None)),
             weight_MR,
             # A placeholder that the kernel does not read.
             weight_MR if bias_M is None else bias_M,
@@ -290,6 +296,7 @@ def add_lora(
             num_columns,
             product_NP.stride(0),
             down_NR.stride(0),
+            num_adapters,
             scaling,
             *ends_of(columns),
             HAS_BIAS=bias_M is not None,
@@ -309,31 +316,31 @@ def joined_backward(
     stacked_A: Tensor,
     columns: tuple[int, ...],
     scaling: float,
-    owners_N: Tensor | None = None,
-    num_adapters: int = 1,
+    owners: Owners | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U.
 
     Args:
-        owners_N: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
+        owners: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
     """
     num_inputs = stacked_A.shape[1]
     dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
     dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
     results = dx_NK, dstacked_A
-    tensors = product_NK, owners_N, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results
-    return *results, _run_backward(*tensors, columns, scaling, num_inputs, num_adapters)
+    tensors = product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results
+    return *results, _run_backward(*tensors, columns, scaling, num_inputs, owners)
 
 
-def dlora_b(dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float) -> Tensor:
+def dlora_b(
+    dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float, owners: Owners | None = None
+) -> Tensor:
     """dB alone, [M, R] in fp32."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
-    return _run_backward(down_NR, None, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0, 1)
+    return _run_backward(down_NR, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0, owners)
 
 
 def _run_backward(
     product_NK,
-    owners_N,
     scales_N,
     up_NR,
     dout_NM,
@@ -345,19 +352,20 @@ def _run_backward(
     columns,
     scaling,
     num_inputs,
-    num_adapters,
+    owners,
 ) -> Tensor:
     """Writes dX and dA; returns dB."""
+    num_adapters = 1 if owners is None else len(owners.ranges)
     num_rows, num_ranks = len(dout_NM), down_NR.shape[1] // num_adapters
     rank = num_ranks // len(columns)
     dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
     tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
     row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
-    num_programs = num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles * (1 + row_blocks)
-    _joined_backward_kernel[num_programs, num_adapters](
+    sums = num_adapters * (num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles)
+    _joined_backward_kernel[(sums + tiles * row_blocks,)](
         product_NK,
-        owners_N,
+        *(owners or (None, None)),
         scales_N,
         up_NR,
         dout_NM,
@@ -377,6 +385,7 @@ def _run_backward(
         x_NK.stride(0),
         down_NR.stride(0),
         stacked_A.stride(0),
+        num_adapters,
         scaling,
         *ends_of(columns),
         BLOCK_R=rank_block(rank),

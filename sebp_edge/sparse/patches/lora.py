@@ -25,11 +25,11 @@ from sebp_edge.ops import (
     GatedInputs,
     LoraGroup,
     LoraProjection,
+    Owners,
     QuantisedWeight,
     Recompute,
     Rows,
     ScratchBuffer,
-    gated,
     gated_lora_linear,
     lora_linear,
 )
@@ -61,7 +61,8 @@ class FusedLora(Patch):
         self._model, self._joined = model, joined
         self._dequantised = {module for block in dequantised for module in block.modules()}
         self._groups: list[_LayerGroup] = []
-        self._owners: dict[int, Tensor] = {}  # by the number of rows
+        self._owners: dict[int, Owners] = {}  # by the number of rows
+        self._num_adapters = 1
         self._refreshed: list[_LayerGroup] = []
         # By the memory that each reads and writes; captured graphs use what they hold until the weights are unstacked.
         self._copiers: dict[tuple[tuple[int, int], ...], Callable[[], None]] = {}
@@ -108,7 +109,7 @@ class FusedLora(Patch):
         fused = {layer for group in self._groups for layer in group.layers if group.takes_several}
         if further and not fused.issuperset(adapted_layers(self._model)):
             raise SparsityError("Some of its layers cannot compute several adapters side by side.")
-        self._refreshed, self._copiers = [], {}
+        self._refreshed, self._copiers, self._num_adapters = [], {}, 1 + len(further)
         for group in self._groups:
             group.lay_side_by_side(further)
             release_memory(group.stacked.stacked_A.device)
@@ -116,7 +117,7 @@ class FusedLora(Patch):
     @contextmanager
     def owned_by(self, *owners: Tensor) -> Iterator[None]:
         """Context in which rows have owners, int32 [N] for each number N of rows that layers get."""
-        self._owners.update({len(each): each for each in owners})
+        self._owners.update({len(each): Owners.of(each, self._num_adapters) for each in owners})
         try:
             yield
         finally:
@@ -209,7 +210,7 @@ class _LayerGroup:
         layers: list[nn.Module],
         rows_for: RowsFor,
         source_of: SourceOf,
-        owners_of: Callable[[int], Tensor | None],
+        owners_of: Callable[[int], Owners | None],
         scratch: ScratchBuffer,
         dequantised: bool,
         joined: bool,
@@ -289,16 +290,12 @@ class _LayerGroup:
 
     def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         source = self._source_of(x)
-        if self._further:
-            if (owners := self._owners_of(x.shape[:-1].numel())) is None:
-                self._refuse_several()
-            if isinstance(source, GatedInputs):
-                sides = source.gate.detach(), source.up.detach()
-                source = Recompute(partial(gated, activation=source.activation), sides)
-            return lora_linear(x, self.stacked, recompute=source, owners_N=owners)
+        if (owners := self._owners_of(x.shape[:-1].numel())) is None:
+            self._refuse_several()
         if isinstance(source, GatedInputs):
-            return (gated_lora_linear(x, source, self.stacked),)
-        return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
+            return (gated_lora_linear(x, source, self.stacked, owners),)
+        rows = self._rows_for(self.layers, x) if owners is None else None
+        return lora_linear(x, self.stacked, rows, source, owners)
 
     def _refuse_several(self) -> None:
         if self._further:
