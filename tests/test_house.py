@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_360
+MAX_LINES = 52_364
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -66,10 +66,10 @@ MAX_LINES_OF_ROOM = {
     "run": 5_456,
     "serve": 2_737,
     "sparse": 1_641,
-    "sparse.patches": 2_411,
+    "sparse.patches": 2_408,
     "sparse.rows": 870,
     "texts": 10_443,
-    "training": 4_162,
+    "training": 4_169,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -6,8 +6,9 @@
 `ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
 that two runs are bitwise equal.
 
-If rows have owners, what is computed for an adapter is read from its own rows and written to them, so that no number of
-another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
+If rows have owners, a program computes for one adapter, and reads and writes only the rows of that adapter, which it
+looks for where they lie. So no number of another one can reach them, not even NaN. Parts of D and U that are not the
+owner's are never read.
 
 Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads the ranks of all adapters.
 """
@@ -17,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..owners import Owners
 from .lora import ends_of, num_tiles, rank_block, tile_columns
 from .move_rows import with_contiguous_rows
 from .owners import own_range, own_rows
@@ -42,7 +42,6 @@ def _add_lora_kernel(
     num_columns,
     stride_pn,
     stride_dn,
-    num_adapters,
     scaling,
     end_0,
     end_1,
@@ -53,73 +52,71 @@ def _add_lora_kernel(
     BLOCK_R: tl.constexpr,
 ):
     projection, begin, end = tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
-    first_row = tl.program_id(0) * BLOCK_N
+    adapter = tl.program_id(2)
+    own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
+    first_row = own_begin + tl.program_id(0) * BLOCK_N
+    if first_row >= own_end:
+        return
     rows = (first_row + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
+    first_rank = projection * rank
+    if owners_ptr is not None:
+        first_rank += adapter * num_ranks
+        weight_ptr += adapter * num_columns * rank
+    has_row = own_rows(owners_ptr, adapter, rows, own_end)
     has_column, has_rank = columns < end, ranks < rank
-    mask = (rows < num_rows)[:, None] & has_column[None, :]
+    mask = has_row[:, None] & has_column[None, :]
+    mask_of_down = has_row[:, None] & has_rank[None, :]
     product_ptrs = product_ptr + rows[:, None] * stride_pn
-    values = tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
+    weight = tl.load(
+        weight_ptr + columns[None, :] * rank + ranks[:, None], mask=has_column[None, :] & has_rank[:, None], other=0.0
+    )
+    values = scaling * tl.dot(down, weight, input_precision="ieee")
+    values += tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
-    is_first_tile = begin == tl.where(projection == 0, 0, tl.where(projection == 1, end_0, end_1))
-    for adapter in range(num_adapters):
-        own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
-        if (own_begin < first_row + BLOCK_N) & (own_end > first_row):
-            is_own = own_rows(owners_ptr, adapter, rows, num_rows)
-            own_ranks = (adapter * num_ranks + projection * rank + ranks)[None, :]
-            mask_of_down = is_own[:, None] & has_rank[None, :]
-            down = tl.load(product_ptrs + num_columns + own_ranks, mask=mask_of_down, other=0.0)
-            weight_ptrs = weight_ptr + (adapter * num_columns + columns[None, :]) * rank + ranks[:, None]
-            weight = tl.load(weight_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
-            part = scaling * tl.dot(down, weight, input_precision="ieee")
-            values += tl.where(is_own[:, None], part, 0.0)
-            if is_first_tile:
-                tl.store(down_ptr + rows[:, None] * stride_dn + own_ranks, down, mask=mask_of_down)
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
+    if begin == tl.where(projection == 0, 0, tl.where(projection == 1, end_0, end_1)):
+        tl.store(down_ptr + rows[:, None] * stride_dn + first_rank + ranks[None, :], down, mask=mask_of_down)
 
 
 @triton.jit
 def _add_up(
     product_ptr,
     owners_ptr,
-    ranges_ptr,
+    adapter,
+    own_begin,
+    own_end,
     scales_ptr,
     up_ptr,
     lora_a_ptr,
     dx_ptr,
     row_block,
     tile,
-    num_rows,
     num_inputs,
     num_ranks,
     stride_pn,
     stride_un,
     stride_ar,
-    num_adapters,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    first_row = row_block * BLOCK_N
-    rows = (first_row + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (own_begin + row_block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns, ranks = tile * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_RANKS)
-    has_row, has_column, has_rank = rows < num_rows, columns < num_inputs, ranks < num_ranks
+    has_row = own_rows(owners_ptr, adapter, rows, own_end)
+    has_column, has_rank = columns < num_inputs, ranks < num_ranks
     mask = has_row[:, None] & has_column[None, :]
+    lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
+    lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
+    up_ptrs = up_ptr + rows[:, None] * stride_un + ranks[None, :]
+    up = tl.load(up_ptrs, mask=has_row[:, None] & has_rank[None, :], other=0.0)
     dx = tl.load(product_ptr + rows[:, None] * stride_pn + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     if scales_ptr is not None:
         dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
-    for adapter in range(num_adapters):
-        own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
-        if (own_begin < first_row + BLOCK_N) & (own_end > first_row):
-            is_own = own_rows(owners_ptr, adapter, rows, num_rows)
-            own_ranks = adapter * num_ranks + ranks
-            lora_a_ptrs = lora_a_ptr + own_ranks[:, None] * stride_ar + columns[None, :]
-            lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
-            up_ptrs = up_ptr + rows[:, None] * stride_un + own_ranks[None, :]
-            up = tl.load(up_ptrs, mask=is_own[:, None] & has_rank[None, :], other=0.0)
-            dx += tl.where(is_own[:, None], tl.dot(up, lora_a, input_precision="ieee"), 0.0)
+    dx = tl.dot(up, lora_a, dx, input_precision="ieee")
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
@@ -128,20 +125,19 @@ def _sum_over_rows(
     wide_ptr,
     narrow_ptr,
     owners_ptr,
-    ranges_ptr,
     adapter,
+    own_begin,
+    own_end,
     columns,
     has_column,
     ranks,
     has_rank,
-    num_rows,
     stride_w,
     stride_n,
     BLOCK_N: tl.constexpr,
 ):
     """The sum over all rows, or those of the adapter, of wide[:, column] narrow[:, rank], [columns, ranks]."""
     total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
-    own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
     for begin in range(own_begin, own_end, BLOCK_N):
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
         has_row = own_rows(owners_ptr, adapter, rows, own_end)
@@ -176,7 +172,6 @@ def _joined_backward_kernel(
     stride_xn,
     stride_dn,
     stride_ar,
-    num_adapters,
     scaling,
     end_0,
     end_1,
@@ -188,73 +183,78 @@ def _joined_backward_kernel(
     BLOCK_RANKS: tl.constexpr,
 ):
     # The programs that sum over rows take longest, so they begin first.
-    program, tiles_of_inputs = tl.program_id(0), tl.cdiv(num_inputs, BLOCK_K)
+    adapter, program, tiles_of_inputs = tl.program_id(0), tl.program_id(1), tl.cdiv(num_inputs, BLOCK_K)
+    own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
+    if owners_ptr is not None:
+        up_ptr += adapter * num_ranks
+        down_ptr += adapter * num_ranks
+        lora_a_ptr += adapter * num_ranks * stride_ar
+        dlora_a_ptr += adapter * num_ranks * num_inputs
+        dlora_b_ptr += adapter * end_2 * rank
     tiles_of_outputs = tl.cdiv(end_0, BLOCK_M) + tl.cdiv(end_1 - end_0, BLOCK_M) + tl.cdiv(end_2 - end_1, BLOCK_M)
-    sums_of_outputs, sums_of_inputs = num_adapters * tiles_of_outputs, num_adapters * tiles_of_inputs
-    if program < sums_of_outputs:
-        adapter = program // tiles_of_outputs
-        projection, begin, end = tile_columns(program % tiles_of_outputs, end_0, end_1, end_2, BLOCK_M)
+    if program < tiles_of_outputs:
+        projection, begin, end = tile_columns(program, end_0, end_1, end_2, BLOCK_M)
         outputs, own_ranks = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
         has_output, has_own_rank = outputs < end, own_ranks < rank
+        own_down_ptr = down_ptr + projection * rank
         dlora_b = _sum_over_rows(
             dout_ptr,
-            down_ptr + adapter * num_ranks + projection * rank,
+            own_down_ptr,
             owners_ptr,
-            ranges_ptr,
             adapter,
+            own_begin,
+            own_end,
             outputs,
             has_output,
             own_ranks,
             has_own_rank,
-            num_rows,
             stride_dout,
             stride_dn,
             BLOCK_N,
         )
-        dlora_b_ptrs = dlora_b_ptr + (adapter * end_2 + outputs[:, None]) * rank + own_ranks[None, :]
+        dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + own_ranks[None, :]
         tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_own_rank[None, :])
-    elif program < sums_of_outputs + sums_of_inputs:
-        program -= sums_of_outputs
-        adapter = program // tiles_of_inputs
-        inputs = (program % tiles_of_inputs) * BLOCK_K + tl.arange(0, BLOCK_K)
+    elif program < tiles_of_outputs + tiles_of_inputs:
+        inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
         dlora_a = _sum_over_rows(
             x_ptr,
-            up_ptr + adapter * num_ranks,
+            up_ptr,
             owners_ptr,
-            ranges_ptr,
             adapter,
+            own_begin,
+            own_end,
             inputs,
             has_input,
             ranks,
             has_rank,
-            num_rows,
             stride_xn,
             stride_un,
             BLOCK_N,
         )
-        dlora_a_ptrs = dlora_a_ptr + (adapter * num_ranks + ranks[None, :]) * num_inputs + inputs[:, None]
+        dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
         tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
     else:
-        part = program - sums_of_outputs - sums_of_inputs
+        # Programs are as many as if all rows were this adapter's; those that find none read and write nothing.
+        part = program - tiles_of_outputs - tiles_of_inputs
         _add_up(
             product_ptr,
             owners_ptr,
-            ranges_ptr,
+            adapter,
+            own_begin,
+            own_end,
             scales_ptr,
             up_ptr,
             lora_a_ptr,
             dx_ptr,
             part // tiles_of_inputs,
             part % tiles_of_inputs,
-            num_rows,
             num_inputs,
             num_ranks,
             stride_pn,
             stride_un,
             stride_ar,
-            num_adapters,
             BLOCK_N,
             BLOCK_K,
             BLOCK_RANKS,
@@ -267,13 +267,13 @@ def add_lora(
     bias_M: Tensor | None,
     columns: tuple[int, ...],
     scaling: float,
-    owners: Owners | None = None,
+    owners: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The outputs [N, M], and D [N, n R], copied so that the product can be freed.
 
     Args:
-        owners: of the rows; None for one adapter. With several, B and D have the parts of all: those of B one above the
-            other, those of D side by side.
+        owners: the rows' `Owners`; None for one adapter. With several, B and D have the parts of all: those of B one
+            above the other, those of D side by side.
     """
     num_rows, num_columns, rank = len(product_NP), sum(columns), weight_MR.shape[1]
     num_adapters = len(weight_MR) // num_columns
@@ -281,7 +281,7 @@ def add_lora(
     out_NM = product_NP.new_empty(num_rows, num_columns)
     down_NR = product_NP.new_empty(num_rows, num_adapters * num_ranks)
     if num_rows:
-        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"])
+        grid = triton.cdiv(num_rows, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"]), num_adapters
         _add_lora_kernel[grid](
             product_NP,
             *(owners or (None, None)),
@@ -296,7 +296,6 @@ def add_lora(
             num_columns,
             product_NP.stride(0),
             down_NR.stride(0),
-            num_adapters,
             scaling,
             *ends_of(columns),
             HAS_BIAS=bias_M is not None,
@@ -316,7 +315,7 @@ def joined_backward(
     stacked_A: Tensor,
     columns: tuple[int, ...],
     scaling: float,
-    owners: Owners | None = None,
+    owners: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U.
 
@@ -332,7 +331,11 @@ def joined_backward(
 
 
 def dlora_b(
-    dout_NM: Tensor, down_NR: Tensor, columns: tuple[int, ...], scaling: float, owners: Owners | None = None
+    dout_NM: Tensor,
+    down_NR: Tensor,
+    columns: tuple[int, ...],
+    scaling: float,
+    owners: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """dB alone, [M, R] in fp32."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
@@ -355,15 +358,15 @@ def _run_backward(
     owners,
 ) -> Tensor:
     """Writes dX and dA; returns dB."""
-    num_adapters = 1 if owners is None else len(owners.ranges)
+    num_adapters = 1 if owners is None else len(owners[1])
     num_rows, num_ranks = len(dout_NM), down_NR.shape[1] // num_adapters
     rank = num_ranks // len(columns)
     dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
     tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
     row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
-    sums = num_adapters * (num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles)
-    _joined_backward_kernel[(sums + tiles * row_blocks,)](
+    num_programs = num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles * (1 + row_blocks)
+    _joined_backward_kernel[num_adapters, num_programs](
         product_NK,
         *(owners or (None, None)),
         scales_N,
@@ -385,7 +388,6 @@ def _run_backward(
         x_NK.stride(0),
         down_NR.stride(0),
         stacked_A.stride(0),
-        num_adapters,
         scaling,
         *ends_of(columns),
         BLOCK_R=rank_block(rank),
