@@ -39,7 +39,9 @@ class _GatedLoraLinear(torch.autograd.Function):
         group, owners, dout_NM, num_hidden = ctx.group, ctx.owners, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
         if (joined := group.joined_for(dout_NM)) is not None:
             dproduct_NF, scales_N, up_NR = joined.multiply_backward(dout_NM)
-            dlora_B = backend.kernels("joined_lora").dlora_b(dout_NM, down_NR, group.columns, group.scaling, owners)
+            dlora_B = backend.kernels("joined_lora").dlora_b(
+                dout_NM, down_NR, group.columns, group.scaling, owners, group.places, num_hidden
+            )
         else:
             up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
                 dout_NM, down_NR, group.stacked_B, group.columns, group.scaling

@@ -21,7 +21,7 @@ Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their s
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -96,6 +96,9 @@ class LoraGroup:
         joined: the weight and the copies of the adapters in one matrix, if they are; or what FP8 has for that.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
         num_adapters: how many adapters lie side by side.
+
+    If each trained tensor has a `main_grad` (as in Megatron-LM), fp32, and those of an adapter lie one after another, A
+    before B, then the kernels of a joined weight add gradients there, and autograd gets none.
     """
 
     weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]
@@ -109,6 +112,7 @@ class LoraGroup:
     joined: JoinedWeight | BesideFp8 | None = None
     scratch: ScratchBuffer | None = None
     num_adapters: int = 1
+    _places: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     @classmethod
     def stack(
@@ -306,14 +310,38 @@ class LoraGroup:
             copies += [Copy(lora_B.detach(), beside, self.scaling) for lora_B, beside in sides]
         return copies
 
+    @property
+    def places(self) -> Tensor | None:
+        """The addresses that each adapter's gradients are added at, int64 [n]; None if autograd gets gradients."""
+        number, addresses = len(self.columns), []
+        for begin in range(0, len(self.loras_A), number):
+            pairs = zip(self.loras_A[begin:][:number], self.loras_B[begin:][:number], strict=True)
+            grads = [getattr(lora, "main_grad", None) for pair in pairs for lora in pair]
+            if any(grad is None or grad.dtype != torch.float32 for grad in grads):
+                return None
+            begins = [grad.data_ptr() for grad in grads]
+            if begins[0] % 16 or begins[1:] != [at + grad.nbytes for at, grad in zip(begins, grads, strict=True)][:-1]:
+                return None
+            addresses.append(begins[0])
+        if tuple(addresses) not in self._places:
+            # A captured graph reads it, so it is made in the warm-up and kept.
+            self._places[tuple(addresses)] = torch.tensor(addresses, device=self.stacked_A.device)
+        return self._places[tuple(addresses)]
+
     def refresh(self) -> None:
         """Copies the trained tensors again; call it whenever they may have changed."""
         copy_all(self.copies())
 
-    def split(self, dstacked_A: Tensor, dstacked_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The gradients of all lora_A, then of all lora_B."""
-        dloras_A = dstacked_A.to(dtype).chunk(len(self.loras_A))
-        return *dloras_A, *dstacked_B.to(dtype).split(self.num_adapters * self.columns)
+    def split(
+        self, dstacked_A: Tensor | None, dstacked_B: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of all lora_A, then of all lora_B; None of those that are added already."""
+        dloras_A = dloras_B = len(self.loras_A) * (None,)
+        if dstacked_A is not None:
+            dloras_A = dstacked_A.to(dtype).chunk(len(self.loras_A))
+        if dstacked_B is not None:
+            dloras_B = dstacked_B.to(dtype).split(self.num_adapters * self.columns)
+        return *dloras_A, *dloras_B
 
     def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | None:
         """The joined weight if these rows, of X or of dY, are multiplied by it."""
@@ -359,7 +387,8 @@ class _LoraLinear(torch.autograd.Function):
             products = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
             small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
-            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*products, *small, ctx.owners)
+            given = *products, *small, ctx.owners, group.places
+            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*given)
             return dx.reshape(ctx.x_shape), *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling

@@ -120,7 +120,9 @@ def launches(
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
         out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, owners)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
-        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners
+        gradients = new(number, 2 * num_projections * SIZE * rank, dtype=torch.float32)
+        places = torch.tensor([own.data_ptr() for own in gradients], device=device)
+        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners, places
         kernels.joined_backward(*products, *given)
 
     def finish_gated(number: int) -> None:

@@ -115,6 +115,7 @@ class Update:
         for parameter in self._model_parameters:
             parameter.grad = None
             if self._is_flat:
+                del parameter.main_grad
                 parameter.data = parameter.data.clone()
 
     def _step(self) -> None:
@@ -143,7 +144,8 @@ def add_gradients(loss: Tensor, parameters: list[Tensor], *, one_by_one: bool) -
     else:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         found = [pair for pair in zip(parameters, gradients, strict=True) if pair[1] is not None]
-        torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+        if found:
+            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
 
 
 def _flattened(parameters: list[Tensor]) -> nn.Parameter:
@@ -155,4 +157,5 @@ def _flattened(parameters: list[Tensor]) -> nn.Parameter:
         view = data[: parameter.numel()].view_as(parameter)
         view.copy_(parameter.data)
         parameter.data, parameter.grad = view, grad[: parameter.numel()].view_as(parameter)
+        parameter.main_grad = parameter.grad
     return flat

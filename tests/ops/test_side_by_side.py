@@ -1,5 +1,7 @@
 """Adapters side by side on one weight: each row's outputs and gradients are those of its owner alone."""
 
+from itertools import chain
+
 import pytest
 import torch
 from pairwise import pairwise
@@ -201,3 +203,48 @@ def test_what_cannot_lie_side_by_side_is_refused():
         lora_linear(x, group, slice(0, 1), owners=Owners.of(owners, 2))
     with pytest.raises(ValueError, match="only then"):
         lora_linear(x, LoraGroup.stack(one), owners=Owners.of(owners, 2))
+
+
+def give_places(leaves):
+    """Gives tensors, A_1, B_1, A_2 and so on, a `main_grad` each, one after another."""
+    flat = torch.randn(sum(map(torch.Tensor.numel, leaves))).to(DEVICE)
+    for leaf, part in zip(leaves, flat.split([leaf.numel() for leaf in leaves]), strict=True):
+        leaf.main_grad = part.view_as(leaf)
+
+
+@pytest.mark.parametrize("num_adapters", [1, NUM_ADAPTERS])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_kernels_add_gradients_to_their_places(num_adapters, is_gated, kernels):
+    num_rows, num_in, rank, outs = 67, 40, 8, (24,) if is_gated else (24, 8, 16)
+    adapters = [random_group(1, num_in, outs, rank, 1, seed=1 + number)[1] for number in range(num_adapters)]
+    adapters = [
+        [own._replace(lora_A=p.lora_A, lora_B=p.lora_B) for own, p in zip(adapters[0], adapter, strict=True)]
+        for adapter in adapters
+    ]
+    shared, leaves = on_same_weights(adapters, torch.float32)
+    x, up = (random_group(num_rows, num_in, outs, rank, 1, seed=seed)[0].float().to(DEVICE) for seed in (7, 8))
+    douts = [dout.float().to(DEVICE) for dout in random_group(num_rows, num_in, outs, rank, num_rows)[3]]
+    owners = draw_owners("mixed", num_rows).to(DEVICE)
+    owners = Owners.of(owners, num_adapters) if num_adapters > 1 else None
+    group = LoraGroup.stack(shared, joined=True, num_adapters=num_adapters)
+    x.requires_grad_()
+
+    def gradients():
+        if is_gated:
+            outs = [gated_lora_linear(x * up, GatedInputs(x, up, "silu"), group, owners)]
+        else:
+            outs = lora_linear(x, group, owners=owners)
+        return torch.autograd.grad(outs, [leaf for own in leaves for leaf in own], douts, allow_unused=True)
+
+    expected = gradients()
+    earlier = []
+    for own in leaves:
+        pairs = zip(own[: len(outs)], own[len(outs) :], strict=True)
+        give_places([leaf for pair in pairs for leaf in pair])
+        earlier += [leaf.main_grad.clone() for leaf in own]
+    found = gradients()
+    for leaf, before, gradient, truth in zip(chain(*leaves), earlier, found, expected, strict=True):
+        assert torch.equal(leaf.main_grad, before if gradient is not None else before + truth)
+        assert gradient is None or torch.equal(gradient, truth)
+    # A gated product's dA comes from a kernel of its own.
+    assert sum(gradient is None for gradient in found) == num_adapters * (1 if is_gated else 2 * len(outs))

@@ -10,6 +10,8 @@ If rows have owners, a program computes for one adapter, and reads and writes on
 looks for where they lie. So no number of another one can reach them, not even NaN. Parts of D and U that are not the
 owner's are never read.
 
+Gradients of an adapter may have a place each, to which they are added: A_1, B_1, A_2 and so on, in fp32.
+
 Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads the ranks of all adapters.
 """
 
@@ -25,6 +27,13 @@ from .owners import own_range, own_rows
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+
+
+@triton.jit
+def _add_at(place_ptr, elements, values, mask):
+    """Adds to elements of what begins at a place, fp32, at a multiple of 16 bytes."""
+    ptrs = tl.multiple_of(tl.load(place_ptr).to(tl.pointer_type(tl.float32)), 16) + elements
+    tl.store(ptrs, tl.load(ptrs, mask=mask, other=0.0) + values, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -153,6 +162,7 @@ def _joined_backward_kernel(
     product_ptr,
     owners_ptr,
     ranges_ptr,
+    places_ptr,
     scales_ptr,
     up_ptr,
     dout_ptr,
@@ -164,6 +174,7 @@ def _joined_backward_kernel(
     dlora_b_ptr,
     num_rows,
     num_inputs,
+    num_kept,
     rank,
     num_ranks,
     stride_pn,
@@ -189,8 +200,9 @@ def _joined_backward_kernel(
         up_ptr += adapter * num_ranks
         down_ptr += adapter * num_ranks
         lora_a_ptr += adapter * num_ranks * stride_ar
-        dlora_a_ptr += adapter * num_ranks * num_inputs
-        dlora_b_ptr += adapter * end_2 * rank
+        if places_ptr is None:
+            dlora_a_ptr += adapter * num_ranks * num_inputs
+            dlora_b_ptr += adapter * end_2 * rank
     tiles_of_outputs = tl.cdiv(end_0, BLOCK_M) + tl.cdiv(end_1 - end_0, BLOCK_M) + tl.cdiv(end_2 - end_1, BLOCK_M)
     if program < tiles_of_outputs:
         projection, begin, end = tile_columns(program, end_0, end_1, end_2, BLOCK_M)
@@ -212,8 +224,13 @@ def _joined_backward_kernel(
             stride_dn,
             BLOCK_N,
         )
-        dlora_b_ptrs = dlora_b_ptr + outputs[:, None] * rank + own_ranks[None, :]
-        tl.store(dlora_b_ptrs, dlora_b * scaling, mask=has_output[:, None] & has_own_rank[None, :])
+        dlora_b *= scaling
+        elements_of_b = outputs[:, None] * rank + own_ranks[None, :]
+        mask_of_b = has_output[:, None] & has_own_rank[None, :]
+        if places_ptr is None:
+            tl.store(dlora_b_ptr + elements_of_b, dlora_b, mask=mask_of_b)
+        else:
+            _add_at(places_ptr + adapter, elements_of_b + (projection + 1) * rank * num_kept, dlora_b, mask_of_b)
     elif program < tiles_of_outputs + tiles_of_inputs:
         inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
@@ -233,8 +250,13 @@ def _joined_backward_kernel(
             stride_un,
             BLOCK_N,
         )
-        dlora_a_ptrs = dlora_a_ptr + ranks[None, :] * num_inputs + inputs[:, None]
-        tl.store(dlora_a_ptrs, dlora_a, mask=has_input[:, None] & has_rank[None, :])
+        elements_of_a = ranks[None, :] * num_inputs + inputs[:, None]
+        mask_of_a = has_input[:, None] & has_rank[None, :]
+        if places_ptr is None:
+            tl.store(dlora_a_ptr + elements_of_a, dlora_a, mask=mask_of_a)
+        else:
+            columns_before = tl.where(ranks < rank, 0, tl.where(ranks < 2 * rank, end_0, end_1))
+            _add_at(places_ptr + adapter, elements_of_a + columns_before[None, :] * rank, dlora_a, mask_of_a)
     else:
         # Programs are as many as if all rows were this adapter's; those that find none read and write nothing.
         part = program - tiles_of_outputs - tiles_of_inputs
@@ -316,18 +338,19 @@ def joined_backward(
     columns: tuple[int, ...],
     scaling: float,
     owners: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    places: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U.
 
     Args:
         owners: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
+        places: int64 [n], the address at which the gradients of each adapter are added; None to return them.
     """
     num_inputs = stacked_A.shape[1]
     dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
-    dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
-    results = dx_NK, dstacked_A
-    tensors = product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, *results
-    return *results, _run_backward(*tensors, columns, scaling, num_inputs, owners)
+    dstacked_A = None if places is not None else stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
+    tensors = product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A
+    return dx_NK, dstacked_A, _run_backward(*tensors, columns, scaling, num_inputs, num_inputs, owners, places)
 
 
 def dlora_b(
@@ -336,10 +359,13 @@ def dlora_b(
     columns: tuple[int, ...],
     scaling: float,
     owners: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """dB alone, [M, R] in fp32."""
+    places: Tensor | None = None,
+    num_inputs: int = 0,
+) -> Tensor | None:
+    """dB alone, [M, R] in fp32; with places, it is added after K inputs' dA."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
-    return _run_backward(down_NR, None, down_NR, dout_NM, *[down_NR] * 5, columns, scaling, 0, owners)
+    unused = *[down_NR] * 4, down_NR if places is None else None
+    return _run_backward(down_NR, None, down_NR, dout_NM, *unused, columns, scaling, 0, num_inputs, owners, places)
 
 
 def _run_backward(
@@ -355,13 +381,17 @@ def _run_backward(
     columns,
     scaling,
     num_inputs,
+    num_kept,
     owners,
-) -> Tensor:
-    """Writes dX and dA; returns dB."""
+    places,
+) -> Tensor | None:
+    """Writes dX and dA; returns dB, if there are no places to add to."""
     num_adapters = 1 if owners is None else len(owners[1])
     num_rows, num_ranks = len(dout_NM), down_NR.shape[1] // num_adapters
     rank = num_ranks // len(columns)
-    dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
+    dstacked_B = None
+    if places is None:
+        dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
     tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
     row_blocks = triton.cdiv(num_rows, BACKWARD_TILES["BLOCK_N"])
@@ -369,6 +399,7 @@ def _run_backward(
     _joined_backward_kernel[num_adapters, num_programs](
         product_NK,
         *(owners or (None, None)),
+        places,
         scales_N,
         up_NR,
         dout_NM,
@@ -380,6 +411,7 @@ def _run_backward(
         dstacked_B,
         num_rows,
         num_inputs,
+        num_kept,
         rank,
         num_ranks,
         product_NK.stride(0),
