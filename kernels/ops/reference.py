@@ -190,11 +190,13 @@ def gated_lora_backward(
     activation: str,
     scales_N: Tensor | None = None,
     owners: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+    places: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M].
 
     If there are scales, the rows of dy are multiplied by them first. If rows have owners, which are `Owners`, U has the
-    parts of all adapters side by side, A and Uᵀ y have theirs one above the other, and a row uses its owner's.
+    parts of all adapters side by side, A and Uᵀ y have theirs one above the other, and a row uses its owner's. Only
+    kernels can add Uᵀ y to places.
     """
     if owners is not None:
         owners_N, ranges_n2 = owners

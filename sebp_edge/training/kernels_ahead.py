@@ -111,6 +111,10 @@ def launches(
     def owned_by(number: int) -> Owners | None:
         return Owners.of(new(ROWS, dtype=torch.int32), number) if number > 1 else None
 
+    def places_for(number: int, elements: int) -> Tensor:
+        gradients = new(number, elements, dtype=torch.float32)
+        return torch.tensor([own.data_ptr() for own in gradients], device=device)
+
     def finish_joined(num_projections: int, number: int = 1) -> None:
         # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a
         # workspace in each thread.
@@ -120,14 +124,14 @@ def launches(
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
         out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, owners)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
-        gradients = new(number, 2 * num_projections * SIZE * rank, dtype=torch.float32)
-        places = torch.tensor([own.data_ptr() for own in gradients], device=device)
+        places = places_for(number, 2 * num_projections * SIZE * rank)
         given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners, places
         kernels.joined_backward(*products, *given)
 
     def finish_gated(number: int) -> None:
         adapters = new(ROWS, number * rank), new(number * rank, columns)
-        op("gated").gated_lora_backward(gates[0].clone(), *adapters, *gates, activation, None, owned_by(number))
+        given = gates[0].clone(), *adapters, *gates, activation, None
+        op("gated").gated_lora_backward(*given, owned_by(number), places_for(number, rank * columns))
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)

@@ -243,8 +243,6 @@ def test_kernels_add_gradients_to_their_places(num_adapters, is_gated, kernels):
         give_places([leaf for pair in pairs for leaf in pair])
         earlier += [leaf.main_grad.clone() for leaf in own]
     found = gradients()
-    for leaf, before, gradient, truth in zip(chain(*leaves), earlier, found, expected, strict=True):
-        assert torch.equal(leaf.main_grad, before if gradient is not None else before + truth)
-        assert gradient is None or torch.equal(gradient, truth)
-    # A gated product's dA comes from a kernel of its own.
-    assert sum(gradient is None for gradient in found) == num_adapters * (1 if is_gated else 2 * len(outs))
+    for leaf, before, truth in zip(chain(*leaves), earlier, expected, strict=True):
+        assert torch.equal(leaf.main_grad, before + truth)
+    assert found == tuple(None for _ in found)

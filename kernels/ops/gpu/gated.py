@@ -18,7 +18,7 @@ from torch import Tensor
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
 from .move_rows import with_contiguous_rows
-from .owners import own_range, own_rows
+from .owners import add_at, own_range, own_rows
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
@@ -110,6 +110,7 @@ def _gated_lora_backward_kernel(
     scales_ptr,
     owners_ptr,
     ranges_ptr,
+    places_ptr,
     lora_up_ptr,
     lora_a_ptr,
     gate_ptr,
@@ -164,8 +165,11 @@ def _gated_lora_backward_kernel(
         dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
         tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
         tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    dloras_ptr += tl.program_id(1).to(tl.int64) * tl.num_programs(2) * rank * num_columns
-    tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
+    if places_ptr is None:
+        dloras_ptr += tl.program_id(1).to(tl.int64) * tl.num_programs(2) * rank * num_columns
+        tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
+    else:
+        add_at(places_ptr + adapter, ranks[:, None] * num_columns + columns[None, :], dlora, lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
@@ -215,8 +219,9 @@ def gated_lora_backward(
     activation: str,
     scales_N: Tensor | None = None,
     owners: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """dA comes in fp32."""
+    places: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """dA comes in fp32; or it is added where `joined_backward` would, if one program has all rows of a column."""
     num_rows, num_columns = gate_NM.shape
     num_adapters = 1 if owners is None else len(owners[1])
     rank = len(lora_A) // num_adapters
@@ -227,11 +232,15 @@ def gated_lora_backward(
     dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
     num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), MAX_PROGRAMS // (num_adapters * tiles)))
-    dloras = lora_A.new_empty(num_shares, len(lora_A), num_columns, dtype=torch.float32)
+    places = places if num_shares == 1 else None
+    dloras = None
+    if places is None:
+        dloras = lora_A.new_empty(num_shares, len(lora_A), num_columns, dtype=torch.float32)
     _gated_lora_backward_kernel[tiles, num_shares, num_adapters](
         dout_NM,
         scales_N,
         *(owners or (None, None)),
+        places,
         up_NR,
         lora_A,
         gate_NM,
@@ -252,6 +261,8 @@ def gated_lora_backward(
         BLOCK_R=max(16, triton.next_power_of_2(rank)),
         num_stages=2,
     )
+    if places is not None:
+        return dgate_up_N2M, None
     return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0)
 
 

@@ -22,18 +22,11 @@ from torch import Tensor
 
 from .lora import ends_of, num_tiles, rank_block, tile_columns
 from .move_rows import with_contiguous_rows
-from .owners import own_range, own_rows
+from .owners import add_at, own_range, own_rows
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
 BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
-
-
-@triton.jit
-def _add_at(place_ptr, elements, values, mask):
-    """Adds to elements of what begins at a place, fp32, at a multiple of 16 bytes."""
-    ptrs = tl.multiple_of(tl.load(place_ptr).to(tl.pointer_type(tl.float32)), 16) + elements
-    tl.store(ptrs, tl.load(ptrs, mask=mask, other=0.0) + values, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -230,7 +223,7 @@ def _joined_backward_kernel(
         if places_ptr is None:
             tl.store(dlora_b_ptr + elements_of_b, dlora_b, mask=mask_of_b)
         else:
-            _add_at(places_ptr + adapter, elements_of_b + (projection + 1) * rank * num_kept, dlora_b, mask_of_b)
+            add_at(places_ptr + adapter, elements_of_b + (projection + 1) * rank * num_kept, dlora_b, mask_of_b)
     elif program < tiles_of_outputs + tiles_of_inputs:
         inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
@@ -256,7 +249,7 @@ def _joined_backward_kernel(
             tl.store(dlora_a_ptr + elements_of_a, dlora_a, mask=mask_of_a)
         else:
             columns_before = tl.where(ranks < rank, 0, tl.where(ranks < 2 * rank, end_0, end_1))
-            _add_at(places_ptr + adapter, elements_of_a + columns_before[None, :] * rank, dlora_a, mask_of_a)
+            add_at(places_ptr + adapter, elements_of_a + columns_before[None, :] * rank, dlora_a, mask_of_a)
     else:
         # Programs are as many as if all rows were this adapter's; those that find none read and write nothing.
         part = program - tiles_of_outputs - tiles_of_inputs

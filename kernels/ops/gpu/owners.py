@@ -1,4 +1,4 @@
-"""Which rows each of several adapters owns that lie side by side, in Triton.
+"""Which rows each of several adapters owns that lie side by side, and where its gradients go, in Triton.
 
 Shapes: N rows, n adapters.
 """
@@ -29,6 +29,13 @@ def own_rows(owners_ptr, adapter, rows, num_rows):
     if owners_ptr is not None:
         is_own &= tl.load(owners_ptr + rows, mask=is_own, other=-1) == adapter
     return is_own
+
+
+@triton.jit
+def add_at(place_ptr, elements, values, mask):
+    """Adds to elements of what begins at a place, fp32, at a multiple of 16 bytes."""
+    ptrs = tl.multiple_of(tl.load(place_ptr).to(tl.pointer_type(tl.float32)), 16) + elements
+    tl.store(ptrs, tl.load(ptrs, mask=mask, other=0.0) + values, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
