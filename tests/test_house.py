@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_373
+MAX_LINES = 52_381
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -65,11 +65,11 @@ MAX_LINES_OF_ROOM = {
     "research": 3_131,
     "run": 5_456,
     "serve": 2_737,
-    "sparse": 1_641,
-    "sparse.patches": 2_408,
-    "sparse.rows": 870,
+    "sparse": 1_644,
+    "sparse.patches": 2_406,
+    "sparse.rows": 879,
     "texts": 10_443,
-    "training": 4_178,
+    "training": 4_176,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -126,7 +126,7 @@ PUBLIC = {
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments Owners
+        ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
         fake_quantise_ gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows

@@ -16,7 +16,6 @@ from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
 from .lora_linear import LoraGroup, LoraProjection, Recompute, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
-from .owners import Owners
 from .precise_sums import precise_sums
 from .prune import prune_, shrink_pruned_
 from .quantised import FourBits, Fp8Rows, QuantisedScales, QuantisedWeight, ScratchBuffer
@@ -37,7 +36,6 @@ __all__ = [
     "LoraGroup",
     "LoraProjection",
     "Moments",
-    "Owners",
     "Prefixes",
     "QuantisedScales",
     "QuantisedWeight",

@@ -18,31 +18,35 @@ from torch.autograd.function import once_differentiable
 from . import backend
 from .gated import GatedInputs
 from .lora_linear import LoraGroup, each_alone, refuse_other_owners
-from .owners import Owners
 
 
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, hidden, activation, group, owners, unfinished, *adapter):
+    def forward(ctx, gate, up, hidden, activation, group, cu_owned, unfinished, *adapter):
         """The output, [..., M], as `LoraGroup.begin` computes it."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
-        out_NM, down_NR = group.begin(hidden.reshape(gate_NF.shape), unfinished, owners)
+        out_NM, down_NR = group.begin(hidden.reshape(gate_NF.shape), unfinished, cu_owned)
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
-        ctx.activation, ctx.group, ctx.owners, ctx.shape = activation, group, owners, gate.shape
+        ctx.activation, ctx.group, ctx.cu_owned, ctx.shape = activation, group, cu_owned, gate.shape
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, *adapters = ctx.saved_tensors
-        group, owners, dout_NM, num_hidden = ctx.group, ctx.owners, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
+        group, cu_owned, dout_NM, num_hidden = (
+            ctx.group,
+            ctx.cu_owned,
+            dout.reshape(-1, dout.shape[-1]),
+            gate_NF.shape[1],
+        )
         places = None
         if (joined := group.joined_for(dout_NM)) is not None:
             places = group.places
             dproduct_NF, scales_N, up_NR = joined.multiply_backward(dout_NM)
             dlora_B = backend.kernels("joined_lora").dlora_b(
-                dout_NM, down_NR, group.columns, group.scaling, owners, places, num_hidden
+                dout_NM, down_NR, group.columns, group.scaling, cu_owned, places, num_hidden
             )
         else:
             up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
@@ -50,7 +54,7 @@ class _GatedLoraLinear(torch.autograd.Function):
             )
             dproduct_NF, scales_N = _product_backward(dout_NM, group, num_hidden)
         dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
-            dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation, scales_N, owners, places
+            dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation, scales_N, cu_owned, places
         )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, *5 * (None,), *group.split(dlora_A, dlora_B, adapters[0].dtype)
@@ -66,14 +70,14 @@ def _product_backward(dout_NM: Tensor, group: LoraGroup, num_hidden: int) -> tup
     return backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1]), None
 
 
-def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup, owners: Owners | None = None) -> Tensor:
+def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup, cu_owned: Tensor | None = None) -> Tensor:
     """The output of one projection of a gated product, with gradients for gate, up and the adapter.
 
     Args:
         hidden: [..., F], the output of `gated` for this source.
         source: the inputs of that `gated`; they get the gradients.
         group: a single projection, as `lora_linear` takes it.
-        owners: see `lora_linear`.
+        cu_owned: see `lora_linear`.
 
     Returns:
         [..., M] in hidden's dtype. First-order gradients only.
@@ -83,19 +87,19 @@ def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup, own
     """
     if len(group.columns) != 1:
         raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
-    if owners is not None or group.num_adapters > 1:
-        refuse_other_owners(hidden, group, owners)
+    if cu_owned is not None or group.num_adapters > 1:
+        refuse_other_owners(group, cu_owned)
         tensors = [each.reshape(-1, each.shape[-1]) for each in (hidden, source.gate, source.up)]
         if group.joined_for(tensors[0]) is None:
 
-            def run(rows: Tensor, alone: LoraGroup) -> tuple[Tensor]:
+            def run(rows: slice, alone: LoraGroup) -> tuple[Tensor]:
                 hidden, *sides = (each[rows] for each in tensors)
                 return (gated_lora_linear(hidden, GatedInputs(*sides, source.activation), alone),)
 
-            return each_alone(hidden, group, owners, run)[0]
+            return each_alone(hidden, group, cu_owned, run)[0]
     hidden, adapters = hidden.detach(), (*group.loras_A, *group.loras_B)
     unfinished: list[Tensor] = []
-    given = source.gate, source.up, hidden, source.activation, group, owners, unfinished
+    given = source.gate, source.up, hidden, source.activation, group, cu_owned, unfinished
     out = _GatedLoraLinear.apply(*given, *adapters)
     if unfinished:
         group.add_product(hidden, *unfinished, source.in_fp8)

@@ -13,8 +13,8 @@ or once for all passes, with the same products; few rows are multiplied by weigh
 is joined with its adapters (`joined_weight`), its products have the small ones beside them, and come first. X is kept
 for dA, unless it can be recomputed (Chen et al. 2016).
 
-Several adapters may lie side by side on the same weights. Each row then has an owner, and its outputs and gradients are
-those of its owner alone, whatever the numbers of the others: one pass reads the weights for all.
+Several adapters may lie side by side on the same weights. Each then owns some rows, whose outputs and gradients are
+those of it alone, whatever the numbers of the others: one pass reads the weights for all.
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -34,7 +34,6 @@ from .copies import Copy, copy_all
 from .fp8 import Fp8Weight
 from .joined_weight import BesideFp8, JoinedWeight
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
-from .owners import Owners
 from .quantised import FourBits, Fp8Rows, QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
@@ -255,7 +254,7 @@ class LoraGroup:
         """The stacked weights if they are in FP8."""
         return self.weight if isinstance(self.weight, Fp8Weight) else None
 
-    def begin(self, x_NK: Tensor, unfinished: list[Tensor], owners: Owners | None = None) -> tuple[Tensor, Tensor]:
+    def begin(self, x_NK: Tensor, unfinished: list[Tensor], cu_owned: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All outputs side by side, [N, M], and D, [N, n R].
 
         If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
@@ -263,7 +262,7 @@ class LoraGroup:
         if isinstance(joined := self.joined_for(x_NK), JoinedWeight):
             product_NP = joined.multiply(x_NK)
             rest = self.stacked_B, self.bias, self.columns, self.scaling
-            return backend.kernels("joined_lora").add_lora(product_NP, *rest, owners)
+            return backend.kernels("joined_lora").add_lora(product_NP, *rest, cu_owned)
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
         unfinished += out_NM.data, down_NR
@@ -350,14 +349,14 @@ class LoraGroup:
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, recompute, owners, unfinished, *adapters):
+    def forward(ctx, x, rows, group, recompute, cu_owned, unfinished, *adapters):
         """The outputs, as `LoraGroup.begin` computes them."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.begin(x_NK, unfinished, owners)
+        out_NM, down_NR = group.begin(x_NK, unfinished, cu_owned)
         kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
-        ctx.rows, ctx.x_shape, ctx.group, ctx.owners = rows, x.shape, group, owners
+        ctx.rows, ctx.x_shape, ctx.group, ctx.cu_owned = rows, x.shape, group, cu_owned
         ctx.function = None if recompute is None else recompute.function
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
@@ -387,7 +386,7 @@ class _LoraLinear(torch.autograd.Function):
             products = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
             small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
-            given = *products, *small, ctx.owners, group.places
+            given = *products, *small, ctx.cu_owned, group.places
             dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*given)
             return dx.reshape(ctx.x_shape), *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
@@ -467,29 +466,29 @@ def _refuse_different_weights(weights: Sequence, num_adapters: int) -> None:
         raise ValueError("Adapters side by side need weights that are not quantised.")
 
 
-def refuse_other_owners(x: Tensor, group: LoraGroup, owners: Owners | None, rows: Rows | None = None) -> None:
-    """Raises a ValueError if the owners do not fit these rows, or the adapters."""
-    if owners is None or group.num_adapters == 1:
+def refuse_other_owners(group: LoraGroup, cu_owned: Tensor | None, rows: Rows | None = None) -> None:
+    """Raises a ValueError if rows have owners that a group does not have, or the other way round."""
+    if cu_owned is None or group.num_adapters == 1:
         raise ValueError("Rows have owners if several adapters lie side by side, and only then.")
     if rows is not None:
         raise ValueError("Rows with owners are all active; leave out the active rows.")
-    num_rows, owners_N = x.shape[:-1].numel(), owners.of_rows
-    if owners_N.dtype != torch.int32 or owners_N.shape != (num_rows,):
+    if cu_owned.dtype != torch.int32 or cu_owned.shape != (group.num_adapters + 1,):
         raise ValueError(
-            f"The owners of {num_rows} rows must be int32 [{num_rows}], but are {owners_N.dtype} {[*owners_N.shape]}."
+            f"The rows of {group.num_adapters} adapters begin at int32 [{group.num_adapters + 1}], not at "
+            f"{cu_owned.dtype} {[*cu_owned.shape]}."
         )
 
 
 def each_alone(
-    x: Tensor, group: LoraGroup, owners: Owners, run: Callable[[Tensor, LoraGroup], tuple[Tensor, ...]]
+    x: Tensor, group: LoraGroup, cu_owned: Tensor, run: Callable[[slice, LoraGroup], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
-    """The outputs that `run` gives for the rows of each adapter alone, put back in the order of the rows of x."""
-    rows_of_each = [(owners.of_rows == adapter).nonzero().squeeze(1) for adapter in range(group.num_adapters)]
-    if sum(map(len, rows_of_each)) < len(owners.of_rows):
-        raise ValueError(f"The owner of each row must be one of the {group.num_adapters} adapters, counted from 0.")
-    order = torch.cat(rows_of_each).argsort()
+    """The outputs that `run` gives for the rows of each adapter alone; the last one gets the filler, too."""
+    ends, num_rows = cu_owned.tolist(), x.shape[:-1].numel()
+    if ends[0] != 0 or ends != sorted(ends) or ends[-1] > num_rows:
+        raise ValueError(f"The rows of adapters must lie one after another from 0 to {num_rows}, but begin at {ends}.")
+    rows_of_each = map(slice, ends[:-1], [*ends[1:-1], num_rows])
     parts = [run(rows, alone) for rows, alone in zip(rows_of_each, group.alone, strict=True)]
-    outs = (torch.cat(each)[order] for each in zip(*parts, strict=True))
+    outs = map(torch.cat, zip(*parts, strict=True))
     return tuple(out.view(*x.shape[:-1], out.shape[1]) for out in outs)
 
 
@@ -498,7 +497,7 @@ def lora_linear(
     group: LoraGroup,
     rows: Rows | None = None,
     recompute: Recompute | None = None,
-    owners: Owners | None = None,
+    cu_owned: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
@@ -510,8 +509,8 @@ def lora_linear(
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
             whose number the host does not wait for if kernels run; None for all.
         recompute: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
-        owners: the adapter that owns each row, if several lie side by side; all rows are active then. Our kernels add
-            no adapter to a row without an owner.
+        cu_owned: int32 [number of adapters + 1], if several lie side by side: where the rows of each begin, and where
+            those of the last end. What follows is filler, which has no gradient. All rows are active then.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
@@ -519,13 +518,13 @@ def lora_linear(
     Raises:
         ValueError: the owners do not fit the rows or the adapters, or are given with active rows.
     """
-    if owners is not None or group.num_adapters > 1:
-        refuse_other_owners(x, group, owners, rows)
+    if cu_owned is not None or group.num_adapters > 1:
+        refuse_other_owners(group, cu_owned, rows)
         if group.joined_for(x_NK := x.reshape(-1, x.shape[-1])) is None:
-            return each_alone(x, group, owners, lambda rows, alone: lora_linear(x_NK[rows], alone))
+            return each_alone(x, group, cu_owned, lambda rows, alone: lora_linear(x_NK[rows], alone))
     rows = as_rows(rows, x.shape[:-1].numel())
     unfinished: list[Tensor] = []
-    given = x, rows, group, recompute, owners, unfinished
+    given = x, rows, group, recompute, cu_owned, unfinished
     outputs = _LoraLinear.apply(*given, *group.loras_A, *group.loras_B)
     if unfinished:
         group.add_product(x, *unfinished, None if recompute is None else recompute.in_fp8)

@@ -189,33 +189,23 @@ def gated_lora_backward(
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
-    owners: tuple[Tensor, Tensor] | None = None,
+    cu_owned: Tensor | None = None,
     places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M].
 
-    If there are scales, the rows of dy are multiplied by them first. If rows have owners, which are `Owners`, U has the
-    parts of all adapters side by side, A and Uᵀ y have theirs one above the other, and a row uses its owner's. Only
-    kernels can add Uᵀ y to places.
+    If there are scales, rows of dy are multiplied by them first. If several adapters own rows (see `lora_linear`), U
+    has their parts side by side, A and Uᵀ y have them one above the other, and a row uses its owner's. Only kernels can
+    add Uᵀ y to places.
     """
-    if owners is not None:
-        owners_N, ranges_n2 = owners
-        is_own_Nn = owners_N[:, None] == torch.arange(len(ranges_n2), device=owners_N.device)
-        up_NR = up_NR.unflatten(1, (len(ranges_n2), -1)).masked_fill(~is_own_Nn[..., None], 0).flatten(1)
+    if cu_owned is not None:
+        rows_N1 = torch.arange(len(up_NR), device=up_NR.device)[:, None]
+        is_own_Nn = (cu_owned[:-1] <= rows_N1) & (rows_N1 < cu_owned[1:])
+        up_NR = up_NR.unflatten(1, (is_own_Nn.shape[1], -1)).masked_fill(~is_own_Nn[..., None], 0).flatten(1)
     if scales_N is not None:
         dout_NM = (dout_NM.float() * scales_N[:, None]).to(gate_NM.dtype)
     dlora_A = up_NR.T @ gated(gate_NM, up_NM, activation)
     return gated_backward(torch.addmm(dout_NM, up_NR, lora_A), gate_NM, up_NM, activation), dlora_A
-
-
-def ranges_of(owners_N: Tensor, num_adapters: int) -> Tensor:
-    """The first row of each adapter and the one after its last, int32 [n, 2]; none lie between if it owns none."""
-    ranges_n2 = owners_N.new_zeros(num_adapters, 2)
-    for adapter, own_range in enumerate(ranges_n2):
-        rows = (owners_N == adapter).nonzero()
-        if len(rows):
-            own_range.copy_(torch.stack([rows[0, 0], rows[-1, 0] + 1]))
-    return ranges_n2
 
 
 def _activate(gate: Tensor, activation: str) -> Tensor:

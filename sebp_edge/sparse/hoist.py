@@ -204,7 +204,7 @@ class Hoisted(Patch):
         recorded_scores: list[Scores] = []
         with (
             self._fused_lora.refreshed(),
-            self._fused_lora.owned_by(*self._owners(tokens)),
+            self._fused_lora.owned(self._cu_owned(tokens)),
             self._last_layer.restricted_to(tokens.loss_indices if restricted else None),
         ):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
@@ -219,17 +219,20 @@ class Hoisted(Patch):
         hidden_AD = output.last_hidden_state.squeeze(0)
         return gather_rows(hidden_AD, tokens.loss_indices)
 
-    def _owners(self, tokens: ActiveTokens) -> tuple[Tensor, ...]:
-        """The owners of the loss rows, which the last layer may be restricted to, and of all; none with one adapter.
+    def _cu_owned(self, tokens: ActiveTokens) -> dict[int, Tensor]:
+        """Which loss rows, that the last layer may be restricted to, and which rows each adapter owns; by their number.
 
-        Tokens without owners belong to the model's own adapter.
+        Tokens without owners belong to the model's own adapter. There are none with one adapter.
         """
         if not self._further:
-            return ()
-        owners_A = tokens.owners
-        if owners_A is None:
-            owners_A = torch.zeros_like(tokens.input_ids, dtype=torch.int32)
-        return owners_A[tokens.loss_indices], owners_A
+            return {}
+        sizes, cu_owned = (len(tokens.input_ids), len(tokens.loss_indices)), tokens.cu_owned
+        if cu_owned is None:
+            cu_owned = torch.zeros(2, len(self._further) + 2, dtype=torch.int32, device=tokens.input_ids.device)
+            for own, size in zip(cu_owned, sizes, strict=True):
+                own[1:] = size
+        # If all rows have a loss, the last layer is not restricted.
+        return dict(zip(reversed(sizes), cu_owned.flip(0), strict=True))
 
     def _trial_losses(self, restricted: bool) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)

@@ -257,9 +257,7 @@ class MicroBatchGraphs:
         losses = self._hoisted.row_losses(tokens) * tokens.weights
         loss = losses.sum()
         self._updates[part].take_gradients(loss, is_warming_up=self._graphs.is_warming_up)
-        self._loss.add_(
-            loss.detach() if tokens.owners is None else sums_by_owner(losses.detach(), tokens, len(self._loss))
-        )
+        self._loss.add_(loss.detach() if tokens.cu_owned is None else sums_by_owner(losses.detach(), tokens))
 
     @torch.no_grad()
     def _read_words(self, tokens: ActiveTokens) -> Tensor:

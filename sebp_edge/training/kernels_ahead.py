@@ -18,7 +18,7 @@ from torch import Tensor
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
-from sebp_edge.ops import AdamW, Moments, Owners, backend
+from sebp_edge.ops import AdamW, Moments, backend
 from sebp_edge.ops.copies import Copy, repeatedly
 from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.recipe import Recipe
@@ -108,8 +108,8 @@ def launches(
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
-    def owned_by(number: int) -> Owners | None:
-        return Owners.of(new(ROWS, dtype=torch.int32), number) if number > 1 else None
+    def owned_by(number: int) -> Tensor | None:
+        return torch.zeros(number + 1, dtype=torch.int32, device=device) if number > 1 else None
 
     def places_for(number: int, elements: int) -> Tensor:
         gradients = new(number, elements, dtype=torch.float32)
@@ -120,12 +120,12 @@ def launches(
         # workspace in each thread.
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
         joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank, number)
-        lora_B, owners = new(number * sum(ends), rank), owned_by(number)
+        lora_B, cu_owned = new(number * sum(ends), rank), owned_by(number)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, owners)
+        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, cu_owned)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         places = places_for(number, 2 * num_projections * SIZE * rank)
-        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, owners, places
+        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, cu_owned, places
         kernels.joined_backward(*products, *given)
 
     def finish_gated(number: int) -> None:

@@ -54,7 +54,7 @@ class SideBySide:
         self._losses = torch.zeros(number, device=learner.device)
         updates = [learner.update, *(Update(each, recipe, options) for each in self._adapters[1:])]
         pairs = zip(self._adapters, updates, strict=True)
-        self.places = [Place(learner, number, *pair) for number, pair in enumerate(pairs)]
+        self.places = [Place(learner, (place, number), *pair) for place, pair in enumerate(pairs)]
 
     def __enter__(self) -> "SideBySide":
         learner, own = self.learner, self._adapters[0]
@@ -106,7 +106,7 @@ class SideBySide:
         with ExitStack() as stack:
             for place in self.places:
                 stack.enter_context(place.update.dry_run())
-            tokens = side_by_side(dict(enumerate(map(self._pack, steps))))
+            tokens = side_by_side(dict(enumerate(map(self._pack, steps))), len(self.places))
             if self.learner.graphs is not None:
                 self.learner.graphs.capture(tokens)
             else:
@@ -151,7 +151,7 @@ class SideBySide:
         parts = {place: self._pack(step) for place, (step, _) in steps.items()}
         self._losses.zero_()
         try:
-            self._accumulate(side_by_side(parts))
+            self._accumulate(side_by_side(parts, len(self.places)))
             learner.between_micro_batches()
         except BaseException:
             for place in self.places:
@@ -180,14 +180,14 @@ class SideBySide:
         tokens = tokens.to(self.learner.device)
         losses = self._hoisted.row_losses(tokens) * tokens.weights
         self.take_gradients(losses.sum())
-        self._losses += sums_by_owner(losses.detach(), tokens, len(self._losses))
+        self._losses += sums_by_owner(losses.detach(), tokens)
 
 
 class Place:
     """One of the adapters side by side, which its trainer takes for a learner."""
 
-    def __init__(self, learner: RecoveringLearner, number: int, parameters: list[Tensor], update: Update):
-        self.parameters, self.update, self._learner, self._number = parameters, update, learner, number
+    def __init__(self, learner: RecoveringLearner, owner: tuple[int, int], parameters: list[Tensor], update: Update):
+        self.parameters, self.update, self._learner, self._owner = parameters, update, learner, owner
         self.adaptation, self.row_losses, self.words = learner.adaptation, learner.row_losses, learner.words
         self.hook, self.steps_ahead = learner.hook, learner.steps_ahead
 
@@ -222,7 +222,7 @@ class Place:
         """Evaluates a group; see `RecoveringLearner.losses`. If memory runs out, raises that error."""
         done = 0
         for micro_batch in group.micro_batches:
-            self.row_losses.owner = self._number
+            self.row_losses.owner = self._owner
             try:
                 losses, sequences = self._learner.losses_of(micro_batch, reads_words=reads_words)
             finally:

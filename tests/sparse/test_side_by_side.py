@@ -92,7 +92,7 @@ def compare_with_each_alone(model, numbers):
     further = draw_adapters(model)
     adapters = [trained(model), *(list(each.values()) for each in further)]
     batches = {number: batch.weighted(0.5 + number) for number, batch in zip(numbers, draw_batches(), strict=False)}
-    together = side_by_side(batches)
+    together = side_by_side(batches, NUMBER)
     bucket = together.sizes._replace(tokens=64, sequences=16, loss_rows=40)
     with Hoisted(model) as hoisted:
         hoisted.lay_side_by_side(further)
@@ -104,13 +104,13 @@ def compare_with_each_alone(model, numbers):
     assert all(map(torch.equal, gradients, again[1]))
     assert_close(filled_losses[: len(losses)][None], losses[None])
     assert_close(filled, gradients)
-    owners = together.owners[together.loss_indices]
-    sums = sums_by_owner(losses * together.weights, together, NUMBER)
+    ends = together.cu_owned[1].tolist()
+    sums = sums_by_owner(losses * together.weights, together)
     for number, adapter in enumerate(adapters):
         own = gradients[number * len(adapter) :][: len(adapter)]
         if number in batches:
             own_losses, expected = alone(model, adapter, batches[number])
-            assert_close([losses[owners == number], *own], [own_losses, *expected])
+            assert_close([losses[ends[number] : ends[number + 1]], *own], [own_losses, *expected])
             assert float(sums[number]) == pytest.approx(float((own_losses * batches[number].weights).sum()), rel=1e-5)
         else:
             assert not any(gradient.any() for gradient in own)
@@ -124,9 +124,10 @@ def test_an_adapter_that_diverged_leaves_the_others_as_they_are(small_model, run
         request.getfixturevalue("kernels")
     model = small_model
     further = draw_adapters(model)
-    together = side_by_side(dict(enumerate(draw_batches())))
+    together = side_by_side(dict(enumerate(draw_batches())), NUMBER)
     leaves = [*further[0].values()]
-    own = together.owners[together.loss_indices] == 1
+    own = torch.zeros(len(together.loss_indices), dtype=torch.bool)
+    own[together.cu_owned[1, 1] : together.cu_owned[1, 2]] = True
     with Hoisted(model) as hoisted:
         hoisted.lay_side_by_side(further)
         losses, gradients = results(hoisted, together, leaves)
@@ -136,7 +137,7 @@ def test_an_adapter_that_diverged_leaves_the_others_as_they_are(small_model, run
     assert beside[~own].isnan().all()
     assert torch.equal(losses[own], beside[own])
     assert all(map(torch.equal, gradients, gradients_beside))
-    sums = sums_by_owner(beside, together, NUMBER)
+    sums = sums_by_owner(beside, together)
     assert sums.isnan().tolist() == [True, False, True]
 
 
@@ -146,7 +147,7 @@ def test_an_evaluation_is_that_of_the_adapter_which_owns_it(model):
         expected = hoisted.row_losses(batch)
         hoisted.lay_side_by_side(further)
         assert_close(hoisted.row_losses(batch)[None], expected[None])
-        found = [hoisted.row_losses(owned(batch, number)) for number in range(NUMBER)]
+        found = [hoisted.row_losses(owned(batch, number, NUMBER)) for number in range(NUMBER)]
         assert_close(found[0][None], expected[None])
         hoisted.lay_side_by_side(())
         assert torch.equal(hoisted.row_losses(batch), expected)
@@ -155,7 +156,7 @@ def test_an_evaluation_is_that_of_the_adapter_which_owns_it(model):
 
 
 def test_a_changed_model_keeps_its_adapters(model):
-    further, batch = draw_adapters(model), owned(draw_batches()[0], 1)
+    further, batch = draw_adapters(model), owned(draw_batches()[0], 1, NUMBER)
     with Hoisted(model) as hoisted, torch.no_grad():
         hoisted.lay_side_by_side(further)
         before, state = hoisted.row_losses(batch), hoisted.state
@@ -197,5 +198,5 @@ def test_what_is_kept_of_an_mlp_is_what_one_adapter_keeps(small_model, kernels, 
     with Hoisted(model) as hoisted:
         kept.append(widest(batch))
         hoisted.lay_side_by_side(further)
-        kept.append(widest(owned(batch, 1)))
+        kept.append(widest(owned(batch, 1, NUMBER)))
     assert kept[0] == kept[1] > 0

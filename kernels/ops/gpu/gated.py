@@ -18,7 +18,7 @@ from torch import Tensor
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
 from .move_rows import with_contiguous_rows
-from .owners import add_at, own_range, own_rows
+from .owners import own_range, place_of
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
@@ -108,8 +108,7 @@ def _gated_backward_kernel(
 def _gated_lora_backward_kernel(
     dout_ptr,
     scales_ptr,
-    owners_ptr,
-    ranges_ptr,
+    cu_owned_ptr,
     places_ptr,
     lora_up_ptr,
     lora_a_ptr,
@@ -129,23 +128,31 @@ def _gated_lora_backward_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    NUM_ADAPTERS: tl.constexpr,
 ):
     columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
-    has_column, has_rank = columns < num_columns, ranks < rank
-    adapter = tl.program_id(2)
+    adapter, share, num_shares = tl.program_id(2), tl.program_id(1), tl.num_programs(1)
+    has_column, has_rank = columns < num_columns, (ranks < rank) & (adapter < NUM_ADAPTERS)
     lora_up_ptr += adapter * rank
     lora_ranks = (adapter * rank + ranks).to(tl.int64)[:, None]
     lora_mask = has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
-    dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
-    own_begin, own_end = own_range(ranges_ptr, adapter, num_rows)
-    rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, tl.num_programs(1)), BLOCK_N) * BLOCK_N
-    first = own_begin + tl.program_id(1) * rows_per_share
+    if places_ptr is None:
+        dlora_ptrs = dloras_ptr + share.to(tl.int64) * NUM_ADAPTERS * rank * num_columns
+        dlora_ptrs += lora_ranks * num_columns + columns[None, :]
+        dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
+    else:
+        dlora_ptrs = place_of(places_ptr, tl.minimum(adapter, NUM_ADAPTERS - 1))
+        dlora_ptrs += ranks[:, None] * num_columns + columns[None, :]
+        dlora = tl.load(dlora_ptrs, mask=lora_mask, other=0.0)
+    own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
+    rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, num_shares), BLOCK_N) * BLOCK_N
+    first = own_begin + share * rows_per_share
     for begin in range(first, tl.minimum(first + rows_per_share, own_end), BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = own_rows(owners_ptr, adapter, rows, own_end)
+        has_row = rows < own_end
         mask = has_row[:, None] & has_column[None, :]
         lora_up = tl.load(
             lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
@@ -165,11 +172,7 @@ def _gated_lora_backward_kernel(
         dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
         tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
         tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    if places_ptr is None:
-        dloras_ptr += tl.program_id(1).to(tl.int64) * tl.num_programs(2) * rank * num_columns
-        tl.store(dloras_ptr + lora_ranks * num_columns + columns[None, :], dlora, mask=lora_mask)
-    else:
-        add_at(places_ptr + adapter, ranks[:, None] * num_columns + columns[None, :], dlora, lora_mask)
+    tl.store(dlora_ptrs, dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
@@ -218,12 +221,12 @@ def gated_lora_backward(
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
-    owners: tuple[Tensor, Tensor] | None = None,
+    cu_owned: Tensor | None = None,
     places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """dA comes in fp32; or it is added where `joined_backward` would, if one program has all rows of a column."""
     num_rows, num_columns = gate_NM.shape
-    num_adapters = 1 if owners is None else len(owners[1])
+    num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
     rank = len(lora_A) // num_adapters
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
@@ -231,15 +234,17 @@ def gated_lora_backward(
     contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
     dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), MAX_PROGRAMS // (num_adapters * tiles)))
+    most = triton.cdiv(MAX_PROGRAMS, num_adapters * tiles)
+    num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), most))
     places = places if num_shares == 1 else None
     dloras = None
     if places is None:
         dloras = lora_A.new_empty(num_shares, len(lora_A), num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles, num_shares, num_adapters](
+    # One more for filler, which has no adapter.
+    _gated_lora_backward_kernel[tiles, num_shares, num_adapters if cu_owned is None else num_adapters + 1](
         dout_NM,
         scales_N,
-        *(owners or (None, None)),
+        cu_owned,
         places,
         up_NR,
         lora_A,
@@ -259,6 +264,7 @@ def gated_lora_backward(
         BLOCK_N=LORA_BLOCK_N,
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_R=max(16, triton.next_power_of_2(rank)),
+        NUM_ADAPTERS=num_adapters,
         num_stages=2,
     )
     if places is not None:

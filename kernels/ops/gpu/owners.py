@@ -1,58 +1,43 @@
-"""Which rows each of several adapters owns that lie side by side, and where its gradients go, in Triton.
+"""Which rows belong to each of several adapters that lie side by side, and where its gradients go, in Triton.
 
-Shapes: N rows, n adapters.
+Adapter i owns the rows from `cu_owned[i]` to `cu_owned[i + 1]`; those after all of them are filler and have no adapter.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-BLOCK_N = 1024
 
 
 @triton.jit
-def own_range(ranges_ptr, adapter, num_rows):
-    """The first row that may be the adapter's, and the one after the last; all rows if they have no owners."""
-    begin = 0
-    end = num_rows
-    if ranges_ptr is not None:
-        begin = tl.load(ranges_ptr + 2 * adapter)
-        end = tl.load(ranges_ptr + 2 * adapter + 1)
+def own_range(cu_owned_ptr, adapter, num_adapters, num_rows):
+    """The first row of an adapter and the one after its last; of adapter `num_adapters`, the filler's."""
+    begin, end = 0, num_rows
+    if cu_owned_ptr is not None:
+        begin = tl.load(cu_owned_ptr + adapter)
+        end = tl.load(cu_owned_ptr + adapter + 1, mask=adapter < num_adapters, other=num_rows)
     return begin, end
 
 
 @triton.jit
-def own_rows(owners_ptr, adapter, rows, num_rows):
-    """Whether there is each row and, if rows have owners, the adapter owns it."""
-    is_own = rows < num_rows
-    if owners_ptr is not None:
-        is_own &= tl.load(owners_ptr + rows, mask=is_own, other=-1) == adapter
-    return is_own
+def own_block(cu_owned_ptr, block, num_rows, NUM_ADAPTERS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The adapter of a block of rows, the block's first row, and the row after the adapter's last.
+
+    Each adapter's rows begin a block, and so does the filler, so there are up to `NUM_ADAPTERS` blocks more.
+    """
+    adapter, first, end = 0, block * BLOCK_N, num_rows
+    if cu_owned_ptr is not None:
+        first, before = num_rows, 0
+        for each in tl.static_range(NUM_ADAPTERS + 1):
+            own_begin, own_end = own_range(cu_owned_ptr, each, NUM_ADAPTERS, num_rows)
+            num_blocks = tl.cdiv(own_end - own_begin, BLOCK_N)
+            is_own = (block >= before) & (block < before + num_blocks)
+            adapter = tl.where(is_own, each, adapter)
+            first = tl.where(is_own, own_begin + (block - before) * BLOCK_N, first)
+            end = tl.where(is_own, own_end, end)
+            before += num_blocks
+    return adapter, first, end
 
 
 @triton.jit
-def add_at(place_ptr, elements, values, mask):
-    """Adds to elements of what begins at a place, fp32, at a multiple of 16 bytes."""
-    ptrs = tl.multiple_of(tl.load(place_ptr).to(tl.pointer_type(tl.float32)), 16) + elements
-    tl.store(ptrs, tl.load(ptrs, mask=mask, other=0.0) + values, mask=mask)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _ranges_kernel(owners_ptr, ranges_ptr, num_rows, BLOCK_N: tl.constexpr):
-    adapter = tl.program_id(0)
-    begin, end = num_rows, 0
-    for first in range(0, num_rows, BLOCK_N):
-        rows = first + tl.arange(0, BLOCK_N)
-        is_own = own_rows(owners_ptr, adapter, rows, num_rows)
-        begin = tl.minimum(begin, tl.min(tl.where(is_own, rows, num_rows), axis=0))
-        end = tl.maximum(end, tl.max(tl.where(is_own, rows + 1, 0), axis=0))
-    tl.store(ranges_ptr + 2 * adapter, begin)
-    tl.store(ranges_ptr + 2 * adapter + 1, end)
-
-
-def ranges_of(owners_N: Tensor, num_adapters: int) -> Tensor:
-    """The first row of each adapter and the one after its last, int32 [n, 2]."""
-    ranges_n2 = owners_N.new_empty(num_adapters, 2, dtype=torch.int32)
-    _ranges_kernel[(num_adapters,)](owners_N, ranges_n2, len(owners_N), BLOCK_N=BLOCK_N)
-    return ranges_n2
+def place_of(places_ptr, adapter):
+    """Where the gradients of an adapter begin, at a multiple of 16 bytes."""
+    return tl.multiple_of(tl.load(places_ptr + adapter).to(tl.pointer_type(tl.float32)), 16)

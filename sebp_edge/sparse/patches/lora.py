@@ -5,7 +5,7 @@ merged or disabled adapters) runs PEFT's code, and so does one whose weights are
 base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Weights in FP8 have a
 transposed copy besides. Quantised weights stay where they are; those of some blocks also have a dequantised copy.
 
-Further adapters of the same shapes can lie beside PEFT's, for trainings that run side by side: each row has an owner.
+Further adapters of the same shapes can lie beside PEFT's, for trainings that run side by side: each owns some rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,6 @@ from sebp_edge.ops import (
     GatedInputs,
     LoraGroup,
     LoraProjection,
-    Owners,
     QuantisedWeight,
     Recompute,
     Rows,
@@ -61,8 +60,7 @@ class FusedLora(Patch):
         self._model, self._joined = model, joined
         self._dequantised = {module for block in dequantised for module in block.modules()}
         self._groups: list[_LayerGroup] = []
-        self._owners: dict[int, Owners] = {}  # by the number of rows
-        self._num_adapters = 1
+        self._owned: dict[int, Tensor] = {}  # by the number of rows
         self._refreshed: list[_LayerGroup] = []
         # By the memory that each reads and writes; captured graphs use what they hold until the weights are unstacked.
         self._copiers: dict[tuple[tuple[int, int], ...], Callable[[], None]] = {}
@@ -85,7 +83,7 @@ class FusedLora(Patch):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
                 layers, dequantised = [plain[name] for name in names], parent in self._dequantised
-                group = _LayerGroup(layers, rows_for, source_of, self._owners.get, scratch, dequantised, self._joined)
+                group = _LayerGroup(layers, rows_for, source_of, self._owned.get, scratch, dequantised, self._joined)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
@@ -109,19 +107,19 @@ class FusedLora(Patch):
         fused = {layer for group in self._groups for layer in group.layers if group.takes_several}
         if further and not fused.issuperset(adapted_layers(self._model)):
             raise SparsityError("Some of its layers cannot compute several adapters side by side.")
-        self._refreshed, self._copiers, self._num_adapters = [], {}, 1 + len(further)
+        self._refreshed, self._copiers = [], {}
         for group in self._groups:
             group.lay_side_by_side(further)
             release_memory(group.stacked.stacked_A.device)
 
     @contextmanager
-    def owned_by(self, *owners: Tensor) -> Iterator[None]:
-        """Context in which rows have owners, int32 [N] for each number N of rows that layers get."""
-        self._owners.update({len(each): Owners.of(each, self._num_adapters) for each in owners})
+    def owned(self, cu_owned: Mapping[int, Tensor]) -> Iterator[None]:
+        """Context in which adapters own the rows that layers get, by their number; see `lora_linear`."""
+        self._owned.update(cu_owned)
         try:
             yield
         finally:
-            self._owners.clear()
+            self._owned.clear()
 
     def drop_changed(self) -> None:
         """Leaves layers to PEFT that were changed since they were fused, so that they cannot be fused any more.
@@ -210,13 +208,13 @@ class _LayerGroup:
         layers: list[nn.Module],
         rows_for: RowsFor,
         source_of: SourceOf,
-        owners_of: Callable[[int], Owners | None],
+        cu_owned_of: Callable[[int], Tensor | None],
         scratch: ScratchBuffer,
         dequantised: bool,
         joined: bool,
     ):
         self.layers, self._scratch, self._dequantised, self._joined = layers, scratch, dequantised, joined
-        self._owners_of, self._further = owners_of, ()
+        self._cu_owned_of, self._further = cu_owned_of, ()
         self.is_fresh = False
         self.stacked: LoraGroup | None = None
         self._rows_for, self._source_of = rows_for, source_of
@@ -290,12 +288,12 @@ class _LayerGroup:
 
     def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         source = self._source_of(x)
-        if (owners := self._owners_of(x.shape[:-1].numel())) is None:
+        if (cu_owned := self._cu_owned_of(x.shape[:-1].numel())) is None:
             self._refuse_several()
         if isinstance(source, GatedInputs):
-            return (gated_lora_linear(x, source, self.stacked, owners),)
-        rows = self._rows_for(self.layers, x) if owners is None else None
-        return lora_linear(x, self.stacked, rows, source, owners)
+            return (gated_lora_linear(x, source, self.stacked, cu_owned),)
+        rows = self._rows_for(self.layers, x) if cu_owned is None else None
+        return lora_linear(x, self.stacked, rows, source, cu_owned)
 
     def _refuse_several(self) -> None:
         if self._further:
