@@ -140,7 +140,7 @@ def launches(
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number, each) for each in {1, num_adapters} for number in (1, 2, 3))
-    yield lambda: repeatedly([Copy(sums[:, None], low[:, :1])])()
+    yield lambda: repeatedly([Copy(new(ROWS, rank, dtype=torch.float32), low)])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)
