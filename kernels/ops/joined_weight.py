@@ -39,7 +39,7 @@ class JoinedWeight:
     Attributes:
         weight: [M, K].
         stacked_A: [n R, K], of each adapter.
-        beside: each projection's s B_i, [M_i, R], of each adapter.
+        beside: each projection's s B_i, [M_i, R], of each adapter; with the zeros beside them, `sides`, [M, P].
         num_adapters: how many adapters lie side by side.
     """
 
@@ -67,6 +67,11 @@ class JoinedWeight:
         beside = matrix[:num_outputs, num_inputs : num_inputs + num_ranks].split(sizes)
         blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(num_adapters * beside)]
         return cls(matrix, weight, matrix[num_outputs:][:num_ranks, :num_inputs], tuple(blocks), num_adapters)
+
+    @property
+    def sides(self) -> Tensor:
+        """What lies beside W."""
+        return self.matrix[: len(self.weight), self.weight.shape[1] :]
 
     def suits(self, rows: Tensor) -> bool:
         """Whether these rows, of X or of dY, are multiplied by the whole matrix; with several adapters, any are."""

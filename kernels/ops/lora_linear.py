@@ -261,7 +261,7 @@ class LoraGroup:
         """
         if isinstance(joined := self.joined_for(x_NK), JoinedWeight):
             product_NP = joined.multiply(x_NK)
-            rest = self.stacked_B, self.bias, self.columns, self.scaling
+            rest = joined.sides, self.bias, self.columns, self.loras_A[0].shape[0]
             return backend.kernels("joined_lora").add_lora(product_NP, *rest, cu_owned)
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
@@ -302,7 +302,8 @@ class LoraGroup:
     def copies(self) -> list[Copy]:
         """The copies of the trained tensors, so that those of many groups can be made at once."""
         pairs = [*zip(self.loras_A, self.stacked_A.split(self.loras_A[0].shape[0]), strict=True)]
-        pairs += zip(self.loras_B, self.stacked_B.split(self.num_adapters * self.columns), strict=True)
+        if self.joined is None or self.num_adapters == 1:  # several need only what lies beside a joined weight
+            pairs += zip(self.loras_B, self.stacked_B.split(self.num_adapters * self.columns), strict=True)
         copies = [Copy(source.detach(), destination) for source, destination in pairs]
         if self.joined is not None:
             sides = zip(self.loras_B, self.joined.beside, strict=True)

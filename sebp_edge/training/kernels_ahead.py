@@ -120,9 +120,9 @@ def launches(
         # workspace in each thread.
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
         joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank, number)
-        lora_B, cu_owned = new(number * sum(ends), rank), owned_by(number)
+        cu_owned = owned_by(number)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        out, down = kernels.add_lora(with_down, lora_B, None, ends, 1.0, cu_owned)
+        out, down = kernels.add_lora(with_down, joined.sides, None, ends, rank, cu_owned)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         places = places_for(number, 2 * num_projections * SIZE * rank)
         given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, cu_owned, places

@@ -1,6 +1,6 @@
 """What is left of a group of LoRA projections after the products with its joined weight, in Triton: a launch a pass.
 
-    add_lora            out[n, m] = X Wᵀ[n, m] + s sum over r of D[n, i R + r] B[m, r] + b[m]     i: the projection of m
+    add_lora            out[n, m] = X Wᵀ[n, m] + sum over r of D[n, i R + r] s B[m, r] + b[m]     i: the projection of m
     joined_backward     dX = dY W + U A        dA = Uᵀ X        dB_i = s dY_iᵀ D_i
 
 `ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
@@ -32,7 +32,7 @@ BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "
 def _add_lora_kernel(
     product_ptr,
     cu_owned_ptr,
-    weight_ptr,
+    beside_ptr,
     bias_ptr,
     out_ptr,
     down_ptr,
@@ -42,7 +42,7 @@ def _add_lora_kernel(
     num_columns,
     stride_pn,
     stride_dn,
-    scaling,
+    stride_bm,
     end_0,
     end_1,
     end_2,
@@ -64,9 +64,10 @@ def _add_lora_kernel(
     product_ptrs = product_ptr + rows[:, None] * stride_pn
     first_rank = adapter * num_ranks + projection * rank
     down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
-    weight_ptrs = weight_ptr + (adapter * num_columns + columns[None, :]) * rank + ranks[:, None]
-    weight = tl.load(weight_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
-    values = scaling * tl.dot(down, weight, input_precision="ieee")
+    # 64 bits: an offset may pass 2^31 elements.
+    beside_ptrs = beside_ptr + columns.to(tl.int64)[None, :] * stride_bm + first_rank + ranks[:, None]
+    beside = tl.load(beside_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
+    values = tl.dot(down, beside, input_precision="ieee")
     values += tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
@@ -265,20 +266,20 @@ def _joined_backward_kernel(
 
 def add_lora(
     product_NP: Tensor,
-    weight_MR: Tensor,
+    beside_MR: Tensor,
     bias_M: Tensor | None,
     columns: tuple[int, ...],
-    scaling: float,
+    rank: int,
     cu_owned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The outputs [N, M], and D [N, n R], copied so that the product can be freed.
 
     Args:
-        cu_owned: see `lora_linear`; None for one adapter. With several, B and D have the parts of all: those of B one
-            above the other, those of D side by side.
+        beside_MR: s B of each projection, as it lies beside W: in the columns of its D.
+        cu_owned: see `lora_linear`; None for one adapter. With several, D has the parts of all side by side.
     """
-    num_rows, num_columns, rank = len(product_NP), sum(columns), weight_MR.shape[1]
-    num_adapters = len(weight_MR) // num_columns
+    num_rows, num_columns = len(product_NP), sum(columns)
+    num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
     num_ranks = len(columns) * rank
     out_NM = product_NP.new_empty(num_rows, num_columns)
     down_NR = product_NP.new_empty(num_rows, num_adapters * num_ranks)
@@ -287,9 +288,9 @@ def add_lora(
         _add_lora_kernel[grid](
             product_NP,
             cu_owned,
-            weight_MR,
+            beside_MR,
             # A placeholder that the kernel does not read.
-            weight_MR if bias_M is None else bias_M,
+            beside_MR if bias_M is None else bias_M,
             out_NM,
             down_NR,
             num_rows,
@@ -298,7 +299,7 @@ def add_lora(
             num_columns,
             product_NP.stride(0),
             down_NR.stride(0),
-            scaling,
+            beside_MR.stride(0),
             *ends_of(columns),
             HAS_BIAS=bias_M is not None,
             NUM_ADAPTERS=num_adapters,
