@@ -8,7 +8,7 @@ W, A and B are those of a `LoraGroup`; B_i is beside the rows of its own project
 launch costs as much as reading some MB, so for few rows two products less in each pass are felt.
 
 Several adapters lie side by side: the ranks of the first's projections, then those of the next. The products then have
-a part for each adapter, of which a row uses its owner's.
+a part for each adapter, of which a row uses that of the adapter that owns it.
 
 Adapters in FP8 would not be exact, so there only s B lies in one matrix, for U; what follows is one launch, too.
 

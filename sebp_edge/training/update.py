@@ -19,7 +19,8 @@ class Update:
     """AdamW (Loshchilov and Hutter 2019) for parameters whose `grad` it owns.
 
     Until `release`, small parameters of one dtype, such as adapters, are views of one flat tensor, and their gradients
-    views of another: clipping, AdamW and zeroing then take a kernel each, not one for every few dozen tensors.
+    views of another: clipping, AdamW and zeroing then take a kernel each, not one for every few dozen tensors. Kernels
+    may add to these gradients themselves (see `LoraGroup`).
 
     Args:
         options: whether gradients are added one by one, and whether moments take 8 bits each.
