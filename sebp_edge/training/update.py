@@ -116,11 +116,15 @@ class Update:
         for parameter in self._model_parameters:
             parameter.grad = None
             if self._is_flat:
-                del parameter.main_grad
+                parameter.main_grad = None
                 parameter.data = parameter.data.clone()
 
     def _step(self) -> None:
-        self._norm.copy_(torch.nn.utils.get_total_norm([parameter.grad for parameter in self._parameters]))
+        gradients = [parameter.grad for parameter in self._parameters]
+        if self._is_flat:
+            torch.linalg.vector_norm(*gradients, out=self._norm)
+        else:
+            self._norm.copy_(torch.nn.utils.get_total_norm(gradients))
         # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
         for seed, (parameter, weight) in enumerate(zip(self._parameters, self._weights, strict=True)):
