@@ -89,11 +89,15 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
                 learner.step(make_step(learner, examples), 1e-3)
             return found
 
+    in_fp32 = LoraAdaptation()
+    in_fp32.model.to(torch.float32)
+    with make_learner(in_fp32, examples) as learner:
+        _, truth = gradients(drop_graphs(learner), micro_batches)
     loss, kept = all_gradients(FASTEST)
     one_loss, one = all_gradients(MemoryOptions(checkpoints=1))
     # Without checkpoints weights are joined with their adapters, which rounds otherwise.
     assert one_loss == pytest.approx(loss, rel=1e-3)
-    assert error(one, kept) <= 1e-2
+    assert error(one, truth) <= 2 * error(kept, truth)
     for offload in (False, True):
         again_loss, again = all_gradients(MemoryOptions(checkpoints=2, offload=offload))
         assert again_loss == one_loss
@@ -105,7 +109,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
         chunk_rows(24)
         small_buffers_loss, small_buffers = all_gradients(options)
         assert small_buffers_loss == pytest.approx(loss, rel=1e-3)
-        assert error(small_buffers, kept) <= 1e-2
+        assert error(small_buffers, truth) <= 2 * error(kept, truth)
 
 
 @pytest.mark.parametrize("dequantised_blocks", [0, 2, 3])
