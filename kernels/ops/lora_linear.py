@@ -97,7 +97,8 @@ class LoraGroup:
         num_adapters: how many adapters lie side by side.
 
     If each trained tensor has a `main_grad` (as in Megatron-LM), fp32, and those of an adapter lie one after another, A
-    before B, then the kernels of a joined weight add gradients there, and autograd gets none.
+    before B, then the kernels of a joined weight add gradients there, and autograd gets none. If
+    `overwrite_main_grad` (as in Transformer Engine) is true, they replace what is there.
     """
 
     weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]
@@ -311,8 +312,8 @@ class LoraGroup:
         return copies
 
     @property
-    def places(self) -> Tensor | None:
-        """The addresses that each adapter's gradients are added at, int64 [n]; None if autograd gets gradients."""
+    def places(self) -> tuple[Tensor, bool] | None:
+        """Where each adapter's gradients are, int64 [n], and whether to add to them; None if autograd gets them."""
         number, addresses = len(self.columns), []
         for begin in range(0, len(self.loras_A), number):
             pairs = zip(self.loras_A[begin:][:number], self.loras_B[begin:][:number], strict=True)
@@ -326,7 +327,7 @@ class LoraGroup:
         if tuple(addresses) not in self._places:
             # A captured graph reads it, so it is made in the warm-up and kept.
             self._places[tuple(addresses)] = torch.tensor(addresses, device=self.stacked_A.device)
-        return self._places[tuple(addresses)]
+        return self._places[tuple(addresses)], not getattr(self.loras_A[0], "overwrite_main_grad", False)
 
     def refresh(self) -> None:
         """Copies the trained tensors again; call it whenever they may have changed."""

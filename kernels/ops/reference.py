@@ -190,13 +190,13 @@ def gated_lora_backward(
     activation: str,
     scales_N: Tensor | None = None,
     cu_owned: Tensor | None = None,
-    places: Tensor | None = None,
+    places: tuple[Tensor, bool] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M].
 
     If there are scales, rows of dy are multiplied by them first. If several adapters own rows (see `lora_linear`), U
     has their parts side by side, A and Uᵀ y have them one above the other, and a row uses its owner's. Only kernels can
-    add Uᵀ y to places.
+    put Uᵀ y into places.
     """
     if cu_owned is not None:
         rows_N1 = torch.arange(len(up_NR), device=up_NR.device)[:, None]

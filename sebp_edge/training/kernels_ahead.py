@@ -111,9 +111,9 @@ def launches(
     def owned_by(number: int) -> Tensor | None:
         return torch.zeros(number + 1, dtype=torch.int32, device=device) if number > 1 else None
 
-    def places_for(number: int, elements: int) -> Tensor:
+    def places_for(number: int, elements: int) -> tuple[Tensor, bool]:
         gradients = new(number, elements, dtype=torch.float32)
-        return torch.tensor([own.data_ptr() for own in gradients], device=device)
+        return torch.tensor([own.data_ptr() for own in gradients], device=device), number == 1
 
     def finish_joined(num_projections: int, number: int = 1) -> None:
         # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a

@@ -28,7 +28,7 @@ from sebp_edge.training.graphs import GRADIENTS, MicroBatchGraphs
 from sebp_edge.training.learner import Outcome
 from sebp_edge.training.loop import Step, Trainer, run_in_lockstep
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
-from sebp_edge.training.update import Update, add_gradients, have_large_gradients
+from sebp_edge.training.update import Update
 
 
 class SideBySide:
@@ -60,6 +60,7 @@ class SideBySide:
         learner, own = self.learner, self._adapters[0]
         self._had_graphs, self._handled = learner.graphs is not None, sys.exception()
         learner.release_graphs()
+        self._overwrite(True)
         try:
             self._hoisted.lay_side_by_side([dict(zip(own, each, strict=True)) for each in self._adapters[1:]])
             if self._had_graphs:
@@ -79,6 +80,7 @@ class SideBySide:
         if ran_out_of_memory(error):
             clear_frames(error, self._handled)
         learner.release_graphs()
+        self._overwrite(False)
         for place in self.places[1:]:
             place.update.release()
         self._hoisted.lay_side_by_side(())
@@ -86,6 +88,14 @@ class SideBySide:
             learner.begin_graphs()
         learner.update.zero_gradients()
         release_memory(learner.device)
+
+    def _overwrite(self, value: bool) -> None:
+        """Whether a pass overwrites all gradients, since it is a whole step."""
+        for place in self.places:
+            # The update of the learner is captured already, and zeroes its gradients.
+            place.update.is_overwritten = value
+        for parameter in chain.from_iterable(self._adapters):
+            parameter.overwrite_main_grad = value
 
     def prepare(self, schedules: Sequence[Schedule], done: Sequence[int]) -> None:
         """Plans the graphs of schedules that are laid out, and runs the largest pass dry; resets all updates.
@@ -165,9 +175,12 @@ class SideBySide:
         return outcomes
 
     def take_gradients(self, loss: Tensor, *, is_warming_up: bool = False) -> None:
-        """Adds the gradients of `loss` to the `grad` of all adapters."""
+        """Puts the gradients of `loss` into the `grad` of all adapters."""
         parameters = list(chain.from_iterable(self._adapters))
-        add_gradients(loss, parameters, one_by_one=have_large_gradients(parameters))
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        found = [pair for pair in zip(parameters, gradients, strict=True) if pair[1] is not None]
+        if found:
+            torch._foreach_copy_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
 
     def _pack(self, step: Group) -> ActiveTokens:
         (micro_batch,) = step.micro_batches

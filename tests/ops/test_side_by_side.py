@@ -254,3 +254,7 @@ def test_kernels_add_gradients_to_their_places(num_adapters, is_gated, kernels):
     for leaf, before, truth in zip(chain(*leaves), earlier, expected, strict=True):
         assert (leaf.main_grad - before - truth).norm() <= 1e-6 * (before.norm() + truth.norm())
     assert found == tuple(None for _ in found)
+    for leaf in chain(*leaves):
+        leaf.overwrite_main_grad = True
+    gradients()
+    assert all(torch.equal(leaf.main_grad, truth) for leaf, truth in zip(chain(*leaves), expected, strict=True))

@@ -129,6 +129,7 @@ def _gated_lora_backward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     NUM_ADAPTERS: tl.constexpr,
+    ADDS: tl.constexpr,
 ):
     columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
@@ -141,10 +142,11 @@ def _gated_lora_backward_kernel(
     if places_ptr is None:
         dlora_ptrs = dloras_ptr + share.to(tl.int64) * NUM_ADAPTERS * rank * num_columns
         dlora_ptrs += lora_ranks * num_columns + columns[None, :]
-        dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
     else:
         dlora_ptrs = place_of(places_ptr, tl.minimum(adapter, NUM_ADAPTERS - 1))
         dlora_ptrs += ranks[:, None] * num_columns + columns[None, :]
+    dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
+    if ADDS:
         dlora = tl.load(dlora_ptrs, mask=lora_mask, other=0.0)
     own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
     rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, num_shares), BLOCK_N) * BLOCK_N
@@ -222,9 +224,9 @@ def gated_lora_backward(
     activation: str,
     scales_N: Tensor | None = None,
     cu_owned: Tensor | None = None,
-    places: Tensor | None = None,
+    places: tuple[Tensor, bool] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """dA comes in fp32; or it is added where `joined_backward` would, if one program has all rows of a column."""
+    """dA comes in fp32; or it is put where `joined_backward` would, if one program has all rows of a column."""
     num_rows, num_columns = gate_NM.shape
     num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
     rank = len(lora_A) // num_adapters
@@ -237,7 +239,7 @@ def gated_lora_backward(
     most = triton.cdiv(MAX_PROGRAMS, num_adapters * tiles)
     num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), most))
     places = places if num_shares == 1 else None
-    dloras = None
+    dloras, (addresses, adds) = None, places or (None, False)
     if places is None:
         dloras = lora_A.new_empty(num_shares, len(lora_A), num_columns, dtype=torch.float32)
     # One more for filler, which has no adapter.
@@ -245,7 +247,7 @@ def gated_lora_backward(
         dout_NM,
         scales_N,
         cu_owned,
-        places,
+        addresses,
         up_NR,
         lora_A,
         gate_NM,
@@ -265,6 +267,7 @@ def gated_lora_backward(
         BLOCK_M=LORA_BLOCK_M,
         BLOCK_R=max(16, triton.next_power_of_2(rank)),
         NUM_ADAPTERS=num_adapters,
+        ADDS=adds,
         num_stages=2,
     )
     if places is not None:

@@ -9,7 +9,8 @@ that two runs are bitwise equal.
 If several adapters own rows, a program computes for one of them, and reads and writes only its rows. So no number of
 another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
 
-Gradients of an adapter may have a place, to which they are added: A_1, B_1, A_2 and so on, in fp32.
+Gradients of an adapter may have a place, A_1, B_1, A_2 and so on in fp32: they are added to what is there, or replace
+it.
 
 Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads the ranks of all adapters.
 """
@@ -171,6 +172,7 @@ def _joined_backward_kernel(
     end_1,
     end_2,
     NUM_ADAPTERS: tl.constexpr,
+    ADDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -192,9 +194,10 @@ def _joined_backward_kernel(
         mask_of_b = has_output[:, None] & has_own_rank[None, :]
         if places_ptr is None:
             to_b = dlora_b_ptr + adapter * end_2 * rank + elements_of_b
-            dlora_b = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
         else:
             to_b = place_of(places_ptr, adapter) + (projection + 1) * rank * num_kept + elements_of_b
+        dlora_b = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+        if ADDS:
             dlora_b = tl.load(to_b, mask=mask_of_b, other=0.0)
         dlora_b += scaling * _sum_over_rows(
             tl.zeros((BLOCK_M, BLOCK_R), tl.float32),
@@ -221,10 +224,11 @@ def _joined_backward_kernel(
         mask_of_a = has_input[:, None] & has_rank[None, :]
         if places_ptr is None:
             to_a = dlora_a_ptr + adapter * num_ranks * num_inputs + elements_of_a
-            dlora_a = tl.zeros((BLOCK_K, BLOCK_RANKS), tl.float32)
         else:
             columns_before = tl.where(ranks < rank, 0, tl.where(ranks < 2 * rank, end_0, end_1))
             to_a = place_of(places_ptr, adapter) + elements_of_a + columns_before[None, :] * rank
+        dlora_a = tl.zeros((BLOCK_K, BLOCK_RANKS), tl.float32)
+        if ADDS:
             dlora_a = tl.load(to_a, mask=mask_of_a, other=0.0)
         dlora_a = _sum_over_rows(
             dlora_a,
@@ -320,13 +324,13 @@ def joined_backward(
     columns: tuple[int, ...],
     scaling: float,
     cu_owned: Tensor | None = None,
-    places: Tensor | None = None,
+    places: tuple[Tensor, bool] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U.
 
     Args:
         cu_owned: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
-        places: int64 [n], the address at which the gradients of each adapter are added; None to return them.
+        places: see `LoraGroup.places`; None to return the gradients.
     """
     num_inputs = stacked_A.shape[1]
     dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
@@ -341,10 +345,10 @@ def dlora_b(
     columns: tuple[int, ...],
     scaling: float,
     cu_owned: Tensor | None = None,
-    places: Tensor | None = None,
+    places: tuple[Tensor, bool] | None = None,
     num_inputs: int = 0,
 ) -> Tensor | None:
-    """dB alone, [M, R] in fp32; with places, it is added after K inputs' dA."""
+    """dB alone, [M, R] in fp32; with places, it comes after K inputs' dA."""
     # Placeholders: of no inputs the kernel reads and writes nothing.
     unused = *[down_NR] * 4, down_NR if places is None else None
     return _run_backward(down_NR, None, down_NR, dout_NM, *unused, columns, scaling, 0, num_inputs, cu_owned, places)
@@ -367,11 +371,11 @@ def _run_backward(
     cu_owned,
     places,
 ) -> Tensor | None:
-    """Writes dX and dA; returns dB, if there are no places to add to."""
+    """Writes dX and dA; returns dB, if it has no place."""
     num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
     num_rows, num_ranks = len(dout_NM), down_NR.shape[1] // num_adapters
     rank = num_ranks // len(columns)
-    dstacked_B = None
+    dstacked_B, (addresses, adds) = None, places or (None, False)
     if places is None:
         dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
@@ -381,7 +385,7 @@ def _run_backward(
     _joined_backward_kernel[(num_programs,)](
         product_NK,
         cu_owned,
-        places,
+        addresses,
         scales_N,
         up_NR,
         dout_NM,
@@ -405,6 +409,7 @@ def _run_backward(
         scaling,
         *ends_of(columns),
         NUM_ADAPTERS=num_adapters,
+        ADDS=adds,
         BLOCK_R=rank_block(rank),
         BLOCK_RANKS=rank_block(num_ranks),
         **BACKWARD_TILES,
