@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_401
+MAX_LINES = 52_409
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -69,7 +69,7 @@ MAX_LINES_OF_ROOM = {
     "sparse.patches": 2_406,
     "sparse.rows": 879,
     "texts": 10_443,
-    "training": 4_196,
+    "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -35,27 +35,21 @@ class _GatedLoraLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, *adapters = ctx.saved_tensors
-        group, cu_owned, dout_NM, num_hidden = (
-            ctx.group,
-            ctx.cu_owned,
-            dout.reshape(-1, dout.shape[-1]),
-            gate_NF.shape[1],
-        )
-        places = None
+        group, dout_NM, num_hidden = ctx.group, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
+        sides = group.stacked_A, gate_NF, up_NF, ctx.activation
         if (joined := group.joined_for(dout_NM)) is not None:
-            places = group.places
-            dproduct_NF, scales_N, up_NR = joined.multiply_backward(dout_NM)
-            dlora_B = backend.kernels("joined_lora").dlora_b(
-                dout_NM, down_NR, group.columns, group.scaling, cu_owned, places, num_hidden
+            rest = dout_NM, down_NR, group.scaling, ctx.cu_owned, group.places
+            dgate_up_N2F, dlora_A, dlora_B = backend.kernels("gated").joined_gated_backward(
+                *joined.multiply_backward(dout_NM), *sides, *rest
             )
         else:
             up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
                 dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
             )
             dproduct_NF, scales_N = _product_backward(dout_NM, group, num_hidden)
-        dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
-            dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation, scales_N, cu_owned, places
-        )
+            dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
+                dproduct_NF, up_NR, *sides, scales_N
+            )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, *5 * (None,), *group.split(dlora_A, dlora_B, adapters[0].dtype)
 

@@ -11,6 +11,7 @@ Several adapters lie side by side: the ranks of the first's projections, then th
 a part for each adapter, of which a row uses that of the adapter that owns it.
 
 Adapters in FP8 would not be exact, so there only s B lies in one matrix, for U; what follows is one launch, too.
+Weights in 4 bits stay where they are: extra programs of their products compute D and U from A and B.
 
 Shapes: N rows, K inputs, M outputs of n projections, R rank of each; P is n R of all adapters, rounded up to 16 bytes.
 """
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from . import backend
 from .fp8 import Fp8Weight
+from .quantised import FourBits
 
 # More rows hide a launch, and pay for tiles that the adapters begin.
 MAX_ROWS = 1024
@@ -77,10 +79,11 @@ class JoinedWeight:
         """Whether these rows, of X or of dY, are multiplied by the whole matrix; with several adapters, any are."""
         return _suits(rows, self.matrix, MAX_ROWS if self.num_adapters == 1 else len(rows))
 
-    def multiply(self, x_NK: Tensor) -> Tensor:
-        """X Wᵀ and D side by side, [N, M + P]."""
+    def multiply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
+        """X Wᵀ, [N, M], and D, [N, n R], which lie side by side."""
         transposed = self.matrix[:, : self.weight.shape[1]].T
-        return backend.implementation(x_NK, "gemm").multiply(x_NK, transposed)
+        product_NP = backend.implementation(x_NK, "gemm").multiply(x_NK, transposed)
+        return product_NP[:, : len(self.weight)], product_NP[:, len(self.weight) :][:, : len(self.stacked_A)]
 
     def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, None, Tensor]:
         """dY W, [N, K], and U, [N, n R], which lie side by side."""
@@ -122,6 +125,43 @@ class BesideFp8:
     def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dY W, [N, K], what its rows are still to be multiplied by, fp32 [N], and U, [N, n R]."""
         return *self.weight.inputs_unscaled(dout_NM), dout_NM @ self.matrix
+
+
+@dataclass(frozen=True)
+class FourBitsWithAdapters:
+    """Frozen weights in 4 bits, and the copies of the adapters that are multiplied in the same launch.
+
+    Attributes:
+        weights: each projection's W_i, [M_i, K].
+        stacked_A, stacked_B: [n R, K] and [M, R].
+        columns: M_1 .. M_n.
+        scaling: s.
+    """
+
+    weights: Sequence[FourBits]
+    stacked_A: Tensor
+    stacked_B: Tensor
+    columns: tuple[int, ...]
+    scaling: float
+
+    @staticmethod
+    def can_hold(weights: Sequence[FourBits], rank: int) -> bool:
+        """Whether our kernels compute with these weights and such adapters."""
+        takes = _kernels_take([weight.packed for weight in weights], rank)
+        return takes and rank <= backend.kernels("four_bit_products").MAX_LOW_RANK
+
+    def multiply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
+        """X Wᵀ and D in parts, [S, N, M] and [S, N, n R]."""
+        kernels = backend.kernels("four_bit_products")
+        return kernels.outputs_and_low(x_NK, self.weights, self.columns, self.stacked_A)
+
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, None, Tensor]:
+        """dY W and U in parts, [S, N, K] and [S, N, n R]."""
+        kernels, num_inputs = backend.kernels("four_bit_products"), self.stacked_A.shape[1]
+        product, up = kernels.inputs_and_low(
+            dout_NM, self.weights, self.columns, num_inputs, self.stacked_B, self.scaling
+        )
+        return product, None, up
 
 
 def _kernels_take(weights: Sequence[Tensor], rank: int) -> bool:

@@ -80,8 +80,9 @@ class _TrainedHead(torch.autograd.Function):
     @precise_sums()
     def backward(ctx, dlosses_C):
         hidden_CD, weight_VD, targets_C = ctx.saved_tensors
-        dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
-        for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
+        dhidden_CD = torch.empty_like(hidden_CD)
+        dweight_VD = torch.empty_like(weight_VD) if len(hidden_CD) else torch.zeros_like(weight_VD)
+        for number, chunk in enumerate(_chunks(hidden_CD, weight_VD, ctx.max_logits)):
             ctx.check()
             logits = hidden_CD[chunk] @ weight_VD.T
             _, dlogits = _losses_and_dlogits_(
@@ -90,7 +91,8 @@ class _TrainedHead(torch.autograd.Function):
             dlogits.mul_(dlosses_C[chunk, None])
             ctx.check()
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
-            dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
+            # The first product is written, so that no zeros are read.
+            dweight_VD.addmm_(dlogits.T, hidden_CD[chunk], beta=float(number > 0))
             del logits, dlogits
         return dhidden_CD, dweight_VD, None, None, None, None, None, None
 

@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 from . import backend, choices
 from .copies import Copy, copy_all
 from .fp8 import Fp8Weight
-from .joined_weight import BesideFp8, JoinedWeight
+from .joined_weight import BesideFp8, FourBitsWithAdapters, JoinedWeight
 from .move_rows import RowTarget, keep_rows, put, take, take_kept
 from .quantised import FourBits, Fp8Rows, QuantisedWeight, ScratchBuffer
 from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
@@ -92,7 +92,7 @@ class LoraGroup:
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R] of each adapter, in the weight's dtype.
         scaling: s, the same for all.
         is_quantised: whether the weights are quantised, be they dequantised already or not.
-        joined: the weight and the copies of the adapters in one matrix, if they are; or what FP8 has for that.
+        joined: the weight and the copies of the adapters in one matrix, if they are; FP8 and 4 bits have other forms.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
         num_adapters: how many adapters lie side by side.
 
@@ -109,7 +109,7 @@ class LoraGroup:
     stacked_B: Tensor
     scaling: float
     is_quantised: bool = False
-    joined: JoinedWeight | BesideFp8 | None = None
+    joined: JoinedWeight | BesideFp8 | FourBitsWithAdapters | None = None
     scratch: ScratchBuffer | None = None
     num_adapters: int = 1
     _places: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class LoraGroup:
             projections: those with the first adapter; then those with the next one, on the same weights.
             dequantised: whether quantised weights are dequantised now, once for all passes; those without an identity
                 never are.
-            joined: whether weights and adapters are copied into one matrix, where our kernels can use it.
+            joined: whether weights and adapters are multiplied together, where our kernels can.
             num_adapters: how many adapters lie side by side.
 
         Raises:
@@ -164,13 +164,17 @@ class LoraGroup:
         else:
             stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
+        packed = _alike_in_4_bits(weights) if is_quantised and joined else None
+        if packed is not None and FourBitsWithAdapters.can_hold(packed, len(loras_A[0])):
+            columns = tuple(len(lora_B) for lora_B in loras_B)
+            one_matrix = FourBitsWithAdapters(packed, stacked_A, stacked_B, columns, scalings[0])
         bias = None
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=False)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
         common = scalings[0], is_quantised, one_matrix, scratch
         group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common, num_adapters)
-        if one_matrix is not None:
+        if isinstance(one_matrix, JoinedWeight | BesideFp8):
             group.refresh()
         if scratch is not None and is_quantised:
             scratch.reserve(max(group.columns) * stacked_A.shape[1])
@@ -260,10 +264,10 @@ class LoraGroup:
 
         If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
         """
-        if isinstance(joined := self.joined_for(x_NK), JoinedWeight):
-            product_NP = joined.multiply(x_NK)
-            rest = joined.sides, self.bias, self.columns, self.loras_A[0].shape[0]
-            return backend.kernels("joined_lora").add_lora(product_NP, *rest, cu_owned)
+        if isinstance(joined := self.joined_for(x_NK), JoinedWeight | FourBitsWithAdapters):
+            beside = (joined.sides, 1.0) if self.num_adapters > 1 else (self.stacked_B, self.scaling)
+            rest = beside[0], self.bias, self.columns, beside[1]
+            return backend.kernels("joined_lora").add_lora(*joined.multiply(x_NK), *rest, cu_owned)
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
         unfinished += out_NM.data, down_NR
@@ -306,7 +310,7 @@ class LoraGroup:
         if self.joined is None or self.num_adapters == 1:  # several need only what lies beside a joined weight
             pairs += zip(self.loras_B, self.stacked_B.split(self.num_adapters * self.columns), strict=True)
         copies = [Copy(source.detach(), destination) for source, destination in pairs]
-        if self.joined is not None:
+        if isinstance(self.joined, JoinedWeight | BesideFp8):
             sides = zip(self.loras_B, self.joined.beside, strict=True)
             copies += [Copy(lora_B.detach(), beside, self.scaling) for lora_B, beside in sides]
         return copies
@@ -344,9 +348,13 @@ class LoraGroup:
             dloras_B = dstacked_B.to(dtype).split(self.num_adapters * self.columns)
         return *dloras_A, *dloras_B
 
-    def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | None:
+    def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | FourBitsWithAdapters | None:
         """The joined weight if these rows, of X or of dY, are multiplied by it."""
-        return self.joined if self.joined is not None and self.joined.suits(rows) else None
+        if isinstance(self.joined, FourBitsWithAdapters):
+            suits = len(rows) > 0 and self.few_rows_in_4_bits(rows) is not None
+        else:
+            suits = self.joined is not None and self.joined.suits(rows)
+        return self.joined if suits else None
 
 
 class _LoraLinear(torch.autograd.Function):

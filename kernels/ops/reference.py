@@ -189,19 +189,11 @@ def gated_lora_backward(
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
-    cu_owned: Tensor | None = None,
-    places: tuple[Tensor, bool] | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M].
 
-    If there are scales, rows of dy are multiplied by them first. If several adapters own rows (see `lora_linear`), U
-    has their parts side by side, A and Uᵀ y have them one above the other, and a row uses its owner's. Only kernels can
-    put Uᵀ y into places.
+    If there are scales, the rows of dy are multiplied by them first.
     """
-    if cu_owned is not None:
-        rows_N1 = torch.arange(len(up_NR), device=up_NR.device)[:, None]
-        is_own_Nn = (cu_owned[:-1] <= rows_N1) & (rows_N1 < cu_owned[1:])
-        up_NR = up_NR.unflatten(1, (is_own_Nn.shape[1], -1)).masked_fill(~is_own_Nn[..., None], 0).flatten(1)
     if scales_N is not None:
         dout_NM = (dout_NM.float() * scales_N[:, None]).to(gate_NM.dtype)
     dlora_A = up_NR.T @ gated(gate_NM, up_NM, activation)

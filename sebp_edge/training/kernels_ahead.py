@@ -122,16 +122,23 @@ def launches(
         joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank, number)
         cu_owned = owned_by(number)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        out, down = kernels.add_lora(with_down, joined.sides, None, ends, rank, cu_owned)
+        inputs = *with_down.tensor_split([sum(ends)], dim=1), joined.sides if number > 1 else new(sum(ends), rank)
+        out, down = kernels.add_lora(*inputs, None, ends, 1.0, cu_owned)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
         places = places_for(number, 2 * num_projections * SIZE * rank)
         given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, cu_owned, places
         kernels.joined_backward(*products, *given)
 
     def finish_gated(number: int) -> None:
-        adapters = new(ROWS, number * rank), new(number * rank, columns)
-        given = gates[0].clone(), *adapters, *gates, activation, None
-        op("gated").gated_lora_backward(*given, owned_by(number), places_for(number, rank * columns))
+        product, up = gates[0].clone(), new(ROWS, number * rank)
+        rest = (
+            hidden,
+            new(ROWS, number * rank),
+            1.0,
+            owned_by(number),
+            places_for(number, rank * (columns + hidden.shape[1])),
+        )
+        op("gated").joined_gated_backward(product, None, up, new(number * rank, columns), *gates, activation, *rest)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
@@ -145,6 +152,7 @@ def launches(
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)
     yield from (partial(finish_gated, each) for each in {1, num_adapters})
+    yield lambda: op("gated").gated_lora_backward(gates[0].clone(), low, new(rank, columns), *gates, activation)
     yield lambda: op("gated").gated(*gates, activation)
     yield lambda: op("adamw").adamw_(sums, sums.clone(), Moments.of(sums), adamw, 0, adamw.learning_rate)
     losses = partial(op("cross_entropy").cross_entropy_and_dlogits_, new(1, config.vocab_size), slots[:1], 1.0, None)

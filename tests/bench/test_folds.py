@@ -9,7 +9,7 @@ from speed import folds
 @pytest.fixture
 def short(monkeypatch):
     """Few tokens, and one step in each turn; leaves the random state as it was."""
-    for name, value in {"TOKENS": (20,), "TURNS": 2, "REPEATS": 1, "STEPS_PER_REPEAT": 1}.items():
+    for name, value in {"TOKENS": (20,), "TURNS": 1, "STEPS_PER_TURN": 1}.items():
         monkeypatch.setattr(folds, name, value)
     with torch.random.fork_rng(devices=[]):
         yield

@@ -111,6 +111,29 @@ def test_rounding_is_to_a_neighbour_and_exact_in_expectation(path):
     assert abs(float((weight.double() == neighbours[1]).double().mean()) - share) < 4 * standard_error
 
 
+def test_codes_are_exact_in_expectation_and_rounded_apart_from_their_neighbours(path):
+    # The exact moments are 0.1 and 0.001, each between two codes; the weight lies between two bf16 numbers.
+    count, betas = 2**14, (0.9, 0.999)
+    weight = torch.full((count,), 0.02, dtype=torch.bfloat16, device=DEVICE)
+    moments = run(weight, [torch.ones(count, device=DEVICE)], learning_rate=1e-5, betas=betas)
+    first = reference.decode(moments.first, moments.exponents[0], signed=True)
+    second = reference.decode(moments.second, moments.exponents[1], signed=False)
+    rounded_up = []
+    for values, exact in ((first, 0.1), (second, 0.001)):
+        low, high = values.unique().double()
+        share = float((exact - low) / (high - low))
+        standard_error = (share * (1 - share) / count) ** 0.5
+        rounded_up.append((values.double() == high).double())
+        for half in (rounded_up[-1][0::2], rounded_up[-1][1::2]):
+            assert abs(float(half.mean()) - share) < 4.5 * 2**0.5 * standard_error
+    rounded_up.append((weight == weight.max()).double())
+    table = torch.stack([each - each.mean() for each in rounded_up])
+    table /= table.square().mean(dim=1, keepdim=True).sqrt()
+    # One element's own bits may be related, those of two elements not.
+    for distance in (1, 2, 3, 4, 8, 256):
+        assert (table @ table.roll(distance, dims=1).T / count).abs().max() < 4.5 / count**0.5
+
+
 def test_random_bits_are_uniform_and_unrelated_between_neighbours_steps_and_seeds():
     def bits(seed, step):
         return reference.random_bits(seed, torch.tensor(step), 2**15)

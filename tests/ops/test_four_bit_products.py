@@ -14,6 +14,7 @@ from sebp_edge.ops import (
     LoraProjection,
     QuantisedScales,
     QuantisedWeight,
+    Recompute,
     detect,
     gated,
     gated_lora_linear,
@@ -120,6 +121,51 @@ def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more
     assert torch.equal(first, again)
 
 
+LOW_CASES = pairwise(
+    num_rows=[1, 33, 80, 128],
+    **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130))]},
+    rank=[1, 5, 16, 40, 64],
+    # Terms of a part: of some projections fewer than of others, which then have parts of zeros.
+    share=[16, 48, 1024],
+    dtype=DTYPES,
+    tiles=TILES,
+)
+
+
+def with_shares_of(share, monkeypatch):
+    """Splits D and U into parts of this many terms."""
+    monkeypatch.setattr(four_bit_products, "LOW", four_bit_products.LOW | {"LOW_SHARE": share, "LOW_DEPTH": 16})
+
+
+@LOW_CASES
+def test_outputs_with_d(num_rows, num_inputs, outs, rank, share, dtype, tiles, monkeypatch, poisoned_memory):
+    with_shares_of(share, monkeypatch)
+    weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
+    x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
+    lora_A = draw(rank * len(outs), num_inputs, dtype=dtype, seed=1)
+    first, again = (four_bit_products.outputs_and_low(x, weights, outs, lora_A, tiles) for _ in range(2))
+    truths = x.double() @ torch.cat(matrices).double().T, x.double() @ lora_A.double().T
+    for parts, same, truth in zip(first, again, truths, strict=True):
+        assert_as_good(parts.sum(0).to(dtype), truth, dtype)
+        assert torch.equal(parts, same)
+
+
+@LOW_CASES
+def test_inputs_with_u(num_rows, num_inputs, outs, rank, share, dtype, tiles, monkeypatch, poisoned_memory):
+    with_shares_of(share, monkeypatch)
+    weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
+    dout = within_nan(draw(num_rows, sum(outs), dtype=dtype))
+    lora_B = draw(sum(outs), rank, dtype=dtype, seed=1)
+    first, again = (
+        four_bit_products.inputs_and_low(dout, weights, outs, num_inputs, lora_B, SCALING, tiles) for _ in range(2)
+    )
+    sides = zip(dout.double().split(outs, dim=1), lora_B.double().split(outs), strict=True)
+    truths = dout.double() @ torch.cat(matrices).double(), SCALING * torch.cat([d @ b for d, b in sides], dim=1)
+    for parts, same, truth in zip(first, again, truths, strict=True):
+        assert_as_good(parts.sum(0).to(dtype), truth, dtype)
+        assert torch.equal(parts, same)
+
+
 # ---------------------------------------------------------------------------------------------------------- in layers
 
 
@@ -127,15 +173,15 @@ def refuse(*_, **__):
     raise AssertionError("not this way")
 
 
-def random_layers(num_inputs, outs, dtype):
+def random_layers(num_inputs, outs, dtype, rank=RANK):
     """Projections of one input in 4 bits, and their matrices."""
     weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
     projections = [
         LoraProjection(
             QuantisedWeight(dtype, refuse, None, weight),
             draw(each, dtype=dtype, seed=each) if number % 2 else None,
-            draw(RANK, num_inputs, seed=number).requires_grad_(),
-            draw(each, RANK, seed=number).requires_grad_(),
+            draw(rank, num_inputs, seed=number).requires_grad_(),
+            draw(each, rank, seed=number).requires_grad_(),
             SCALING,
         )
         for number, (weight, each) in enumerate(zip(weights, outs, strict=True))
@@ -157,12 +203,18 @@ def gradients_of(outputs, douts, leaves):
     return torch.autograd.grad(outputs, leaves, [dout.to(out.dtype) for dout, out in zip(douts, outputs, strict=True)])
 
 
-@pytest.mark.parametrize("given", ["all", "rows", "slice", "detect"])
-@pytest.mark.parametrize("num_rows", [1, 80, FEW_ROWS])
-def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory):
-    dtype, outs = torch.float16, (40, 33)
-    projections, matrices = random_layers(96, outs, dtype)
-    x = draw(num_rows, 96, dtype=dtype).requires_grad_()
+@pairwise(
+    num_rows=[1, 80, FEW_ROWS],
+    given=["all", "rows", "slice", "detect"],
+    outs=[(40, 33), (70,), (24, 9, 90)],
+    joined=[False, True],
+    rank=[1, RANK, 16],
+)
+def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, rank, monkeypatch, poisoned_memory):
+    with_shares_of(32, monkeypatch)
+    dtype = torch.float16
+    projections, matrices = random_layers(192, outs, dtype, rank)
+    x = draw(num_rows, 192, dtype=dtype).requires_grad_()
     active = torch.arange(num_rows, device=DEVICE)[num_rows // 3 : num_rows // 3 + max(1, num_rows // 4)]
     rows = {"all": None, "rows": active, "slice": slice(active[0].item(), active[-1].item() + 1), "detect": detect}[
         given
@@ -171,24 +223,31 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, poisoned_memory)
     for dout in douts if given != "all" else []:
         dout[[row for row in range(num_rows) if row not in active]] = 0
     leaves = [x, *(leaf for each in projections for leaf in (each.lora_A, each.lora_B))]
-    outputs = lora_linear(x, LoraGroup.stack(projections), rows)
+    group = LoraGroup.stack(projections, joined=joined)
+    assert (group.joined is not None) == joined
+    outputs = lora_linear(x, group, rows)
     truths = true_outputs(x.double(), projections, matrices)
     for found, truth in zip(outputs, truths, strict=True):
         # D is rounded, too.
         assert (found.double() - truth).norm() <= 2 * torch.finfo(dtype).eps * truth.norm()
     found, expected = gradients_of(outputs, douts, leaves), gradients_of(truths, douts, leaves)
-    for one, other in zip(found, expected, strict=True):
+    again = lora_linear(x, group, rows)
+    for one, same, other in zip(found, gradients_of(again, douts, leaves), expected, strict=True):
         assert (one.double() - other).norm() <= 2 * torch.finfo(dtype).eps * other.norm()
+        assert torch.equal(one, same)
+    assert all(map(torch.equal, outputs, again))
     if given != "all":
         assert not found[0][[row for row in range(num_rows) if row not in active]].any()
 
 
-def test_a_gated_layer_multiplies_few_rows_by_the_codes(poisoned_memory):
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poisoned_memory):
+    with_shares_of(32, monkeypatch)
     dtype = torch.float16
     projections, matrices = random_layers(96, (70,), dtype)
     gate, up = (draw(80, 96, dtype=dtype, seed=number).requires_grad_() for number in range(2))
     dout = draw(80, 70, dtype=dtype, seed=2)
-    group = LoraGroup.stack(projections)
+    group = LoraGroup.stack(projections, joined=joined)
     out = gated_lora_linear(gated(gate, up, "silu"), GatedInputs(gate, up, "silu"), group)
     hidden = torch.nn.functional.silu(gate.double()) * up.double()
     (truth,) = true_outputs(hidden, projections, matrices)
@@ -208,6 +267,35 @@ def test_more_rows_and_other_weights_are_multiplied_by_matrices(num_rows, num_in
     truths = true_outputs(x.double(), projections, matrices)
     for found, truth in zip(lora_linear(x, LoraGroup.stack(projections)), truths, strict=True):
         assert (found.double() - truth).norm() <= 2 * max(1e-6, torch.finfo(dtype).eps) * truth.norm()
+
+
+def test_no_rows_and_large_ranks_are_multiplied_apart(monkeypatch):
+    monkeypatch.setattr(four_bit_products, "outputs_and_low", refuse)
+    for rank, num_rows in ((RANK, 0), (four_bit_products.MAX_LOW_RANK + 1, 7)):
+        projections, matrices = random_layers(64, (40, 33), torch.float16, rank)
+        x = draw(num_rows, 64, dtype=torch.float16)
+        outputs = lora_linear(x, LoraGroup.stack(projections, joined=True))
+        for found, truth in zip(outputs, true_outputs(x.double(), projections, matrices), strict=True):
+            assert found.shape == truth.shape
+            assert (found.double() - truth).norm() <= 2 * torch.finfo(torch.float16).eps * truth.norm()
+
+
+def test_recomputed_inputs_and_changed_adapters_are_used():
+    projections, matrices = random_layers(64, (40, 33), torch.float16)
+    group, douts = LoraGroup.stack(projections, joined=True), [draw(80, 40, seed=1), draw(80, 33, seed=2)]
+    with torch.no_grad():
+        for each in projections:
+            each.lora_A.mul_(3)
+            each.lora_B.neg_()
+    group.refresh()
+    x = draw(80, 64, dtype=torch.float16)
+    half, leaves = (x / 2).requires_grad_(), [leaf for each in projections for leaf in (each.lora_A, each.lora_B)]
+    outputs = lora_linear(half, group, recompute=Recompute(lambda whole: whole / 2, (x,)))
+    truths = true_outputs(x.double() / 2, projections, matrices)
+    pairs = [*zip(outputs, truths, strict=True)]
+    pairs += zip(gradients_of(outputs, douts, leaves), gradients_of(truths, douts, leaves), strict=True)
+    for found, truth in pairs:
+        assert (found.double() - truth).norm() <= 2 * torch.finfo(torch.float16).eps * truth.norm()
 
 
 @pytest.mark.gpu

@@ -132,7 +132,7 @@ def test_kernels_of_adapters_side_by_side_are_launched_ahead_if_there_may_be_som
 ):
     from triton.runtime.interpreter import InterpretedFunction
 
-    places = {"_add_lora_kernel": 1, "_joined_backward_kernel": 1, "_gated_lora_backward_kernel": 2}
+    places = {"_add_lora_kernel": 2, "_joined_backward_kernel": 1, "_gated_lora_backward_kernel": 1}
     found = set()
 
     def record(kernel, *arguments, **_):

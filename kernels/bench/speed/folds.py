@@ -4,8 +4,7 @@
     python kernels/bench/speed/folds.py --tiny                a small shape on the CPU, to try it
 
 Random bf16 weights, LoRA r = 16 on all linear layers with fp32 adapters, AdamW, one text for each training. Exits if a
-training's loss or gradient norm differs from its own alone by more than 1 %. Milliseconds are medians over turns, each
-of which captures one and three anew.
+training's loss or gradient norm differs from its own alone by more than 1 %. Milliseconds are medians over turns.
 """
 
 import sys
@@ -32,7 +31,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.side_by_side import SideBySide
 from speed.beginnings import with_adapter
 
-NUMBER, TOKENS, TURNS, WARM_UPS, REPEATS, STEPS_PER_REPEAT = 3, (80, 512), 5, 3, 9, 4
+NUMBER, TOKENS, WARM_UPS, TURNS, STEPS_PER_TURN = 3, (80, 512), 1, 9, 4
 RECIPE = Recipe(name="bench", description="")
 SOURCES = (*evidence.STEP, "sebp_edge/models", "sebp_edge/training", "kernels/bench/models.py", __file__)
 
@@ -57,35 +56,29 @@ def measure(adapted: SimpleNamespace, vocabulary: int, tokens: int) -> dict:
     examples = [Example(each, each, number) for number, each in enumerate(ids)]
     with RecoveringLearner(adapted, RECIPE, examples, Collator(tokens, 2), silent) as learner:
         schedules = [Schedule([[[example.outline(number)]]]) for number, example in enumerate(examples)]
-        errors, ones, threes = zip(*(take_turn(learner, schedules) for _ in range(TURNS)), strict=True)
-    one, three = median(ones), median(threes)
+        learner.prepare(schedules[0], schedules[1:])
+        steps = [schedule.epochs[0][0] for schedule in schedules]
+        truths = [learner.step(step, 0.0) for step in steps]
+        one = median_ms(lambda: learner.step(steps[0], 0.0), learner.device)
+        with SideBySide(learner, RECIPE, FASTEST, NUMBER) as together:
+            together.prepare(schedules, [0] * NUMBER)
+            run = dict(enumerate((step, 0.0) for step in steps))
+            found = together.run(run).values()
+            errors = [
+                abs(float(a / b) - 1) for own in zip(found, truths, strict=True) for a, b in zip(*own, strict=True)
+            ]
+            if not max(errors) <= 0.01:
+                raise SystemExit(f"A training side by side differs from its own alone by {max(errors):.2g}.")
+            three = median_ms(lambda: together.run(run), learner.device)
     return {"tokens": tokens, "largest_error": max(errors), "one_ms": one, "three_ms": three, "times": three / one}
-
-
-def take_turn(learner: RecoveringLearner, schedules: list[Schedule]) -> tuple[float, float, float]:
-    """The largest relative error, and the milliseconds of one and of three, whose graphs are captured first."""
-    learner.prepare(schedules[0], schedules[1:])
-    steps = [schedule.epochs[0][0] for schedule in schedules]
-    truths = [learner.step(step, 0.0) for step in steps]
-    one = median_ms(lambda: learner.step(steps[0], 0.0), learner.device)
-    with SideBySide(learner, RECIPE, FASTEST, NUMBER) as together:
-        together.prepare(schedules, [0] * NUMBER)
-        run = dict(enumerate((step, 0.0) for step in steps))
-        found = together.run(run).values()
-        error = max(abs(float(a / b) - 1) for own in zip(found, truths, strict=True) for a, b in zip(*own, strict=True))
-        if not error <= 0.01:
-            raise SystemExit(f"A training side by side differs from its own alone by {error:.2g}.")
-        three = median_ms(lambda: together.run(run), learner.device)
-    return error, one, three
 
 
 def median_ms(step, device: torch.device) -> float:
     def steps() -> None:
-        for _ in range(STEPS_PER_REPEAT):
+        for _ in range(STEPS_PER_TURN):
             step()
 
-    times = [1e3 * seconds(steps, device) / STEPS_PER_REPEAT for _ in range(WARM_UPS + REPEATS)]
-    return median(times[WARM_UPS:])
+    return median([1e3 * seconds(steps, device) / STEPS_PER_TURN for _ in range(WARM_UPS + TURNS)][WARM_UPS:])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_V = 8192
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -45,19 +46,23 @@ def _cross_entropy_kernel(
     total = 0.0
     for begin in range(0, vocabulary, BLOCK_V):
         columns = begin + tl.arange(0, BLOCK_V)
-        z = tl.load(row_ptr + columns, mask=columns < vocabulary, other=0.0)
-        values = tl.where(columns < vocabulary, _capped(z, scale, softcap, HAS_SOFTCAP), -float("inf"))
+        z = tl.load(row_ptr + columns, mask=columns < vocabulary, other=-float("inf"))
+        values = _capped(z, scale, softcap, HAS_SOFTCAP)
+        if HAS_SOFTCAP:
+            values = tl.where(columns < vocabulary, values, -float("inf"))
         higher = tl.maximum(maximum, tl.max(values, axis=0))
-        total = total * tl.exp(maximum - higher) + tl.sum(tl.exp(values - higher), axis=0)
+        # Powers of two take fewer instructions.
+        total = total * tl.exp2((maximum - higher) * LOG2_E) + tl.sum(tl.exp2((values - higher) * LOG2_E), axis=0)
         maximum = higher
     # Subtract the maximum first: the logsumexp of large logits has too few digits.
     tl.store(losses_ptr + row, tl.log(total) - (at_target - maximum))
     if NEEDS_GRADIENT:
+        inverse = 1.0 / total
         for begin in range(0, vocabulary, BLOCK_V):
             columns = begin + tl.arange(0, BLOCK_V)
             mask = columns < vocabulary
-            values = _capped(tl.load(row_ptr + columns, mask=mask, other=0.0), scale, softcap, HAS_SOFTCAP)
-            gradient = tl.exp(tl.where(mask, values - maximum, 0.0)) / total - tl.where(columns == target, 1.0, 0.0)
+            values = _capped(tl.load(row_ptr + columns, mask=mask, other=-float("inf")), scale, softcap, HAS_SOFTCAP)
+            gradient = tl.exp2((values - maximum) * LOG2_E) * inverse - tl.where(columns == target, 1.0, 0.0)
             if HAS_SOFTCAP:
                 gradient *= 1.0 - (values / softcap) * (values / softcap)
             tl.store(row_ptr + columns, (gradient * scale).to(logits_ptr.dtype.element_ty), mask=mask)

@@ -1,11 +1,14 @@
 """Products of few rows with weights in 4 bits, in Triton; the weights' matrices are never written.
 
-    outputs     [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        W: the weights of all projections, stacked
-    inputs      dX = dY W + U A
+    outputs             [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        W: all projections' weights, stacked
+    inputs              dX = dY W + U A
+    outputs_and_low     X Wᵀ and D = X Aᵀ
+    inputs_and_low      dY W and U_i = s dY_i B_i
 
 A program expands tiles of one weight to the values that `four_bits` writes, and multiplies all rows by them, so that
 each code is read once. Its sum starts with the small product. The contraction is split until the programs fill a GPU;
-a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal.
+a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs of their
+own in the same launch; then `joined_lora` and `gated` add all parts.
 
 Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
 """
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from ..quantised import FourBits
 from .four_bits import tensors_of
+from .lora import rank_block
 from .move_rows import sum_parts, with_contiguous_rows
 
 # Weights that a thread expands together, from 16 bytes; they share a scale.
@@ -43,6 +47,10 @@ class Tiles(NamedTuple):
 
 
 OUTPUT_TILES = INPUT_TILES = Tiles(64, 64, 528, 4, 3)
+# Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
+LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
+# Ranks whose tiles fit beside those of the products.
+MAX_LOW_RANK = 64
 
 
 @triton.jit
@@ -72,6 +80,56 @@ def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
+def _low_product(
+    program,
+    x_ptr,
+    factor_ptr,
+    low_ptr,
+    outs,
+    num_rows,
+    num_inputs,
+    rank,
+    scaling,
+    stride_xn,
+    stride_ft,
+    stride_fr,
+    OF_INPUTS: tl.constexpr,
+    SHARE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Writes one part of D_i, or of U_i, for BLOCK_N rows; zeros where a projection has fewer outputs than others."""
+    row_blocks = tl.cdiv(num_rows, BLOCK_N)
+    rows, projection = program % row_blocks * BLOCK_N + tl.arange(0, BLOCK_N), program // row_blocks % len(outs)
+    part = program // row_blocks // len(outs)
+    ranks, first_rank = tl.arange(0, BLOCK_R), projection * rank
+    has_row, has_rank = (rows < num_rows)[:, None], (ranks < rank)[None, :]
+    num_terms = num_inputs
+    if OF_INPUTS:
+        num_terms, before, first = 0, 0, 0
+        for number in tl.static_range(len(outs)):
+            first = tl.where(projection == number, before, first)
+            num_terms = tl.where(projection == number, outs[number], num_terms)
+            before += outs[number]
+        x_ptr += first
+        factor_ptr += first * stride_ft
+    else:
+        factor_ptr += first_rank * stride_fr
+    total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
+    for begin in tl.range(part * SHARE, tl.minimum((part + 1) * SHARE, num_terms), DEPTH):
+        terms = begin + tl.arange(0, DEPTH)
+        has_term = terms < num_terms
+        x = tl.load(x_ptr + rows[:, None] * stride_xn + terms[None, :], mask=has_row & has_term[None, :], other=0.0)
+        factor_ptrs = factor_ptr + terms[:, None] * stride_ft + ranks[None, :] * stride_fr
+        factor = tl.load(factor_ptrs, mask=has_term[:, None] & has_rank, other=0.0)
+        total = tl.dot(x, factor, total, input_precision="ieee")
+    num_ranks = rank * len(outs)
+    low_ptrs = low_ptr + (part * num_rows + rows[:, None]) * num_ranks + first_rank + ranks[None, :]
+    tl.store(low_ptrs, total * scaling, mask=has_row & has_rank)
+
+
+@triton.jit
 def _chunks(
     rows,
     chunks,
@@ -96,7 +154,7 @@ def _chunks(
     return rows.to(tl.int64)[None, :] * num_chunks + chunks[:, None]
 
 
-@triton.jit(do_not_specialize=["num_rows", "share"])
+@triton.jit(do_not_specialize=["num_rows", "num_low_programs", "share"])
 def _four_bit_product_kernel(
     x_ptr,
     packed_ptrs,
@@ -110,8 +168,10 @@ def _four_bit_product_kernel(
     right_ptr,
     bias_ptr,
     out_ptr,
+    low_ptr,
     num_rows,
     num_chunks,
+    num_low_programs,
     share,
     rank,
     scaling,
@@ -131,12 +191,40 @@ def _four_bit_product_kernel(
     BLOCK_N: tl.constexpr,
     REST_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    LOW_SHARE: tl.constexpr,
+    LOW_BLOCK_N: tl.constexpr,
+    LOW_BLOCK_R: tl.constexpr,
+    LOW_DEPTH: tl.constexpr,
 ):
     """Writes COLUMNS columns of one part of the result, for BLOCK_N + REST_N rows."""
     # A tile of a weight: its rows, and the chunks of its columns.
     TILE_M: tl.constexpr = DEPTH if OF_INPUTS else COLUMNS
     TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // CHUNK
     num_inputs = num_chunks * CHUNK
+
+    # The programs of D or U come last: they are short, and run while the longer ones end.
+    first_low = tl.num_programs(0) - num_low_programs
+    if tl.program_id(0) >= first_low:
+        _low_product(
+            tl.program_id(0) - first_low,
+            x_ptr,
+            right_ptr,
+            low_ptr,
+            outs,
+            num_rows,
+            num_inputs,
+            rank,
+            scaling,
+            stride_xn,
+            stride_rm,
+            stride_rr,
+            OF_INPUTS,
+            LOW_SHARE,
+            LOW_BLOCK_N,
+            LOW_BLOCK_R,
+            LOW_DEPTH,
+        )
+        return
 
     # The projection of this program. `left` is below zero from there on.
     left = tl.program_id(0)
@@ -278,6 +366,28 @@ def inputs(
     return dx_NK
 
 
+def outputs_and_low(
+    x_NK: Tensor, weights: Sequence[FourBits], columns: Sequence[int], stacked_A: Tensor, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """The fp32 parts of X Wᵀ, [S, N, M], and of D, [S, N, n R]."""
+    low = stacked_A.T, len(stacked_A) // len(columns), 1.0
+    return _launch(None, x_NK, weights, columns, x_NK.shape[1], None, low, tiles or OUTPUT_TILES, of_inputs=False)
+
+
+def inputs_and_low(
+    dout_NM: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    num_inputs: int,
+    stacked_B: Tensor,
+    scaling: float,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The fp32 parts of dY W, [S, N, K], and of U, [S, N, n R]."""
+    low = stacked_B, stacked_B.shape[1], scaling
+    return _launch(None, dout_NM, weights, columns, num_inputs, None, low, tiles or INPUT_TILES, of_inputs=True)
+
+
 def _multiply(
     out: Tensor,
     x: Tensor,
@@ -291,20 +401,53 @@ def _multiply(
     """Multiplies rows, and starts with the small product: its factors [N, R] and [columns, R], bias and scaling."""
     if len(x) == 0:
         return
-    x, num_inputs = with_contiguous_rows(x), (out if of_inputs else x).shape[1]
+    num_inputs = (out if of_inputs else x).shape[1]
+    parts, _ = _launch(out, x, weights, columns, num_inputs, small, None, tiles, of_inputs=of_inputs)
+    if len(parts) > 1:
+        sum_parts(parts, None, out.dtype, out)
+
+
+def _launch(
+    out: Tensor | None,
+    x: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    num_inputs: int,
+    small: tuple[Tensor, Tensor, Tensor | None, float] | None,
+    low: tuple[Tensor, int, float] | None,
+    tiles: Tiles,
+    *,
+    of_inputs: bool,
+) -> tuple[Tensor, Tensor]:
+    """Returns the parts of the product, which is `out` if it is given and the only one, and those of D or U.
+
+    Args:
+        small: what the sums start with, if anything: factors [N, R] and [columns, R], bias and scaling.
+        low: the factor of D or U, [terms, ranks], the rank of each projection, and the scaling; or None.
+    """
+    x = with_contiguous_rows(x)
     wholes = [num_inputs] if of_inputs else columns
     terms = columns if of_inputs else [num_inputs]
     num_tiles = sum(triton.cdiv(whole, tiles.columns) for whole in wholes)
     steps = [triton.cdiv(each, tiles.depth) for each in terms]
     share = triton.cdiv(sum(steps), max(1, tiles.programs // num_tiles))
     num_parts = sum(triton.cdiv(each, share) for each in steps)
-    parts = out[None] if num_parts == 1 else out.new_empty(num_parts, *out.shape, dtype=torch.float32)
+    if out is not None and num_parts == 1:
+        parts = out[None]
+    else:
+        parts = x.new_empty(num_parts, len(x), sum(wholes), dtype=torch.float32)
     first = weights[0]
     # Without a small product any pointer will do.
     left, right, bias, scaling = small or (x, x, None, 1.0)
+    rank, low_parts, num_low_programs = right.shape[1], parts, 0
+    if low is not None:
+        right, rank, scaling = low
+        num_low_parts = triton.cdiv(max(terms), LOW["LOW_SHARE"])
+        low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
+        num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
     block_n, rest_n = _row_blocks(len(x))
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
-    _four_bit_product_kernel[(num_tiles * num_parts,)](
+    _four_bit_product_kernel[(num_tiles * num_parts + num_low_programs,)](
         x,
         *tensors_of(weights),
         tuple(columns),
@@ -312,10 +455,12 @@ def _multiply(
         right,
         bias,
         parts,
+        low_parts,
         len(x),
         num_inputs // CHUNK,
+        num_low_programs,
         share,
-        right.shape[1],
+        rank,
         scaling,
         x.stride(0),
         left.stride(0),
@@ -334,10 +479,11 @@ def _multiply(
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        **LOW,
+        LOW_BLOCK_R=16 if low is None else rank_block(rank),
         enable_fp_fusion=False,
     )
-    if num_parts > 1:
-        sum_parts(parts, None, out.dtype, out)
+    return parts, low_parts
 
 
 def _row_blocks(num_rows: int) -> tuple[int, int]:

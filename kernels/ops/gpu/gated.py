@@ -5,9 +5,10 @@
 
 With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
 recomputed tile by tile. A program has a tile of columns and a share of the rows of one adapter; the shares' sums of dA
-are added in a fixed order, so that two runs are bitwise equal.
+are added in a fixed order, so that two runs are bitwise equal. Where U comes with dy (`ops/joined_weight.py`), further
+programs compute dB = s dYᵀ D; dY is the gradient of what the adapter's projection gives.
 
-`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank.
+`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank, P outputs of the adapter.
 """
 
 import torch
@@ -17,13 +18,16 @@ from torch import Tensor
 
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
-from .move_rows import with_contiguous_rows
+from .lora import rank_block, sum_over_rows
+from .move_rows import in_parts, load_sum, with_contiguous_rows
 from .owners import own_range, place_of
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
 # time than the sum of the shares takes.
-LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS, MIN_SHARE = 32, 32, 1024, 128
+LORA_TILES, MAX_PROGRAMS, MIN_SHARE = {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 2}, 1024, 128
+# Of at most FEW_ROWS, whose sums over rows have programs of their own, so that the others need not go through all rows.
+FEW_ROWS, LORA_TILES_OF_FEW_ROWS = 128, {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
@@ -36,10 +40,12 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     else:
         z = gate
         dz = 1.0
-    # Neither overflows, and neither cancels.
-    small = tl.exp(-tl.abs(z))
-    sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
-    return sigmoid, tl.where(z >= 0.0, small, 1.0) / (1.0 + small) * dz
+    # Neither overflows, and neither cancels. A power of two and a squared root take fewer instructions than an
+    # exponential and two divisions.
+    small = tl.exp2(-1.4426950408889634 * tl.abs(z))
+    root = tl.rsqrt(1.0 + small)
+    inverse = root * root
+    return tl.where(z >= 0.0, 1.0, small) * inverse, tl.where(z >= 0.0, small, 1.0) * inverse * dz
 
 
 @triton.jit
@@ -107,74 +113,137 @@ def _gated_backward_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_lora_backward_kernel(
     dout_ptr,
-    scales_ptr,
     cu_owned_ptr,
     places_ptr,
+    scales_ptr,
     lora_up_ptr,
     lora_a_ptr,
     gate_ptr,
     up_ptr,
     dgate_up_ptr,
     dloras_ptr,
+    dnext_ptr,
+    down_ptr,
+    dlora_b_ptr,
     num_rows,
     num_columns,
+    num_outputs,
     rank,
+    rows_per_share,
+    stride_dout_parts,
     stride_dout,
+    stride_lora_up_parts,
     stride_lora_up,
     stride_lora_a,
     stride_gate,
     stride_up,
+    stride_dnext,
+    stride_down,
+    scaling,
+    NUM_PARTS: tl.constexpr,
+    NUM_LORA_UP_PARTS: tl.constexpr,
+    SUMS_APART: tl.constexpr,
+    NUM_ADAPTERS: tl.constexpr,
+    ADDS: tl.constexpr,
     IS_GELU: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    NUM_ADAPTERS: tl.constexpr,
-    ADDS: tl.constexpr,
 ):
-    columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    ranks = tl.arange(0, BLOCK_R)
-    adapter, share, num_shares = tl.program_id(2), tl.program_id(1), tl.num_programs(1)
-    has_column, has_rank = columns < num_columns, (ranks < rank) & (adapter < NUM_ADAPTERS)
-    lora_up_ptr += adapter * rank
-    lora_ranks = (adapter * rank + ranks).to(tl.int64)[:, None]
-    lora_mask = has_rank[:, None] & has_column[None, :]
+    ranks, tiles_of_outputs, adapter = tl.arange(0, BLOCK_R), tl.cdiv(num_outputs, BLOCK_M), tl.program_id(2)
+    has_rank = (ranks < rank) & (adapter < NUM_ADAPTERS)
+    own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
+    # Filler has no adapter, and no place is read or written for it.
+    owner = tl.minimum(adapter, NUM_ADAPTERS - 1)
+    if tl.program_id(0) < tiles_of_outputs:
+        if tl.program_id(1) == 0:
+            outputs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+            has_output = outputs < num_outputs
+            elements_of_b = outputs[:, None] * rank + ranks[None, :]
+            mask_of_b = has_output[:, None] & has_rank[None, :]
+            if places_ptr is None:
+                to_b = dlora_b_ptr + owner * num_outputs * rank + elements_of_b
+            else:
+                to_b = place_of(places_ptr, owner) + rank * num_columns + elements_of_b
+            dlora_b = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+            if ADDS:
+                dlora_b = tl.load(to_b, mask=mask_of_b, other=0.0)
+            dlora_b += scaling * sum_over_rows(
+                tl.zeros((BLOCK_M, BLOCK_R), tl.float32),
+                dnext_ptr,
+                down_ptr + owner * rank,
+                own_begin,
+                own_end,
+                outputs,
+                has_output,
+                ranks,
+                has_rank,
+                stride_dnext,
+                0,
+                stride_down,
+                1,
+                BLOCK_N,
+            )
+            tl.store(to_b, dlora_b, mask=mask_of_b)
+        return
+
+    tile, share = tl.program_id(0) - tiles_of_outputs, tl.program_id(1)
+    if cu_owned_ptr is not None:
+        rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, tl.num_programs(1)), BLOCK_N) * BLOCK_N
+    first = own_begin + share * rows_per_share
+    sums, has_rows, end = True, True, tl.minimum(first + rows_per_share, own_end)
+    if SUMS_APART:
+        # Then a program of the first share has all rows, and computes dA only.
+        num_tiles = tl.cdiv(num_columns, BLOCK_M)
+        sums, has_rows, tile = tile < num_tiles, tile >= num_tiles, tile % num_tiles
+        if sums:
+            if share > 0:
+                return
+            end = own_end
+    columns = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    has_column = columns < num_columns
+    lora_ranks, lora_mask = (owner * rank + ranks).to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
+    lora_up_ptr += owner * rank
     if places_ptr is None:
-        dlora_ptrs = dloras_ptr + share.to(tl.int64) * NUM_ADAPTERS * rank * num_columns
-        dlora_ptrs += lora_ranks * num_columns + columns[None, :]
+        to_a = dloras_ptr + share.to(tl.int64) * NUM_ADAPTERS * rank * num_columns
+        to_a += lora_ranks * num_columns + columns[None, :]
     else:
-        dlora_ptrs = place_of(places_ptr, tl.minimum(adapter, NUM_ADAPTERS - 1))
-        dlora_ptrs += ranks[:, None] * num_columns + columns[None, :]
+        to_a = place_of(places_ptr, owner) + ranks[:, None] * num_columns + columns[None, :]
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
     if ADDS:
-        dlora = tl.load(dlora_ptrs, mask=lora_mask, other=0.0)
-    own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
-    rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, num_shares), BLOCK_N) * BLOCK_N
-    first = own_begin + share * rows_per_share
-    for begin in range(first, tl.minimum(first + rows_per_share, own_end), BLOCK_N):
+        dlora = tl.load(to_a, mask=lora_mask, other=0.0)
+    for begin in range(first, end, BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
         has_row = rows < own_end
         mask = has_row[:, None] & has_column[None, :]
-        lora_up = tl.load(
+        lora_up = load_sum(
             lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
-            mask=has_row[:, None] & has_rank[None, :],
-            other=0.0,
-        )
-        dout = tl.load(dout_ptr + rows[:, None] * stride_dout + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            has_row[:, None] & has_rank[None, :],
+            stride_lora_up_parts,
+            NUM_LORA_UP_PARTS,
+        ).to(lora_a.dtype)
         gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        if scales_ptr is not None:
-            dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
-        dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
+        dout = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        if has_rows:
+            dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
+            dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
+            if scales_ptr is not None:
+                dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
+            dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
-        out = gate * sigmoid * up
-        dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
-        dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
-        dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
-        tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-        tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
-    tl.store(dlora_ptrs, dlora, mask=lora_mask)
+        if sums:
+            out = gate * sigmoid * up
+            dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
+        if has_rows:
+            dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
+            dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
+            tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+            tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+    if sums:
+        tl.store(to_a, dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
@@ -223,56 +292,98 @@ def gated_lora_backward(
     up_NM: Tensor,
     activation: str,
     scales_N: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """dA comes in fp32."""
+    # Of no outputs the kernel reads nothing that dB takes.
+    no_outputs = up_NR[:, :0], up_NR, 1.0
+    both = with_contiguous_rows(dout_NM), scales_N, with_contiguous_rows(up_NR)
+    return joined_gated_backward(*both, lora_A, gate_NM, up_NM, activation, *no_outputs)[:2]
+
+
+def joined_gated_backward(
+    product: Tensor,
+    scales_N: Tensor | None,
+    up: Tensor,
+    lora_A: Tensor,
+    gate_NM: Tensor,
+    up_NM: Tensor,
+    activation: str,
+    dnext_NP: Tensor,
+    down_NR: Tensor,
+    scaling: float,
     cu_owned: Tensor | None = None,
     places: tuple[Tensor, bool] | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """dA comes in fp32; or it is put where `joined_backward` would, if one program has all rows of a column."""
-    num_rows, num_columns = gate_NM.shape
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The same from dY W, whose rows may have scales, and U, both maybe in parts; and dB, [P, R] in fp32.
+
+    Args:
+        cu_owned, places: see `joined_backward`. dA takes its place only if one program has all rows of a column.
+    """
+    (num_rows, num_columns), num_outputs = gate_NM.shape, dnext_NP.shape[1]
     num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
     rank = len(lora_A) // num_adapters
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
-        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    contiguous = map(with_contiguous_rows, (dout_NM, up_NR, lora_A, gate_NM, up_NM))
-    dout_NM, up_NR, lora_A, gate_NM, up_NM = contiguous
-    tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    most = triton.cdiv(MAX_PROGRAMS, num_adapters * tiles)
+        dlora_B = lora_A.new_zeros(num_adapters * num_outputs, rank, dtype=torch.float32)
+        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32), dlora_B
+    lora_A, gate_NM, up_NM, dnext_NP = map(with_contiguous_rows, (lora_A, gate_NM, up_NM, dnext_NP))
+    product_SNM, up_SNR = in_parts(product), in_parts(up)
+    sums_apart = num_rows <= FEW_ROWS and cu_owned is None
+    tiles = LORA_TILES_OF_FEW_ROWS if sums_apart else LORA_TILES
+    num_tiles, tiles_of_outputs = (triton.cdiv(each, tiles["BLOCK_M"]) for each in (num_columns, num_outputs))
+    most = triton.cdiv(MAX_PROGRAMS, num_adapters * num_tiles)
     num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), most))
-    places = places if num_shares == 1 else None
-    dloras, (addresses, adds) = None, places or (None, False)
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    if sums_apart:
+        rows_per_share = tiles["BLOCK_N"]
+    if cu_owned is None:
+        num_shares = triton.cdiv(num_rows, rows_per_share)
+    num_sums = 1 if sums_apart else num_shares
+    places = places if num_sums == 1 else None
+    dloras, dlora_B, (addresses, adds) = None, None, places or (None, False)
     if places is None:
-        dloras = lora_A.new_empty(num_shares, len(lora_A), num_columns, dtype=torch.float32)
-    # One more for filler, which has no adapter.
-    _gated_lora_backward_kernel[tiles, num_shares, num_adapters if cu_owned is None else num_adapters + 1](
-        dout_NM,
-        scales_N,
+        dloras = lora_A.new_empty(num_sums, len(lora_A), num_columns, dtype=torch.float32)
+        dlora_B = lora_A.new_empty(num_adapters * num_outputs, rank, dtype=torch.float32)
+    # One adapter more for filler, which has none.
+    grid = tiles_of_outputs + num_tiles * (1 + sums_apart), num_shares, num_adapters + (cu_owned is not None)
+    _gated_lora_backward_kernel[grid](
+        product_SNM,
         cu_owned,
         addresses,
-        up_NR,
+        scales_N,
+        up_SNR,
         lora_A,
         gate_NM,
         up_NM,
         dgate_up_N2M,
         dloras,
+        dnext_NP,
+        down_NR,
+        dlora_B,
         num_rows,
         num_columns,
+        num_outputs,
         rank,
-        dout_NM.stride(0),
-        up_NR.stride(0),
+        rows_per_share,
+        *product_SNM.stride()[:2],
+        *up_SNR.stride()[:2],
         lora_A.stride(0),
         gate_NM.stride(0),
         up_NM.stride(0),
-        IS_GELU=activation == "gelu_tanh",
-        BLOCK_N=LORA_BLOCK_N,
-        BLOCK_M=LORA_BLOCK_M,
-        BLOCK_R=max(16, triton.next_power_of_2(rank)),
+        dnext_NP.stride(0),
+        down_NR.stride(0),
+        scaling,
+        NUM_PARTS=len(product_SNM),
+        NUM_LORA_UP_PARTS=len(up_SNR),
+        SUMS_APART=sums_apart,
         NUM_ADAPTERS=num_adapters,
         ADDS=adds,
-        num_stages=2,
+        IS_GELU=activation == "gelu_tanh",
+        BLOCK_R=rank_block(rank),
+        **tiles,
     )
-    if places is not None:
-        return dgate_up_N2M, None
-    return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0)
+    dlora_A = None if dloras is None else dloras[0] if len(dloras) == 1 else dloras.sum(0)
+    return dgate_up_N2M, dlora_A, dlora_B
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

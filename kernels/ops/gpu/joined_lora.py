@@ -1,10 +1,10 @@
 """What is left of a group of LoRA projections after the products with its joined weight, in Triton: a launch a pass.
 
-    add_lora            out[n, m] = X Wᵀ[n, m] + sum over r of D[n, i R + r] s B[m, r] + b[m]     i: the projection of m
+    add_lora            out[n, m] = X Wᵀ[n, m] + s sum over r of D[n, i R + r] B[m, r] + b[m]     i: the projection of m
     joined_backward     dX = dY W + U A        dA = Uᵀ X        dB_i = s dY_iᵀ D_i
 
-`ops/joined_weight.py` says what the products hold. A program that sums over rows has a tile of columns and all rows, so
-that two runs are bitwise equal.
+`ops/joined_weight.py` says what the products hold; those of weights in 4 bits come in parts, which are added in a fixed
+order. A program that sums over rows has a tile of columns and all rows. So two runs are bitwise equal.
 
 If several adapters own rows, a program computes for one of them, and reads and writes only its rows. So no number of
 another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
@@ -20,20 +20,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lora import ends_of, num_tiles, rank_block, tile_columns
-from .move_rows import with_contiguous_rows
+from .lora import ends_of, num_tiles, rank_block, sum_over_rows, tile_columns
+from .move_rows import in_parts, load_sum, with_contiguous_rows
 from .owners import own_block, own_range, place_of
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
-BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+BACKWARD_TILES = {"BLOCK_N": 64, "BLOCK_SUM": 64, "BLOCK_K": 64, "BLOCK_M": 64, "num_warps": 4, "num_stages": 3}
+# Of at most 128 rows, whose products come in parts: the fastest on an H200 for 80.
+ADD_TILES_OF_PARTS = {"BLOCK_N": 16, "BLOCK_M": 32, "num_warps": 4}
+BACKWARD_TILES_OF_PARTS = BACKWARD_TILES | {"BLOCK_N": 16, "num_stages": 1}
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_lora_kernel(
     product_ptr,
+    low_ptr,
     cu_owned_ptr,
-    beside_ptr,
+    weight_ptr,
     bias_ptr,
     out_ptr,
     down_ptr,
@@ -41,12 +45,18 @@ def _add_lora_kernel(
     rank,
     num_ranks,
     num_columns,
+    stride_ps,
     stride_pn,
+    stride_ls,
+    stride_ln,
     stride_dn,
-    stride_bm,
+    stride_wm,
+    scaling,
     end_0,
     end_1,
     end_2,
+    NUM_PARTS: tl.constexpr,
+    NUM_LOW_PARTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     NUM_ADAPTERS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -62,14 +72,17 @@ def _add_lora_kernel(
     has_rank = (ranks < rank) & (adapter < NUM_ADAPTERS)
     mask = has_row[:, None] & has_column[None, :]
     mask_of_down = has_row[:, None] & has_rank[None, :]
-    product_ptrs = product_ptr + rows[:, None] * stride_pn
     first_rank = adapter * num_ranks + projection * rank
-    down = tl.load(product_ptrs + num_columns + first_rank + ranks[None, :], mask=mask_of_down, other=0.0)
-    # 64 bits: an offset may pass 2^31 elements.
-    beside_ptrs = beside_ptr + columns.to(tl.int64)[None, :] * stride_bm + first_rank + ranks[:, None]
-    beside = tl.load(beside_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
-    values = tl.dot(down, beside, input_precision="ieee")
-    values += tl.load(product_ptrs + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    low_ptrs = low_ptr + rows[:, None] * stride_ln + first_rank + ranks[None, :]
+    down = load_sum(low_ptrs, mask_of_down, stride_ls, NUM_LOW_PARTS).to(down_ptr.dtype.element_ty)
+    weight_ptrs = weight_ptr + columns.to(tl.int64)[None, :] * stride_wm + ranks[:, None]
+    if cu_owned_ptr is not None:
+        weight_ptrs += first_rank
+    weight = tl.load(weight_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
+    # Loaded before the product, which would wait for it.
+    product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
+    values = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
+    values += scaling * tl.dot(down, weight, input_precision="ieee")
     if HAS_BIAS:
         values += tl.load(bias_ptr + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
@@ -90,9 +103,13 @@ def _add_up(
     num_rows,
     num_inputs,
     num_ranks,
+    stride_ps,
     stride_pn,
+    stride_us,
     stride_un,
     stride_ar,
+    NUM_PARTS: tl.constexpr,
+    NUM_UP_PARTS: tl.constexpr,
     NUM_ADAPTERS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -103,43 +120,17 @@ def _add_up(
     columns, ranks = tile * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_RANKS)
     has_row, has_column = rows < end_of_rows, columns < num_inputs
     has_rank = (ranks < num_ranks) & (adapter < NUM_ADAPTERS)
-    mask = has_row[:, None] & has_column[None, :]
-    own_ranks = adapter * num_ranks + ranks
+    mask, own_ranks = has_row[:, None] & has_column[None, :], adapter * num_ranks + ranks
     lora_a_ptrs = lora_a_ptr + own_ranks[:, None] * stride_ar + columns[None, :]
     lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
     up_ptrs = up_ptr + rows[:, None] * stride_un + own_ranks[None, :]
-    up = tl.load(up_ptrs, mask=has_row[:, None] & has_rank[None, :], other=0.0)
-    dx = tl.load(product_ptr + rows[:, None] * stride_pn + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    up = load_sum(up_ptrs, has_row[:, None] & has_rank[None, :], stride_us, NUM_UP_PARTS).to(lora_a.dtype)
+    product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
+    dx = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
     if scales_ptr is not None:
         dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
     dx = tl.dot(up, lora_a, dx, input_precision="ieee")
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _sum_over_rows(
-    total,
-    wide_ptr,
-    narrow_ptr,
-    begin,
-    end,
-    columns,
-    has_column,
-    ranks,
-    has_rank,
-    stride_w,
-    stride_n,
-    BLOCK_N: tl.constexpr,
-):
-    """Adds the sum over these rows of wide[:, column] narrow[:, rank] to the total, [columns, ranks]."""
-    for first in range(begin, end, BLOCK_N):
-        rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < end
-        wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
-        wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
-        narrow = tl.load(narrow_ptrs + ranks[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
-        total = tl.dot(tl.trans(wide), narrow, total, input_precision="ieee")
-    return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -158,10 +149,11 @@ def _joined_backward_kernel(
     dlora_b_ptr,
     num_rows,
     num_inputs,
-    num_kept,
     rank,
     num_ranks,
+    stride_ps,
     stride_pn,
+    stride_us,
     stride_un,
     stride_dout,
     stride_xn,
@@ -171,9 +163,12 @@ def _joined_backward_kernel(
     end_0,
     end_1,
     end_2,
+    NUM_PARTS: tl.constexpr,
+    NUM_UP_PARTS: tl.constexpr,
     NUM_ADAPTERS: tl.constexpr,
     ADDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_SUM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -195,11 +190,11 @@ def _joined_backward_kernel(
         if places_ptr is None:
             to_b = dlora_b_ptr + adapter * end_2 * rank + elements_of_b
         else:
-            to_b = place_of(places_ptr, adapter) + (projection + 1) * rank * num_kept + elements_of_b
+            to_b = place_of(places_ptr, adapter) + (projection + 1) * rank * num_inputs + elements_of_b
         dlora_b = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
         if ADDS:
             dlora_b = tl.load(to_b, mask=mask_of_b, other=0.0)
-        dlora_b += scaling * _sum_over_rows(
+        dlora_b += scaling * sum_over_rows(
             tl.zeros((BLOCK_M, BLOCK_R), tl.float32),
             dout_ptr,
             down_ptr + adapter * num_ranks + projection * rank,
@@ -210,8 +205,10 @@ def _joined_backward_kernel(
             own_ranks,
             has_own_rank,
             stride_dout,
+            0,
             stride_dn,
-            BLOCK_N,
+            1,
+            BLOCK_SUM,
         )
         tl.store(to_b, dlora_b, mask=mask_of_b)
     elif program < sums:
@@ -230,7 +227,7 @@ def _joined_backward_kernel(
         dlora_a = tl.zeros((BLOCK_K, BLOCK_RANKS), tl.float32)
         if ADDS:
             dlora_a = tl.load(to_a, mask=mask_of_a, other=0.0)
-        dlora_a = _sum_over_rows(
+        dlora_a = sum_over_rows(
             dlora_a,
             x_ptr,
             up_ptr + adapter * num_ranks,
@@ -241,8 +238,10 @@ def _joined_backward_kernel(
             ranks,
             has_rank,
             stride_xn,
+            stride_us,
             stride_un,
-            BLOCK_N,
+            NUM_UP_PARTS,
+            BLOCK_SUM,
         )
         tl.store(to_a, dlora_a, mask=mask_of_a)
     else:
@@ -258,9 +257,13 @@ def _joined_backward_kernel(
             num_rows,
             num_inputs,
             num_ranks,
+            stride_ps,
             stride_pn,
+            stride_us,
             stride_un,
             stride_ar,
+            NUM_PARTS,
+            NUM_UP_PARTS,
             NUM_ADAPTERS,
             BLOCK_N,
             BLOCK_K,
@@ -269,54 +272,60 @@ def _joined_backward_kernel(
 
 
 def add_lora(
-    product_NP: Tensor,
-    beside_MR: Tensor,
+    product: Tensor,
+    low: Tensor,
+    weight_MR: Tensor,
     bias_M: Tensor | None,
     columns: tuple[int, ...],
-    rank: int,
+    scaling: float,
     cu_owned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [N, M], and D [N, n R], copied so that the product can be freed.
+    """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts.
 
     Args:
-        beside_MR: s B of each projection, as it lies beside W: in the columns of its D.
-        cu_owned: see `lora_linear`; None for one adapter. With several, D has the parts of all side by side.
+        cu_owned: see `lora_linear`; None for one adapter. With several, D has the parts of all side by side, and so has
+            B, [M, n R], which is scaled already.
     """
-    num_rows, num_columns = len(product_NP), sum(columns)
-    num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
-    num_ranks = len(columns) * rank
-    out_NM = product_NP.new_empty(num_rows, num_columns)
-    down_NR = product_NP.new_empty(num_rows, num_adapters * num_ranks)
+    product_SNM, low_SNR, num_adapters = in_parts(product), in_parts(low), _num_adapters(cu_owned)
+    num_rows, tiles = product_SNM.shape[1], ADD_TILES if product.dim() == 2 else ADD_TILES_OF_PARTS
+    num_columns, num_ranks = len(weight_MR), low.shape[-1] // num_adapters
+    rank = num_ranks // len(columns)
+    out_NM, down_NR = weight_MR.new_empty(num_rows, num_columns), weight_MR.new_empty(num_rows, low.shape[-1])
     if num_rows:
-        grid = _row_blocks(num_rows, num_adapters, ADD_TILES["BLOCK_N"]), num_tiles(columns, ADD_TILES["BLOCK_M"])
+        grid = _row_blocks(num_rows, num_adapters, tiles["BLOCK_N"]), num_tiles(columns, tiles["BLOCK_M"])
         _add_lora_kernel[grid](
-            product_NP,
+            product_SNM,
+            low_SNR,
             cu_owned,
-            beside_MR,
+            weight_MR,
             # A placeholder that the kernel does not read.
-            beside_MR if bias_M is None else bias_M,
+            weight_MR if bias_M is None else bias_M,
             out_NM,
             down_NR,
             num_rows,
             rank,
             num_ranks,
             num_columns,
-            product_NP.stride(0),
+            *product_SNM.stride()[:2],
+            *low_SNR.stride()[:2],
             down_NR.stride(0),
-            beside_MR.stride(0),
+            weight_MR.stride(0),
+            scaling,
             *ends_of(columns),
+            NUM_PARTS=len(product_SNM),
+            NUM_LOW_PARTS=len(low_SNR),
             HAS_BIAS=bias_M is not None,
             NUM_ADAPTERS=num_adapters,
             BLOCK_R=rank_block(rank),
-            **ADD_TILES,
+            **tiles,
         )
     return out_NM, down_NR
 
 
 def joined_backward(
-    product_NK: Tensor,
+    product: Tensor,
     scales_N: Tensor | None,
-    up_NR: Tensor,
+    up: Tensor,
     dout_NM: Tensor,
     x_NK: Tensor,
     down_NR: Tensor,
@@ -326,68 +335,34 @@ def joined_backward(
     cu_owned: Tensor | None = None,
     places: tuple[Tensor, bool] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32; from dY W, whose rows may have scales, and U.
+    """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
+
+    They are computed from dY W, whose rows may have scales, and U; both may be in parts.
 
     Args:
         cu_owned: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
         places: see `LoraGroup.places`; None to return the gradients.
     """
-    num_inputs = stacked_A.shape[1]
-    dx_NK = x_NK.new_empty(len(x_NK), num_inputs)
-    dstacked_A = None if places is not None else stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
-    tensors = product_NK, scales_N, up_NR, dout_NM, x_NK, down_NR, stacked_A, dx_NK, dstacked_A
-    return dx_NK, dstacked_A, _run_backward(*tensors, columns, scaling, num_inputs, num_inputs, cu_owned, places)
-
-
-def dlora_b(
-    dout_NM: Tensor,
-    down_NR: Tensor,
-    columns: tuple[int, ...],
-    scaling: float,
-    cu_owned: Tensor | None = None,
-    places: tuple[Tensor, bool] | None = None,
-    num_inputs: int = 0,
-) -> Tensor | None:
-    """dB alone, [M, R] in fp32; with places, it comes after K inputs' dA."""
-    # Placeholders: of no inputs the kernel reads and writes nothing.
-    unused = *[down_NR] * 4, down_NR if places is None else None
-    return _run_backward(down_NR, None, down_NR, dout_NM, *unused, columns, scaling, 0, num_inputs, cu_owned, places)
-
-
-def _run_backward(
-    product_NK,
-    scales_N,
-    up_NR,
-    dout_NM,
-    x_NK,
-    down_NR,
-    stacked_A,
-    dx_NK,
-    dstacked_A,
-    columns,
-    scaling,
-    num_inputs,
-    num_kept,
-    cu_owned,
-    places,
-) -> Tensor | None:
-    """Writes dX and dA; returns dB, if it has no place."""
-    num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
-    num_rows, num_ranks = len(dout_NM), down_NR.shape[1] // num_adapters
+    num_rows, num_inputs, num_adapters = len(dout_NM), stacked_A.shape[1], _num_adapters(cu_owned)
+    num_ranks, (addresses, adds) = len(stacked_A) // num_adapters, places or (None, False)
     rank = num_ranks // len(columns)
-    dstacked_B, (addresses, adds) = None, places or (None, False)
+    dx_NK, dstacked_A, dstacked_B = x_NK.new_empty(num_rows, num_inputs), None, None
     if places is None:
+        dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
         dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
-    tiles = triton.cdiv(num_inputs, BACKWARD_TILES["BLOCK_K"])
-    row_blocks = _row_blocks(num_rows, num_adapters, BACKWARD_TILES["BLOCK_N"])
-    num_programs = num_adapters * (num_tiles(columns, BACKWARD_TILES["BLOCK_M"]) + tiles) + tiles * row_blocks
-    _joined_backward_kernel[(num_programs,)](
-        product_NK,
+    product_SNK, up_SNR, tiles = in_parts(product), in_parts(up), BACKWARD_TILES
+    if product.dim() == 3:
+        tiles = BACKWARD_TILES_OF_PARTS
+    tiles_of_inputs = triton.cdiv(num_inputs, tiles["BLOCK_K"])
+    num_sums = num_adapters * (num_tiles(columns, tiles["BLOCK_M"]) + tiles_of_inputs)
+    num_programs = num_sums + tiles_of_inputs * _row_blocks(num_rows, num_adapters, tiles["BLOCK_N"])
+    _joined_backward_kernel[num_programs,](
+        product_SNK,
         cu_owned,
         addresses,
         scales_N,
-        up_NR,
+        up_SNR,
         dout_NM,
         x_NK,
         down_NR,
@@ -397,24 +372,29 @@ def _run_backward(
         dstacked_B,
         num_rows,
         num_inputs,
-        num_kept,
         rank,
         num_ranks,
-        product_NK.stride(0),
-        up_NR.stride(0),
+        *product_SNK.stride()[:2],
+        *up_SNR.stride()[:2],
         dout_NM.stride(0),
         x_NK.stride(0),
         down_NR.stride(0),
         stacked_A.stride(0),
         scaling,
         *ends_of(columns),
+        NUM_PARTS=len(product_SNK),
+        NUM_UP_PARTS=len(up_SNR),
         NUM_ADAPTERS=num_adapters,
         ADDS=adds,
         BLOCK_R=rank_block(rank),
         BLOCK_RANKS=rank_block(num_ranks),
-        **BACKWARD_TILES,
+        **tiles,
     )
-    return dstacked_B
+    return dx_NK, dstacked_A, dstacked_B
+
+
+def _num_adapters(cu_owned: Tensor | None) -> int:
+    return 1 if cu_owned is None else len(cu_owned) - 1
 
 
 def _row_blocks(num_rows: int, num_adapters: int, block: int) -> int:

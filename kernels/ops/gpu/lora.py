@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import reference
-from .move_rows import with_contiguous_rows
+from .move_rows import load_sum, with_contiguous_rows
 
 MAX_PROJECTIONS = 3
 BLOCK_N, BLOCK_M = 64, 128
@@ -34,6 +34,35 @@ def tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
     end = tl.where(projection == 0, end_0, tl.where(projection == 1, end_1, end_2))
     first = tl.where(projection == 0, 0, tl.where(projection == 1, tiles_0, tiles_0 + tiles_1))
     return projection, begin + (tile - first) * BLOCK_M, end
+
+
+@triton.jit
+def sum_over_rows(
+    total,
+    wide_ptr,
+    narrow_ptr,
+    begin,
+    end,
+    columns,
+    has_column,
+    ranks,
+    has_rank,
+    stride_w,
+    stride_ns,
+    stride_n,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Adds the sum over these rows of wide[:, column] narrow[:, rank] to the total, [columns, ranks]."""
+    for first in range(begin, end, BLOCK_N):
+        rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+        has_row = rows < end
+        wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
+        wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
+        mask = has_row[:, None] & has_rank[None, :]
+        narrow = load_sum(narrow_ptrs + ranks[None, :], mask, stride_ns, NUM_PARTS).to(wide.dtype)
+        total = tl.dot(tl.trans(wide), narrow, total, input_precision="ieee")
+    return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])

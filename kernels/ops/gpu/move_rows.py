@@ -26,6 +26,16 @@ def load_count(count_ptr, num_active):
     return count
 
 
+@triton.jit
+def load_sum(pointers, mask, stride_of_parts, NUM_PARTS: tl.constexpr):
+    """The sum of values that come in parts, in a fixed order and in their dtype."""
+    total = tl.load(pointers, mask=mask, other=0.0)
+    for _ in tl.static_range(1, NUM_PARTS):
+        pointers += stride_of_parts
+        total += tl.load(pointers, mask=mask, other=0.0)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_active"])
 def _gather_rows_kernel(
     x_ptr,
@@ -74,11 +84,7 @@ def _scatter_rows_kernel(
     within = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
     part_ptrs = x_ptr + slots.to(tl.int64)[:, None] * stride_xa + columns[None, :]
     active = within & (slots >= 0)[:, None]
-    values = tl.load(part_ptrs, mask=active, other=0.0)
-    for _ in tl.static_range(1, NUM_PARTS):
-        part_ptrs += stride_xs
-        values += tl.load(part_ptrs, mask=active, other=0.0)
-    values = values.to(out_ptr.dtype.element_ty)
+    values = load_sum(part_ptrs, active, stride_xs, NUM_PARTS).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :], values, mask=within)
 
 
@@ -133,6 +139,11 @@ def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tenso
 
 def _grid(out: Tensor, block_rows: int = BLOCK_ROWS) -> tuple[int, int]:
     return triton.cdiv(out.shape[0], block_rows), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
+
+
+def in_parts(matrix: Tensor) -> Tensor:
+    """The parts whose sum is a matrix, [S, N, K], given them or the matrix itself."""
+    return matrix if matrix.dim() == 3 else matrix[None]
 
 
 def with_contiguous_rows(matrix: Tensor) -> Tensor:
