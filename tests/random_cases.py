@@ -60,6 +60,28 @@ def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adap
     return draw(num_rows, num_in), projections, rows, douts
 
 
+def as_leaves(projections, dtype, adapter_dtype):
+    return [
+        LoraProjection(
+            p.weight.to(DEVICE, dtype),
+            None if p.bias is None else p.bias.to(DEVICE, dtype),
+            p.lora_A.to(DEVICE, adapter_dtype).requires_grad_(),
+            p.lora_B.to(DEVICE, adapter_dtype).requires_grad_(),
+            p.scaling,
+        )
+        for p in projections
+    ]
+
+
+def results_of_parts(x, projections, douts):
+    """Returns the outputs of projections and the gradients of x, all lora_A and all lora_B, without our code."""
+    x = x.clone().requires_grad_()
+    leaves = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
+    outs = [torch.nn.functional.linear(x, p.weight, p.bias) + p.scaling * (x @ p.lora_A.T @ p.lora_B.T) for p in leaves]
+    adapters = [*(p.lora_A for p in leaves), *(p.lora_B for p in leaves)]
+    return [*(out.detach() for out in outs), *torch.autograd.grad(outs, [x, *adapters], douts)]
+
+
 def quantised(projection, buffers):
     """Returns the projection with its weight in 8 bits, and dequantised; `buffers` collects each dequantisation."""
     scale = projection.weight.abs().max() / 127

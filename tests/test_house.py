@@ -48,9 +48,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_654
+MAX_LINES = 52_409
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_657,
+    "files at the root": 1_659,
     "adapters": 3_622,
     "ask": 722,
     "basics": 777,
@@ -58,18 +58,18 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_083,
     "export": 1_990,
     "machine": 903,
-    "memory": 1_660,
+    "memory": 1_763,
     "models": 5_061,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_445,
+    "run": 5_456,
     "serve": 2_737,
-    "sparse": 1_603,
-    "sparse.patches": 2_349,
-    "sparse.rows": 786,
+    "sparse": 1_644,
+    "sparse.patches": 2_406,
+    "sparse.rows": 879,
     "texts": 10_443,
-    "training": 3_756,
+    "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -17,7 +17,6 @@ Everything that changes between steps is read on the device, so an update can be
 depend on the seed, the step and the element's index. Shapes: any; P elements in the order of memory, Q blocks.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,11 +63,13 @@ class AdamW:
         learning_rate: η, fp32 scalar.
         step: t, int64 scalar; 0 before the first step.
         corrections: 1 - β1^t and 1 - β2^t, fp32 [2].
+        log_betas: log β1 and log β2, fp64 [2].
     """
 
     learning_rate: Tensor
     step: Tensor
     corrections: Tensor
+    log_betas: Tensor
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -77,15 +78,15 @@ class AdamW:
     def on(cls, device: torch.device, **settings) -> "AdamW":
         """An optimizer before its first step."""
         step = torch.zeros((), dtype=torch.int64, device=device)
-        return cls(torch.zeros((), device=device), step, torch.ones(2, device=device), **settings)
+        log_betas = torch.tensor(settings.get("betas", cls.betas), dtype=torch.float64).log().to(device)
+        return cls(torch.zeros((), device=device), step, torch.ones(2, device=device), log_betas, **settings)
 
     def begin_step(self, learning_rate: float) -> None:
         """Counts a step, before its updates; does not wait for the device."""
         self.learning_rate.fill_(learning_rate)
         self.step.add_(1)
-        for correction, beta in zip(self.corrections, self.betas, strict=True):
-            # In fp64: the difference to 1 is small.
-            correction.copy_(-torch.expm1(self.step.double() * math.log(beta)))
+        # In fp64: the difference to 1 is small.
+        self.corrections.copy_(torch.expm1(self.step * self.log_betas).neg_())
 
     def reset(self) -> None:
         """Goes back to before the first step."""

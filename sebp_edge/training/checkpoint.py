@@ -30,7 +30,7 @@ from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.recovery import LearnerState
 
 FILE = "checkpoint.json"
-_FORMAT = 2
+_FORMAT = 3
 # The size limit of checkpoint.json, in bytes; a document takes 200.
 _MAX_BYTES = 2**28
 # The share of the time that writing takes at most.
@@ -51,13 +51,13 @@ class RunState:
         share: how much of its steps is done, from 0 to 1.
         seconds: how long it has taken.
         progress: the progress of each training, in order.
-        learner: what the last of them goes on from; None unless it is running.
+        learners: what each of them that is running goes on from, by its place among them.
     """
 
     share: float
     seconds: float
     progress: list[TrainingProgress]
-    learner: LearnerState | None
+    learners: Mapping[int, LearnerState] = field(default_factory=dict)
 
     def renumbered(self, number_of: Mapping[int, int]) -> "RunState":
         """Returns the state without the losses of documents that have no new number."""
@@ -93,13 +93,12 @@ class CheckpointFiles:
         Raises:
             StorageError: it could not be written; the one before is still there.
         """
-        learner = None if state.learner is None else state.learner._replace(tensors=[])._asdict()
         values = self.values | {
             "format": _FORMAT,
             "share": state.share,
             "seconds": state.seconds,
             "progress": [asdict(dataclasses.replace(each, best_state=[])) for each in state.progress],
-            "learner": learner,
+            "learners": {number: each._replace(tensors=[])._asdict() for number, each in state.learners.items()},
         }
         with storage_errors("The checkpoint could not be written to", self.folder, ""):
             written = {}
@@ -107,8 +106,8 @@ class CheckpointFiles:
                 name, stamp = f"best {number}", _stamp(each)
                 is_written = name in self._written and self._written[name][0] == stamp
                 written[name] = self._written[name] if is_written else (stamp, self._write_part(each.best_state))
-            if state.learner is not None:
-                written["learner"] = (), self._write_part(state.learner.tensors)
+            for number, each in state.learners.items():
+                written[f"learner {number}"] = (), self._write_part(each.tensors)
             files = {name: entry for name, (_, entry) in written.items()}
             flush(self.folder)
             write_checked_json(self.folder / FILE, values | {"files": files})
@@ -129,10 +128,11 @@ class CheckpointFiles:
                 raise ValueError("format")
             tensors = {name: self._read_part(entry) for name, entry in values["files"].items()}
             progress = [_progress(each, tensors[f"best {n}"]) for n, each in enumerate(values["progress"])]
-            learner = values["learner"]
-            if learner is not None:
-                learner = LearnerState(**learner | {"tensors": tensors["learner"]})
-            state = RunState(values["share"], values["seconds"], progress, learner)
+            learners = {
+                int(number): LearnerState(**each | {"tensors": tensors[f"learner {number}"]})
+                for number, each in values["learners"].items()
+            }
+            state = RunState(values["share"], values["seconds"], progress, learners)
         except Exception as error:  # whatever safetensors raises, too
             raise JobError(
                 f"The checkpoint in {str(self.folder)!r} is damaged, or was written by another sebp-edge; start over "
@@ -174,7 +174,7 @@ class CheckpointFiles:
                 path.unlink()
 
 
-_OWN = {"format", "share", "seconds", "progress", "learner", "files"}
+_OWN = {"format", "share", "seconds", "progress", "learners", "files"}
 
 
 class Checkpoints:

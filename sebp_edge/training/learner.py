@@ -16,7 +16,7 @@ from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.models.adaptation import Adaptation, restore, trainable
+from sebp_edge.models.adaptation import Adaptation, restore, snapshot, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.texts.batches import Collator
@@ -56,6 +56,8 @@ class Learner:
         row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if micro-batches run eagerly.
         hook: what the adaptation does around the steps.
+        update: updates the parameters.
+        on_event: receives the events.
         can_accumulate: whether a step may have several micro-batches.
     """
 
@@ -71,7 +73,7 @@ class Learner:
         check: Check = lambda: None,
         words: Callable[[], WordReader | None] = lambda: None,
     ):
-        self.adaptation, self._on_event, self._guard, self.words = adaptation, on_event, guard, words
+        self.adaptation, self.on_event, self._guard, self.words = adaptation, on_event, guard, words
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
         self.hook = adaptation.training_hook()
@@ -79,12 +81,12 @@ class Learner:
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(self.parameters, recipe, options, self.hook.updated(self.parameters))
-            self.can_accumulate = self._update.can_accumulate
+            self.update = _update_for(self.parameters, recipe, options, self.hook.updated(self.parameters))
+            self.can_accumulate = self.update.can_accumulate
             if device.type == "cuda" and self.is_hoisted:
                 self.begin_graphs()
                 # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
-                self._captured(lambda: self._update.capture(GraphPool(device, on_event)))
+                self._captured(lambda: self.update.capture(self.new_pool()))
         except BaseException:
             self.remove()
             raise
@@ -97,13 +99,16 @@ class Learner:
     @property
     def tensors(self) -> list[Tensor]:
         """What a training goes on from after a step; graphs read these tensors, so they are changed in place."""
-        return [tensor.detach() for tensor in self._update.state]
+        return [tensor.detach() for tensor in self.update.state]
 
     def begin_graphs(self) -> None:
         """Starts to capture micro-batches, and replaces earlier graphs."""
-        graphs = GraphPool(self.device, self._on_event)
-        hoisted, updates = self.row_losses.hoisted, {GRADIENTS: self._update}
-        self.graphs = MicroBatchGraphs(graphs, hoisted, updates, self._loss, self.words())
+        hoisted, updates = self.row_losses.hoisted, {GRADIENTS: self.update}
+        self.graphs = MicroBatchGraphs(self.new_pool(), hoisted, updates, self._loss, self.words())
+
+    def new_pool(self) -> GraphPool:
+        """Returns a pool of graphs, in memory of its own."""
+        return GraphPool(self.device, self.on_event)
 
     def plan_graphs(
         self, trained: Iterable[MicroBatch], validation: Iterable[MicroBatch], test: Iterable[MicroBatch]
@@ -142,7 +147,7 @@ class Learner:
     def begin_step(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
         self._learning_rate = learning_rate
-        self._update.begin(learning_rate)
+        self.update.begin(learning_rate)
         self._loss.zero_()
 
     def accumulate(self, micro_batch: MicroBatch, loss_tokens: int) -> None:
@@ -165,19 +170,19 @@ class Learner:
 
     def discard_step(self) -> None:
         """Discards the step's gradients and loss so far."""
-        self._update.zero_gradients()
+        self.update.zero_gradients()
         self._loss.zero_()
 
     def finish_step(self) -> Outcome:
         """Updates the parameters; returns the step's outcome."""
-        outcome = Outcome(self._loss.clone(), self._update.finish())
+        outcome = Outcome(self._loss.clone(), self.update.finish())
         self.hook.after_step(self._learning_rate)
         return outcome
 
     def dry_run(self, micro_batch: MicroBatch) -> None:
         """Runs a micro-batch, or captures its graph, and an update; neither changes anything, bit for bit."""
         try:
-            with self._update.dry_run():
+            with self.update.dry_run():
                 if self.graphs is not None:
                     graphs = self.graphs
                     self._captured(lambda: graphs.capture(self.row_losses.pack(micro_batch.examples)))
@@ -188,8 +193,16 @@ class Learner:
 
     def start_again(self, state: list[Tensor]) -> None:
         """Restores `state`, a snapshot of the adaptation before its first step, and resets the optimizer."""
+        self.restore(state)
+        self.update.reset()
+
+    def snapshot(self) -> list[Tensor]:
+        """Copies the trained parameters to the CPU."""
+        return snapshot(self.adaptation)
+
+    def restore(self, state: list[Tensor]) -> None:
+        """Restores a snapshot, bit for bit."""
         restore(self.adaptation, state)
-        self._update.reset()
 
     def drop_graphs(self) -> None:
         """Drops the graphs of micro-batches, which run eagerly from then on."""
@@ -198,7 +211,7 @@ class Learner:
     def release(self) -> None:
         """Frees graphs, gradients and moments; ends the updates."""
         self.drop_graphs()
-        self._update.release()
+        self.update.release()
 
     def remove(self) -> None:
         """Restores the model's original code."""
@@ -214,7 +227,7 @@ class Learner:
         except CannotCapture as error:
             self.drop_graphs()
             _clear_frames(error)
-            self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
+            self.on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
             return None
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -12,7 +12,6 @@ import torch
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Sink, StepDone
-from sebp_edge.models.adaptation import restore, snapshot
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.examples import Outline
 from sebp_edge.texts.schedule import Group, Schedule
@@ -80,18 +79,44 @@ class _PendingStep(NamedTuple):
     learning_rate: float
 
 
+# A step and its learning rate.
+Step = tuple[Group, float]
+Steps = Generator[Step, Outcome, None]
+
+
+def run_in_lockstep(trainings: Mapping[int, Steps], run: Callable[[dict[int, Step]], dict[int, Outcome]]) -> None:
+    """Runs the next step of each training at once, until all are over.
+
+    Args:
+        trainings: by number, what yields their steps.
+        run: runs the steps of those that are not over; returns their outcomes.
+    """
+    steps, outcomes = {}, dict.fromkeys(trainings)
+    try:
+        while outcomes:
+            for number, outcome in outcomes.items():
+                try:
+                    steps[number] = trainings[number].send(outcome)
+                except StopIteration:
+                    steps.pop(number, None)
+            outcomes = run(steps) if steps else {}
+    finally:
+        for training in trainings.values():
+            training.close()
+
+
 @dataclass(frozen=True)
 class Trainer:
     """Trains one adaptation and leaves it in its best state.
 
     Attributes:
-        learner: runs the steps and evaluations.
+        learner: runs the steps and evaluations; or the place that several trainings at once have in one.
         on_event: receives the events.
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
         clock: counts the seconds of the steps.
         is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
-        pending: the steps whose outcome has not been read yet.
+        pending: the steps whose outcome has not been read yet; None for one that runs.
         set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
 
@@ -112,7 +137,21 @@ class Trainer:
         return state._replace(tensors=self.set_aside) if self.set_aside else state
 
     def train(self, schedule: Schedule) -> TrainingProgress:
-        """Runs the steps of a schedule that the learner is prepared for.
+        """Runs the steps of a schedule that the learner is prepared for; see `steps`."""
+        run_in_lockstep({0: self.steps(schedule)}, lambda steps: {0: self._run(*steps[0])})
+        return self.progress
+
+    def _run(self, step: Group, learning_rate: float) -> Outcome:
+        if not self.learner.can_be_left:
+            self.hold()
+        return self.learner.step(step, learning_rate)
+
+    def hold(self) -> None:
+        """Lets nothing be saved until the outcome of the next step is here."""
+        self.pending.append(None)
+
+    def steps(self, schedule: Schedule) -> Steps:
+        """Yields each step of a schedule and its learning rate, and is sent its outcome; evaluates between them.
 
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
         Each state is evaluated and kept as if the training ended there. No training stops early before the hook of its
@@ -133,40 +172,37 @@ class Trainer:
         try:
             is_late = self.recipe.method == "lora"
             if (schedule.learns_on or is_late) and not done:
-                progress.best_state = snapshot(self.learner.adaptation)
+                progress.best_state = self.learner.snapshot()
             elif not done:
                 self._evaluate(schedule.validation, 0)
             while progress.epoch < len(epochs) and not self._has_converged:
-                self._train_epoch(epochs[progress.epoch][progress.epoch_steps :], rates)
+                yield from self._steps_of_epoch(epochs[progress.epoch][progress.epoch_steps :], rates)
                 if is_late and not (schedule.learns_on or progress.best_epoch or progress.best_validation):
                     self._evaluate_start(schedule.validation)
                 self._evaluate(schedule.validation, progress.epoch + 1)
         except BaseException as stop:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
-                restore(self.learner.adaptation, progress.best_state)
+                self.learner.restore(progress.best_state)
             else:
                 hook.finish()
             raise
         progress.is_over = True
-        restore(self.learner.adaptation, progress.best_state)
-        return progress
+        self.learner.restore(progress.best_state)
 
     @property
     def _has_converged(self) -> bool:
         progress = self.progress
         return progress.epoch - max(progress.best_epoch, progress.last_unsettled_epoch) >= self.recipe.patience
 
-    def _train_epoch(self, steps: list[Group], rates: Iterator[float]) -> None:
-        """Trains the steps of an epoch; launches a GPU's next step before it reads the outcome of the previous one."""
+    def _steps_of_epoch(self, steps: list[Group], rates: Iterator[float]) -> Steps:
+        """Yields the steps of an epoch; a GPU's next step is launched before the outcome of the one before is read."""
         begin, before = self.clock(), self.progress.seconds
         pending, epoch = self.pending, self.progress.epoch + 1
         for step in steps:
             rate = next(rates)
-            if not self.learner.can_be_left:
-                pending.append(None)  # nothing is to be saved during the step
-            outcome = self.learner.step(step, rate)
-            if not self.learner.can_be_left:
+            outcome = yield step, rate
+            if pending and pending[-1] is None:
                 pending.pop()
             pending.append(_PendingStep(epoch, step, outcome, rate))
             while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
@@ -221,7 +257,7 @@ class Trainer:
             return
         progress, learner = self.progress, self.learner
         self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in learner.tensors)
-        restore(learner.adaptation, progress.best_state)
+        learner.restore(progress.best_state)
         try:
             losses = evaluate(learner, validation)
         finally:
@@ -243,7 +279,7 @@ class Trainer:
             best = not losses or loss < progress.best_loss
             if best:
                 progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
-                progress.best_state = snapshot(self.learner.adaptation)
+                progress.best_state = self.learner.snapshot()
         progress.epoch, progress.epoch_steps = epoch, 0
         if not hook.is_settled:
             progress.last_unsettled_epoch = epoch

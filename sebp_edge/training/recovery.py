@@ -165,12 +165,12 @@ class RecoveringLearner(Learner):
             return True
         self._guard.begin()
         with self._attempt(largest) as attempt:
-            self._run_dry(largest)
+            self._run_dry(lambda: self.dry_run(largest))
         if attempt.did_not_fit:
             self._reduce_memory(largest)
             return False
         self._largest_dry_run = size
-        self._on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
+        self.on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
         return True
 
     def losses(self, group: Group, *, reads_words: bool = False) -> Iterator[tuple[list[Outline], Tensor, Tensor]]:
@@ -190,7 +190,7 @@ class RecoveringLearner(Learner):
                 remaining = self.limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)
             else:
                 done += len(remaining[0].examples)
-                self._on_event(ExamplesEvaluated(done, len(group.examples)))
+                self.on_event(ExamplesEvaluated(done, len(group.examples)))
                 yield remaining.pop(0).examples, losses, sequences
 
     @property
@@ -225,11 +225,15 @@ class RecoveringLearner(Learner):
                 self.discard_step()
                 step.cut(self.limit)
                 done = 0
-            if self.can_be_left:
-                self._check()
-            else:
-                self._rest()
+            self.between_micro_batches()
         return self.finish_step()
+
+    def between_micro_batches(self) -> None:
+        """Ends a step that may be left if that is asked for; gives way to others in any other."""
+        if self.can_be_left:
+            self._check()
+        else:
+            self._rest()
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()
@@ -263,9 +267,19 @@ class RecoveringLearner(Learner):
 
         return _Attempt(can_recover)
 
-    def _run_dry(self, micro_batch: MicroBatch) -> None:
+    def try_out(self, run: Callable[[], None]) -> None:
+        """Runs what a training does dry, if the guard has a limit.
+
+        Raises:
+            RuntimeError, MemoryError: it does not fit.
+        """
+        if self._guard.has_limit:
+            self._guard.begin()
+            self._run_dry(run)
+
+    def _run_dry(self, run: Callable[[], None]) -> None:
         try:
-            self.dry_run(micro_batch)
+            run()
             self._guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
@@ -277,10 +291,10 @@ class RecoveringLearner(Learner):
         if len(micro_batch.examples) > 1:
             before = self.limit.max_rows
             self._cut_smaller(micro_batch)
-            self._on_event(MemoryRanOut(before, self.limit.max_rows))
+            self.on_event(MemoryRanOut(before, self.limit.max_rows))
         else:
-            self._release_graphs()
-            self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
+            self.release_graphs()
+            self.on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
 
     @property
     def _num_dequantised(self) -> int:
@@ -292,19 +306,19 @@ class RecoveringLearner(Learner):
         had_graphs = self.graphs is not None
         if self._num_dequantised == 0:
             return False
-        self._release_graphs()
+        self.release_graphs()
         self.row_losses.hoisted.free_dequantised()
         release_memory(self.device)
         if had_graphs:
             self.begin_graphs()
-        self._on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
+        self.on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
         return True
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
         """Limits micro-batches to half of this one's rows, and starts new graphs for them."""
         had_graphs = self.graphs is not None
         # No graph is needed any more, since later micro-batches are smaller.
-        self._release_graphs()
+        self.release_graphs()
         self.limit = self.limit.halved(micro_batch)
         if had_graphs:
             self.begin_graphs()
@@ -315,7 +329,7 @@ class RecoveringLearner(Learner):
             each.cut(self.limit)
         self._prepare_learner()
 
-    def _release_graphs(self) -> None:
+    def release_graphs(self) -> None:
         """Frees the memory of graphs and of failed backward passes."""
         synchronize(self.device)  # a graph may be running
         self.drop_graphs()
@@ -337,7 +351,12 @@ class RecoveringLearner(Learner):
             self._guard.halve_transient()
         else:
             self._guard.accept_shortfall(shortfall)
-        self._on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
+        self.on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
+
+    def refuse_shortfall(self) -> None:
+        """Raises a MemoryError if memory has become short."""
+        if self._guard.shortfall():
+            raise MemoryError("A step needs more memory than is left.")
 
     def _largest_micro_batch(self, *schedules: Schedule) -> MicroBatch | None:
         """Returns the largest micro-batch with gradients; None if there is none."""
@@ -356,7 +375,7 @@ class RecoveringLearner(Learner):
     def _notify_smaller_steps(self) -> None:
         if self.schedule.has_smaller_steps and not self._notified_smaller_steps:
             self._notified_smaller_steps = True
-            self._on_event(
+            self.on_event(
                 Notice(
                     f"Each step has at most {self.limit.max_rows} rows, fewer than batch_tokens asks for, "
                     "since full fine-tuning in bf16 does not accumulate gradients over micro-batches."

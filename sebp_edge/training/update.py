@@ -19,7 +19,8 @@ class Update:
     """AdamW (Loshchilov and Hutter 2019) for parameters whose `grad` it owns.
 
     Until `release`, small parameters of one dtype, such as adapters, are views of one flat tensor, and their gradients
-    views of another: clipping, AdamW and zeroing then take a kernel each, not one for every few dozen tensors.
+    views of another: clipping, AdamW and zeroing then take a kernel each, not one for every few dozen tensors. Kernels
+    may add to these gradients themselves (see `LoraGroup`).
 
     Args:
         options: whether gradients are added one by one, and whether moments take 8 bits each.
@@ -27,9 +28,10 @@ class Update:
 
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
+        is_overwritten: whether each micro-batch overwrites all gradients, so that no update has to zero them.
     """
 
-    can_accumulate = True
+    can_accumulate, is_overwritten = True, False
 
     def __init__(
         self,
@@ -115,15 +117,21 @@ class Update:
         for parameter in self._model_parameters:
             parameter.grad = None
             if self._is_flat:
+                parameter.main_grad = None
                 parameter.data = parameter.data.clone()
 
     def _step(self) -> None:
-        self._norm.copy_(torch.nn.utils.get_total_norm([parameter.grad for parameter in self._parameters]))
+        gradients = [parameter.grad for parameter in self._parameters]
+        if self._is_flat:
+            torch.linalg.vector_norm(*gradients, out=self._norm)
+        else:
+            self._norm.copy_(torch.nn.utils.get_total_norm(gradients))
         # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
         for seed, (parameter, weight) in enumerate(zip(self._parameters, self._weights, strict=True)):
             adamw_(weight, parameter.grad, self._moments[seed], self._adamw, seed=seed, factor=factor)
-        self.zero_gradients()
+        if not self.is_overwritten:
+            self.zero_gradients()
 
 
 def held(moments: Iterable[Moments]) -> Iterator[Tensor]:
@@ -143,7 +151,8 @@ def add_gradients(loss: Tensor, parameters: list[Tensor], *, one_by_one: bool) -
     else:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         found = [pair for pair in zip(parameters, gradients, strict=True) if pair[1] is not None]
-        torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+        if found:
+            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
 
 
 def _flattened(parameters: list[Tensor]) -> nn.Parameter:
@@ -155,4 +164,5 @@ def _flattened(parameters: list[Tensor]) -> nn.Parameter:
         view = data[: parameter.numel()].view_as(parameter)
         view.copy_(parameter.data)
         parameter.data, parameter.grad = view, grad[: parameter.numel()].view_as(parameter)
+        parameter.main_grad = parameter.grad
     return flat

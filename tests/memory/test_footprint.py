@@ -38,7 +38,7 @@ from sebp_edge.sparse.patches import norms_and_mlps
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.training import loop, run
+from sebp_edge.training import learner, run
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
@@ -351,7 +351,7 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkey
         taken.append(weakref.ref(state[0]))
         return state
 
-    for module in (loop, run):
+    for module in (learner, run):
         monkeypatch.setattr(module, "snapshot", recorded)
     # The weights of the base model that full fine-tuning restores afterwards.
     before = 1 if recipe is FULL else 0

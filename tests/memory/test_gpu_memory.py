@@ -185,7 +185,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner._update
+        update = learner.update
         if kind is FullAdaptation:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]

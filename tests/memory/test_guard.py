@@ -84,7 +84,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
         assert learner.fits()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
-        moments = [value for one in learner._update._moments for value in one if value is not None]
+        moments = [value for one in learner.update._moments for value in one if value is not None]
         gradients = [parameter.grad for parameter in learner.parameters]
         assert moments
         assert not any(tensor.any() for tensor in (*moments, *gradients, learner._loss))
@@ -107,9 +107,9 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
             learner.begin_graphs()
         learner.prepare(schedule_of(learner, [[examples]]))
         assert equal(bits(snapshot(adapted)), bits(before))
-        moments = [value for one in learner._update._moments for value in one if value is not None]
+        moments = [value for one in learner.update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
-        assert int(learner._update._adamw.step) == 0
+        assert int(learner.update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # A step does change the weights.
         learner.step(make_step(learner, examples), 1e-2)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from pairwise import pairwise
-from random_cases import DEVICE, DTYPES, assert_as_good, draw, random_group
+from random_cases import DEVICE, DTYPES, as_leaves, assert_as_good, draw, random_group, results_of_parts
 
-from sebp_edge.ops import GatedInputs, LoraGroup, LoraProjection, gated, gated_lora_linear, lora_linear
+from sebp_edge.ops import GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
 from sebp_edge.ops.copies import Copy, copy_all, repeatedly
 
 
@@ -13,19 +13,6 @@ from sebp_edge.ops.copies import Copy, copy_all, repeatedly
 def our_kernels(request):
     if DEVICE == "cpu":
         request.getfixturevalue("kernels")
-
-
-def as_leaves(projections, dtype, adapter_dtype):
-    return [
-        LoraProjection(
-            p.weight.to(DEVICE, dtype),
-            None if p.bias is None else p.bias.to(DEVICE, dtype),
-            p.lora_A.to(DEVICE, adapter_dtype).requires_grad_(),
-            p.lora_B.to(DEVICE, adapter_dtype).requires_grad_(),
-            p.scaling,
-        )
-        for p in projections
-    ]
 
 
 def outputs_and_gradients(x, projections, douts, dtype, adapter_dtype, *, joined):
@@ -45,7 +32,7 @@ def test_outputs_and_gradients_are_those_of_the_parts(num_rows, num_in, outs, ra
     x, projections, _, douts = random_group(num_rows, num_in, outs, rank, num_rows)
     x, douts = x / num_in**0.5, [dout / num_in**0.5 for dout in douts]
     # fp64 has no kernels on a GPU, and its products are the reference.
-    exact = [value.cpu() for value in _dense(x, projections, douts)]
+    exact = [value.cpu() for value in results_of_parts(x, projections, douts)]
     found, again = (outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=True) for _ in range(2))
     apart = outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=False)
     for one, same, other, truth in zip(found, again, apart, exact, strict=True):
@@ -54,14 +41,6 @@ def test_outputs_and_gradients_are_those_of_the_parts(num_rows, num_in, outs, ra
         assert one.dtype == other.dtype
         error, allowed = ((value.detach().cpu().double() - truth).norm() / truth.norm() for value in (one, other))
         assert error <= 2 * allowed + 1e-4
-
-
-def _dense(x, projections, douts):
-    x = x.clone().requires_grad_()
-    leaves = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
-    outs = [torch.nn.functional.linear(x, p.weight, p.bias) + p.scaling * (x @ p.lora_A.T @ p.lora_B.T) for p in leaves]
-    adapters = [*(p.lora_A for p in leaves), *(p.lora_B for p in leaves)]
-    return [*(out.detach() for out in outs), *torch.autograd.grad(outs, [x, *adapters], douts)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 70])

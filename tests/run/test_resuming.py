@@ -322,7 +322,7 @@ def test_the_plan_and_smaller_micro_batches_stay(model, notes, tmp_path, monkeyp
         if number:
             with pytest.raises(Paused):
                 personalizer(model, store, THIRD_STEP, **options).adapt(notes[30], activate_anyway=True)
-            learner = checkpoint_of(store.jobs.get())["learner"]
+            (learner,) = checkpoint_of(store.jobs.get())["learners"].values()
             assert learner["max_rows"] < learner["prepared_rows"]
             monkeypatch.setattr("sebp_edge.run.preparation.make_plan", None)  # nothing is planned again
             _, result = resume(store)

@@ -49,7 +49,7 @@ def gradients(learner, micro_batches):
         (micro_batch,) = learner.limit.cut(outlined(learner, group))
         learner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner._update.reset()
+    learner.update.reset()
     return float(learner._loss), found
 
 
@@ -205,7 +205,7 @@ def test_a_capture_changes_neither_weights_moments_nor_random_states():
         learner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for moments in learner._update._moments for value in moments[:2]]
+        moments = [value.clone() for moments in learner.update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
@@ -286,13 +286,13 @@ def test_a_capture_of_updates_in_the_backward_pass_changes_nothing(tied):
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = FullAdaptation(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
-        assert isinstance(learner._update, UpdateInBackward)
+        assert isinstance(learner.update, UpdateInBackward)
         # The first step makes the moments non-zero.
         learner.step(make_step(learner, examples), 1e-3)
 
         def state():
-            moments = [value for moments in learner._update._moments for value in moments]
-            norms = [learner._update.finish(), learner._update._adamw.step]
+            moments = [value for moments in learner.update._moments for value in moments]
+            norms = [learner.update.finish(), learner.update._adamw.step]
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()

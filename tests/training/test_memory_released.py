@@ -92,7 +92,7 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
             found = [one for one in alive() if id(one) not in known]
             seen.update(map(type, found))
             for learner in (one for one in found if isinstance(one, RecoveringLearner)):
-                moments = [value for moments in learner._update._moments for value in moments if value is not None]
+                moments = [value for moments in learner.update._moments for value in moments if value is not None]
                 gradients = [parameter.grad for parameter in learner.parameters]
                 tensors.extend(map(weakref.ref, moments + gradients))
 

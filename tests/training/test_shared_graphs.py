@@ -46,7 +46,7 @@ def gradients(learner, examples):
     (micro_batch,) = learner.limit.cut(outlined(learner, examples))
     learner.accumulate(micro_batch, sum(example.num_loss_tokens for example in examples))
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner._update.reset()
+    learner.update.reset()
     return float(learner._loss), found
 
 

@@ -356,5 +356,5 @@ def step_gradients(learner, micro_batches):
         (micro_batch,) = learner.limit.cut(outlined(learner, group))
         learner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner._update.reset()
+    learner.update.reset()
     return float(learner._loss), found

@@ -137,7 +137,7 @@ def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
-        update = learner._update
+        update = learner.update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
@@ -164,7 +164,7 @@ def test_a_warm_up_changes_nothing():
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner._update) is kind
+        assert type(learner.update) is kind
 
 
 @pytest.mark.slow

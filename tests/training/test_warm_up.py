@@ -146,7 +146,7 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
     del each
     gc.disable()
     try:
-        learner._release_graphs()
+        learner.release_graphs()
         assert graphs() is None
         assert captured
         assert not any(each() for each in captured)

@@ -38,24 +38,25 @@ def tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def sum_over_rows(
+    total,
     wide_ptr,
     narrow_ptr,
+    begin,
+    end,
     columns,
     has_column,
     ranks,
     has_rank,
-    num_rows,
     stride_w,
     stride_ns,
     stride_n,
     NUM_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The sum over all rows of wide[:, column] narrow[:, rank], [columns, ranks]."""
-    total = tl.zeros((columns.shape[0], ranks.shape[0]), tl.float32)
-    for begin in range(0, num_rows, BLOCK_N):
-        rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < num_rows
+    """Adds the sum over these rows of wide[:, column] narrow[:, rank] to the total, [columns, ranks]."""
+    for first in range(begin, end, BLOCK_N):
+        rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+        has_row = rows < end
         wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
         wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
         mask = has_row[:, None] & has_rank[None, :]
