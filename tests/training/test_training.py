@@ -164,6 +164,22 @@ def test_an_update_equals_torchs_adamw_and_release_separates_the_parameters(limi
         assert one.untyped_storage().nbytes() == one.nbytes
 
 
+@pytest.mark.parametrize("large", [2**30, 0])
+def test_an_update_of_weights_in_bf16_moves_them_and_gives_the_gradients_norm(limit_gradients, large):
+    limit_gradients(large)
+    draw = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(size, generator=draw).bfloat16()) for size in (3, 700)]
+    before = [parameter.detach().clone() for parameter in parameters]
+    update = Update(parameters, RECIPE)
+    for parameter in parameters:
+        parameter.grad.copy_(torch.randn(parameter.shape, generator=draw))
+    norm = torch.cat([parameter.grad.double() for parameter in parameters]).norm()
+    update.begin(1e-1)
+    torch.testing.assert_close(update.finish().double(), norm, rtol=1e-2, atol=0.0)
+    assert all((one != other).any() for one, other in zip(parameters, before, strict=True))
+    update.release()
+
+
 @pytest.mark.parametrize("patience", [1, 2])
 def test_training_stops_early_and_restores_the_best_state(base, examples, patience):
     # The steps are too small to change a loss, so no epoch is better than the start.
