@@ -16,6 +16,7 @@ ONLY_KERNELS = [
     "copies",
     "cublaslt",
     "four_bit_products",
+    "four_bit_tiles",
     "four_bits",
     "joined_lora",
     "owners",

@@ -5,10 +5,10 @@
     outputs_and_low     X Wᵀ and D = X Aᵀ
     inputs_and_low      dY W and U_i = s dY_i B_i
 
-A program expands tiles of one weight to the values that `four_bits` writes, and multiplies all rows by them, so that
-each code is read once. The small product comes last. The contraction is split until the programs fill a GPU;
-a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs of their
-own in the same launch; then `joined_lora` and `gated` add all parts.
+A program expands tiles of one weight to the values that `four_bits` writes (`four_bit_tiles`), and multiplies all rows
+by them, so that each code is read once. The small product comes last. The contraction is split until the programs fill
+a GPU; a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs
+of their own in the same launch; then `joined_lora` and `gated` add all parts.
 
 Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
 """
@@ -22,48 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..quantised import FourBits
+from .four_bit_tiles import CHUNK, chunks_of, expand, factors_of, load_scales, load_words
 from .four_bits import tensors_of
 from .lora import rank_block
 from .move_rows import sum_parts, with_contiguous_rows
-
-# Weights that a thread expands together, from 32 bytes; they share a scale.
-CHUNK = 64
-
-
-def _tables(pack: str) -> str:
-    """PTX that multiplies 16 numbers by a scale and rounds them; the low bytes, then the high ones, in 4 words each."""
-    products = [f"mul.rn.f32 v{i}, $8, ${9 + i};" for i in range(16)]
-    pairs = [f"cvt.rn.{pack}.f32 p{i}, v{2 * i + 1}, v{2 * i};" for i in range(8)]
-    planes = [
-        f"prmt.b32 ${4 * plane + i}, p{2 * i}, p{2 * i + 1}, {selector};"
-        for plane, selector in enumerate(("0x6420", "0x7531"))
-        for i in range(4)
-    ]
-    return "{ .reg .f32 v<16>; .reg .b32 p<8>; " + " ".join([*products, *pairs, *planes]) + " }"
-
-
-def _look_ups() -> str:
-    """PTX that looks 8 codes up in 16 numbers of 2 bytes, and gives them as 4 pairs."""
-    lines = [
-        "and.b32 low, $4, 0x77777777;",
-        "shr.u32 high, $4, 1;",
-        "lop3.b32 high, high, 0x44444444, 0x32103210, 0xEA;",
-    ]
-    for half in range(2):
-        if half:
-            lines += ["shr.u32 low, low, 16;", "shr.u32 high, high, 16;"]
-        for plane, begin in (("l", 5), ("h", 9)):
-            lines += [
-                f"prmt.b32 a, ${begin}, ${begin + 1}, low;",
-                f"prmt.b32 b, ${begin + 2}, ${begin + 3}, low;",
-                f"prmt.b32 {plane}, a, b, high;",
-            ]
-        lines += [f"prmt.b32 ${2 * half}, l, h, 0x4051;", f"prmt.b32 ${2 * half + 1}, l, h, 0x6273;"]
-    return "{ .reg .b32 low, high, a, b, l, h; " + " ".join(lines) + " }"
-
-
-BF16_TABLES, FP16_TABLES = tl.constexpr(_tables("bf16x2")), tl.constexpr(_tables("f16x2"))
-LOOK_UPS = tl.constexpr(_look_ups())
 
 
 class Tiles(NamedTuple):
@@ -165,95 +127,6 @@ def _low_product(
     num_ranks = rank * len(outs)
     low_ptrs = low_ptr + (part * num_rows + rows[:, None]) * num_ranks + first_rank + ranks[None, :]
     tl.store(low_ptrs, total * scaling, mask=has_row & has_rank)
-
-
-@triton.jit
-def _chunks(place, weight, step, DEPTH: tl.constexpr, OF_INPUTS: tl.constexpr, IS_EVEN: tl.constexpr):
-    """The numbers of a step's chunks in their weight: fewer than 2^31.
-
-    Beyond the weight they are those at its end, which meet zeros of X, or columns that are not stored.
-    """
-    rows, chunks = place
-    num_outputs, num_chunks, end = weight
-    # Beyond the last step nothing is multiplied.
-    step = tl.minimum(step, end - 1)
-    first_row, first_chunk = (step * DEPTH, 0) if OF_INPUTS else (0, step * (DEPTH // 64))
-    if IS_EVEN:
-        return rows * num_chunks + chunks + (first_row * num_chunks + first_chunk)
-    rows, chunks = tl.minimum(rows + first_row, num_outputs - 1), tl.minimum(chunks + first_chunk, num_chunks - 1)
-    return rows * num_chunks + chunks
-
-
-@triton.jit
-def _load_words(packed_ptr, chunks, words):
-    """Words of chunks, and those four further on, [rows, chunks * 4] each."""
-    # 16 bytes each; the compiler does not see it through the choice of a projection.
-    word_ptrs = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32)) + (chunks.to(tl.int64) * 8 + words)
-    return tl.load(word_ptrs), tl.load(word_ptrs + 4)
-
-
-@triton.jit
-def _load_scales(scale_ptrs, chunks, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr):
-    """The scales of chunks, and what these are multiplied by."""
-    scales_ptr, second_scales_ptr = scale_ptrs
-    # Without a sign a division is a shift.
-    blocks = chunks.to(tl.uint32) // (BLOCK // 64)
-    scales = tl.load(scales_ptr + blocks)
-    second_scales = tl.load(second_scales_ptr + blocks // SCALE_BLOCK) if SCALE_BLOCK else scales
-    return scales, second_scales
-
-
-@triton.jit
-def _factors(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK: tl.constexpr):
-    """What the scales stand for."""
-    if SCALE_BLOCK:
-        scales = tl.load(scale_code_ptr + scales.to(tl.int32)) * second_scales + offset
-    return scales
-
-
-@triton.jit
-def _look_up(words, tables):
-    """Pairs of weights, [rows, chunks, 4, 2, 2]."""
-    of_words = (tl.reshape(words, (words.shape[0], words.shape[1] // 4, 4)),)
-    first, second, third, fourth = tl.inline_asm_elementwise(
-        LOOK_UPS,
-        "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
-        of_words + tables,
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=True,
-        pack=1,
-    )
-    return tl.join(tl.join(first, third), tl.join(second, fourth))
-
-
-@triton.jit
-def _expand(words, more_words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
-    """Weights of a tile, [rows, inputs], from the words of its chunks and their factors."""
-    ROWS: tl.constexpr = words.shape[0]
-    CHUNKS: tl.constexpr = words.shape[1] // 4
-    factors = tl.reshape(factors, (ROWS, CHUNKS))
-    if IN_PTX:
-        of_factors = (factors[:, :, None],)
-        tables = tl.inline_asm_elementwise(
-            BF16_TABLES if dtype == tl.bfloat16 else FP16_TABLES,
-            "=r,=r,=r,=r,=r,=r,=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
-            of_factors + code,
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
-            is_pure=True,
-            pack=1,
-        )
-        pairs = tl.join(_look_up(words, tables), _look_up(more_words, tables))
-        low = pairs.to(tl.int16).to(dtype, bitcast=True)
-        high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
-        values = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4, 6))
-    else:
-        words = tl.permute(tl.reshape(tl.join(words, more_words), (ROWS, CHUNKS, 4, 2)), (0, 1, 3, 2))
-        # Two codes of each byte, the first in its high half.
-        shifts = tl.arange(0, 4)[:, None] * 8 + (4 - tl.arange(0, 2)[None, :] * 4)
-        codes = words[:, :, :, :, None] >> tl.reshape(shifts, (1, 1, 1, 1, 8)) & 15
-        values = tl.reshape(tl.gather(code, tl.reshape(codes, (codes.numel,)), 0), codes.shape)
-        values = (values * factors[:, :, None, None, None]).to(dtype)
-    return tl.reshape(values, (ROWS, CHUNKS * 64))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_chunks", "num_low_programs", "share"])
@@ -390,23 +263,23 @@ def _four_bit_product_kernel(
         code = tl.load(code_ptr + tl.arange(0, 16))
     offset = tl.load(offset_ptr)
     scale_ptrs = scales_ptr, second_scales_ptr
-    chunks = _chunks(of_words, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
-    words, more_words = _load_words(packed_ptr, chunks, quads % 4)
-    chunks = _chunks(of_scales, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
-    scales, second_scales = _load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
-    factors = _factors(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
-    chunks = _chunks(of_scales, weight, begin + 1, DEPTH, OF_INPUTS, IS_EVEN)
-    scales, second_scales = _load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+    chunks = chunks_of(of_words, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
+    words, more_words = load_words(packed_ptr, chunks, quads % 4)
+    chunks = chunks_of(of_scales, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
+    scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+    factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
+    chunks = chunks_of(of_scales, weight, begin + 1, DEPTH, OF_INPUTS, IS_EVEN)
+    scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
     for step in range(begin, end):
-        tile_of_weight = _expand(words, more_words, factors, code, dtype, IN_PTX)
+        tile_of_weight = expand(words, more_words, factors, code, dtype, IN_PTX)
         if OF_INPUTS:
             tile_of_weight = tl.trans(tile_of_weight)
         # Ahead: words by a step, their scales by two.
-        chunks = _chunks(of_words, weight, step + 1, DEPTH, OF_INPUTS, IS_EVEN)
-        words, more_words = _load_words(packed_ptr, chunks, quads % 4)
-        factors = _factors(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
-        chunks = _chunks(of_scales, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
-        scales, second_scales = _load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+        chunks = chunks_of(of_words, weight, step + 1, DEPTH, OF_INPUTS, IS_EVEN)
+        words, more_words = load_words(packed_ptr, chunks, quads % 4)
+        factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
+        chunks = chunks_of(of_scales, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
+        scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
         term = step * DEPTH
         has_x = None if IS_EVEN else (term + terms < num_terms)[None, :]
         other = None if IS_EVEN else 0.0
