@@ -20,7 +20,7 @@ from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
 from .lora import rank_block, sum_over_rows
 from .move_rows import in_parts, load_sum, with_contiguous_rows
-from .owners import own_range, place_of
+from .owners import count_adapters, own_range, place_of
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
@@ -320,7 +320,7 @@ def joined_gated_backward(
         cu_owned, places: see `joined_backward`. dA takes its place only if one program has all rows of a column.
     """
     (num_rows, num_columns), num_outputs = gate_NM.shape, dnext_NP.shape[1]
-    num_adapters = 1 if cu_owned is None else len(cu_owned) - 1
+    num_adapters = count_adapters(cu_owned)
     rank = len(lora_A) // num_adapters
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:

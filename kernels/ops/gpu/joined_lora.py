@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .lora import ends_of, num_tiles, rank_block, sum_over_rows, tile_columns
 from .move_rows import in_parts, load_sum, with_contiguous_rows
-from .owners import own_block, own_range, place_of
+from .owners import count_adapters, own_block, own_range, place_of
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
@@ -286,7 +286,7 @@ def add_lora(
         cu_owned: see `lora_linear`; None for one adapter. With several, D has the parts of all side by side, and so has
             B, [M, n R], which is scaled already.
     """
-    product_SNM, low_SNR, num_adapters = in_parts(product), in_parts(low), _num_adapters(cu_owned)
+    product_SNM, low_SNR, num_adapters = in_parts(product), in_parts(low), count_adapters(cu_owned)
     num_rows, tiles = product_SNM.shape[1], ADD_TILES if product.dim() == 2 else ADD_TILES_OF_PARTS
     num_columns, num_ranks = len(weight_MR), low.shape[-1] // num_adapters
     rank = num_ranks // len(columns)
@@ -343,7 +343,7 @@ def joined_backward(
         cu_owned: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
         places: see `LoraGroup.places`; None to return the gradients.
     """
-    num_rows, num_inputs, num_adapters = len(dout_NM), stacked_A.shape[1], _num_adapters(cu_owned)
+    num_rows, num_inputs, num_adapters = len(dout_NM), stacked_A.shape[1], count_adapters(cu_owned)
     num_ranks, (addresses, adds) = len(stacked_A) // num_adapters, places or (None, False)
     rank = num_ranks // len(columns)
     dx_NK, dstacked_A, dstacked_B = x_NK.new_empty(num_rows, num_inputs), None, None
@@ -391,10 +391,6 @@ def joined_backward(
         **tiles,
     )
     return dx_NK, dstacked_A, dstacked_B
-
-
-def _num_adapters(cu_owned: Tensor | None) -> int:
-    return 1 if cu_owned is None else len(cu_owned) - 1
 
 
 def _row_blocks(num_rows: int, num_adapters: int, block: int) -> int:

@@ -5,6 +5,12 @@ Adapter i owns the rows from `cu_owned[i]` to `cu_owned[i + 1]`; those after all
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def count_adapters(cu_owned: Tensor | None) -> int:
+    """How many adapters own rows; one, which owns all, if that is None."""
+    return 1 if cu_owned is None else len(cu_owned) - 1
 
 
 @triton.jit
