@@ -320,7 +320,8 @@ def test_weights_that_are_stacked_leave_no_holes(wide_model):
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     allocated, reserved = map(int, found)
     assert allocated > 2.2e9
-    assert reserved < 1.03 * allocated
+    # Four matrices of each of 11 blocks are rounded up to whole pages of 2 MiB; all else is in one more.
+    assert reserved < allocated + 45 * 2 * 2**20
 
 
 def test_an_adaptation_runs_our_kernels(tmp_path):
