@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_409
+MAX_LINES = 52_411
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -58,7 +58,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_083,
     "export": 1_990,
     "machine": 903,
-    "memory": 1_763,
+    "memory": 1_765,
     "models": 5_061,
     "models.gguf": 1_168,
     "questions": 435,

@@ -145,27 +145,30 @@ class LoraGroup:
             number = len(projections) // num_adapters
             weights, biases = weights[:number], biases[:number]
         weight, dtype, one_matrix = weights, weights[0].dtype, None
-        is_quantised = isinstance(weights[0], QuantisedWeight)
+        is_quantised, rank = isinstance(weights[0], QuantisedWeight), len(loras_A[0])
+        if is_quantised and dequantised and None not in (w.identity for w in weights):
+            sizes = [lora_B.shape[0] for lora_B in loras_B]
+            weight = torch.empty(sum(sizes), loras_A[0].shape[1], dtype=dtype, device=loras_A[0].device)
+            matrices = weight.split(sizes)
+            dequantise(weights, matrices)
+        else:
+            matrices = weights
         if isinstance(weights[0], Fp8Weight):
             weight = Fp8Weight.stack(weights)
-            if joined and BesideFp8.can_hold(weights, len(loras_A[0])):
-                one_matrix = BesideFp8.of(weight, [len(lora_B) for lora_B in loras_B], len(loras_A[0]))
-        elif joined and JoinedWeight.can_hold(weights, len(loras_A[0])):
-            one_matrix = JoinedWeight.of(weights, len(loras_A[0]), num_adapters)
+            if joined and BesideFp8.can_hold(weights, rank):
+                one_matrix = BesideFp8.of(weight, [len(lora_B) for lora_B in loras_B], rank)
+        elif joined and JoinedWeight.can_hold(matrices, rank):
+            one_matrix = JoinedWeight.of(matrices, rank, num_adapters)
             weight = one_matrix.weight
         elif not is_quantised:
             weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
-        elif dequantised and None not in (w.identity for w in weights):
-            sizes = [lora_B.shape[0] for lora_B in loras_B]
-            weight = torch.empty(sum(sizes), loras_A[0].shape[1], dtype=dtype, device=loras_A[0].device)
-            dequantise(weights, weight.split(sizes))
         if isinstance(one_matrix, JoinedWeight):
             stacked_A = one_matrix.stacked_A
         else:
             stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
-        packed = _alike_in_4_bits(weights) if is_quantised and joined else None
-        if packed is not None and FourBitsWithAdapters.can_hold(packed, len(loras_A[0])):
+        packed = _alike_in_4_bits(weights) if joined and is_quantised and weight is weights else None
+        if packed is not None and FourBitsWithAdapters.can_hold(packed, rank):
             columns = tuple(len(lora_B) for lora_B in loras_B)
             one_matrix = FourBitsWithAdapters(packed, stacked_A, stacked_B, columns, scalings[0])
         bias = None

@@ -99,11 +99,13 @@ class TrainingSetup:
     @property
     def joined_bytes(self) -> int:
         """Bytes of the copies that lie beside weights which are joined with their adapters."""
-        options = self.options
+        options, blocks = self.options, self.shape.blocks
         is_joined = self.is_lora and self.on_gpu and self.has_kernels and self.is_hoisted
-        if not is_joined or self.recipe.load_in_4bit or options.checkpoints or options.chunked_blocks:
+        if not is_joined or options.checkpoints or options.chunked_blocks:
             return 0
-        return sum(joined_bytes(block, self.recipe.r, self.itemsize, self.adapters) for block in self.shape.blocks)
+        if self.recipe.load_in_4bit:
+            blocks = blocks[: options.dequantised_blocks]
+        return sum(joined_bytes(block, self.recipe.r, self.itemsize, self.adapters) for block in blocks)
 
     @property
     def offloaded_per_token(self) -> int:

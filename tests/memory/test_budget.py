@@ -393,7 +393,10 @@ def test_what_4_bits_leave_of_the_budget_holds_dequantised_blocks(shape_3b):
     for size, chosen in zip(sizes[:3], plans[:3], strict=True):
         # One block more would not fit.
         assert chosen.peak <= size < chosen.peak + 2 * shape_3b.blocks[0].parameters * 1.05
-    held = plans[3].footprint.weights - plan_3b(shape_3b, "80GB", dataset).chosen.footprint.weights
+    in_bf16 = plan_3b(shape_3b, "80GB", dataset).chosen.footprint
+    held = plans[3].footprint.weights - in_bf16.weights
+    # With the copies of adapters beside weights.
+    assert plans[3].footprint.adapter == in_bf16.adapter > plans[0].footprint.adapter
     assert held == pytest.approx(NF4_BYTES * shape_3b.linear_parameters, rel=0.01)
     assert plan_3b(shape_3b, "80GB").chosen.options.dequantised_blocks == 0
     assert "kept" not in plan_3b(shape_3b, "80GB").chosen.description

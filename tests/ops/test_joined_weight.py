@@ -3,7 +3,16 @@
 import pytest
 import torch
 from pairwise import pairwise
-from random_cases import DEVICE, DTYPES, as_leaves, assert_as_good, draw, random_group, results_of_parts
+from random_cases import (
+    DEVICE,
+    DTYPES,
+    as_leaves,
+    assert_as_good,
+    draw,
+    quantised,
+    random_group,
+    results_of_parts,
+)
 
 from sebp_edge.ops import GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
 from sebp_edge.ops.copies import Copy, copy_all, repeatedly
@@ -102,6 +111,18 @@ def test_many_copies_in_one_launch_have_the_bits_of_each(dtype, poisoned_memory)
     assert all(map(torch.equal, wide, expected))
     run()
     assert all(map(torch.equal, wide, expected))
+
+
+def test_a_weight_that_is_kept_dequantised_has_the_bits_of_the_same_weight_in_full():
+    x, projections, _, _ = random_group(9, 8, (8, 16), 2, 9)
+    leaves = as_leaves(projections, torch.float32, torch.float32)
+    packed, full = zip(*(quantised(leaf, []) for leaf in leaves), strict=True)
+    packed = [leaf._replace(weight=leaf.weight._replace(identity=(number,))) for number, leaf in enumerate(packed)]
+    kept, whole = LoraGroup.stack(packed, joined=True, dequantised=True), LoraGroup.stack(list(full), joined=True)
+    assert torch.equal(kept.joined.matrix, whole.joined.matrix)
+    x = x.to(DEVICE, torch.float32)
+    for one, other in zip(lora_linear(x, kept), lora_linear(x, whole), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_adapters_of_large_rank_stay_apart():
