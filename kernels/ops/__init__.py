@@ -14,7 +14,8 @@ from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
-from .lora_linear import LoraGroup, LoraProjection, Recompute, lora_linear
+from .lora_group import LoraGroup, LoraProjection
+from .lora_linear import Recompute, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
 from .precise_sums import precise_sums
 from .prune import prune_, shrink_pruned_

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from . import backend
 from .gated import GatedInputs
-from .lora_linear import LoraGroup, each_alone, refuse_other_owners
+from .lora_group import LoraGroup
+from .lora_linear import each_alone, refuse_other_owners
 
 
 class _GatedLoraLinear(torch.autograd.Function):
