@@ -33,7 +33,7 @@ from sebp_edge.ops.lora_linear import FEW_ROWS
 DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
-TILES = [Tiles(64, 64, 4, 4, 3), Tiles(64, 128, 1, 4, 2), Tiles(128, 64, 40, 4, 3)]
+TILES = [Tiles(64, 256, 4, 4, 3), Tiles(64, 256, 1, 4, 2), Tiles(128, 256, 40, 4, 3)]
 
 
 @pytest.fixture(autouse=True)
