@@ -289,7 +289,7 @@ def _four_bit_product_kernel(
     if OF_INPUTS:
         of_rows, of_chunks = places_in_order(TILE_M, TILE_C)
     else:
-        of_rows, of_chunks = places_in_left_factor(TILE_M, TILE_C)
+        of_rows, of_chunks = places_in_left_factor(TILE_M)
     place = first_row + of_rows, first_chunk + of_chunks
     if IN_PTX:
         code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]

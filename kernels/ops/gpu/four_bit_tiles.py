@@ -60,26 +60,24 @@ def places_in_order(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def places_in_left_factor(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
-    """The same if the tile becomes a left factor: [CHUNKS / 4, 2 halves, ROWS / 16, 8 rows, 4 chunks]."""
-    places = tl.arange(0, ROWS * CHUNKS)
-    rows = places // 32 % (ROWS // 16) * 16 + places // (ROWS * 2) % 2 * 8 + places // 4 % 8
-    return rows, places // (ROWS * 4) * 4 + places % 4
+def places_in_left_factor(ROWS: tl.constexpr):
+    """The same of a tile of four chunks a row that becomes a left factor: [2 halves, ROWS / 16, 8 rows, 4 chunks]."""
+    places = tl.arange(0, ROWS * 4)
+    return places // 32 % (ROWS // 16) * 16 + places // (ROWS * 2) * 8 + places // 4 % 8, places % 4
 
 
 @triton.jit
 def left_factor_of(chunks, ROWS: tl.constexpr):
     """The tile of these chunks, [rows, terms in turns]."""
-    BLOCKS: tl.constexpr = chunks.shape[0] // (ROWS * 4)
-    chunks = tl.permute(tl.reshape(chunks, (BLOCKS, 2, ROWS // 16, 8, 256)), (2, 1, 3, 0, 4))
-    return in_turns(tl.reshape(chunks, (ROWS, BLOCKS * 256)))
+    tile = tl.permute(tl.reshape(chunks, (2, ROWS // 16, 8, 256)), (1, 0, 2, 3))
+    return in_turns(tl.reshape(tile, (ROWS, 256)))
 
 
 @triton.jit
 def in_turns(tile):
-    """[rows, terms], a whole number of four chunks, with pairs of each four in turns."""
-    pairs = tl.reshape(tile, (tile.shape[0], tile.shape[1] // 256, 4, 32, 2))
-    return tl.reshape(tl.permute(pairs, (0, 1, 3, 2, 4)), tile.shape)
+    """[rows, terms of four chunks], in pairs of each chunk in turns."""
+    pairs = tl.permute(tl.reshape(tile, (tile.shape[0], 4, 32, 2)), (0, 2, 1, 3))
+    return tl.reshape(pairs, tile.shape)
 
 
 @triton.jit
