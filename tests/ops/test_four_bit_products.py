@@ -68,6 +68,11 @@ def matrix_of(weight, num_outputs, num_inputs, dtype):
     return values.to(dtype).view(num_outputs, num_inputs)
 
 
+def for_outputs(tiles):
+    """The same with a depth that is a left factor's."""
+    return tiles._replace(depth=4 * four_bit_products.CHUNK)
+
+
 def within_nan(matrix):
     """The same matrix, with NaN around it in memory."""
     buffer = torch.full((matrix.shape[0] + 2, matrix.shape[1] + 3), torch.nan, dtype=matrix.dtype, device=DEVICE)
@@ -104,7 +109,7 @@ def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_mor
     # Rows around the outputs, which must stay as they are.
     first, again = (torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
     for buffer in (first, again):
-        four_bit_products.outputs(buffer[1:-1], x, weights, outs, down, up, bias, SCALING, tiles)
+        four_bit_products.outputs(buffer[1:-1], x, weights, outs, down, up, bias, SCALING, for_outputs(tiles))
     assert_as_good(first[1:-1], truth, dtype)
     assert first[0].isnan().all() and first[-1].isnan().all()
     assert torch.equal(first[1:-1], again[1:-1])
@@ -160,20 +165,24 @@ for of_inputs, tiles in ((False, OUTPUT_TILES), (True, INPUT_TILES)):
         constants |= dict(BLOCK_R=0, LOW_BLOCK_R=16, **LOW)
         types = dict.fromkeys(["packed_ptrs", "scales_ptrs"], ("*u8",)) | {"outs": ("i32",), "scaling": "fp32"}
         types |= dict.fromkeys(["code_ptrs", "scale_code_ptrs", "second_scales_ptrs", "offset_ptrs"], ("*fp32",))
-        types |= dict.fromkeys(["x_ptr", "left_ptr", "right_ptr"], "*bf16")
+        types |= dict.fromkeys(["x_ptr", "turned_ptr", "left_ptr", "right_ptr"], "*bf16")
         types |= dict.fromkeys(["out_ptr", "low_ptr"], "*fp32")
         types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
         values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
         options = dict(num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False)
-        # Else X would not be loaded ahead.
-        aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("x_ptr", "stride_xn")}
-        source = ASTSource(kernel, types, values, aligned)
-        print(compile(source, GPUTarget("cuda", 90, 32), options).asm["ttgir"])
+        # Else X would not be loaded ahead, and words not 16 bytes at a time.
+        places = [(kernel.arg_names.index(name),) for name in ("x_ptr", "turned_ptr", "stride_xn")]
+        places.append((kernel.arg_names.index("packed_ptrs"), 0))
+        aligned = dict.fromkeys(places, [["tt.divisibility", 16]])
+        compiled = compile(ASTSource(kernel, types, values, aligned), GPUTarget("cuda", 90, 32), options)
+        print(compiled.asm["ttgir"])
+        if not of_inputs:
+            print("bytes beside X:", compiled.metadata.shared - 2 * tiles.num_stages * (block_n + rest_n) * tiles.depth)
 """
 
 
 @pytest.mark.slow
-def test_products_end_before_registers_that_they_read_are_reused():
+def test_products_read_registers_and_end_before_these_are_reused():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     with start([COMPILED_FOR_HOPPER], cold=True, env=environment) as compiler:
         program, errors = compiler.communicate(timeout=200)
@@ -182,6 +191,8 @@ def test_products_end_before_registers_that_they_read_are_reused():
     waits = re.findall(r"warp_group_dot_wait .*pendings = (\d+)", program)
     assert len(waits) == program.count("warp_group_dot ") > 6
     assert set(waits) == {"0"}
+    # Weights of outputs are multiplied where they were expanded.
+    assert re.findall(r"bytes beside X: (\d+)", program) == ["0"] * 3
 
 
 LOW_CASES = pairwise(
@@ -206,6 +217,7 @@ def test_outputs_with_d(num_rows, num_inputs, outs, rank, share, dtype, tiles, m
     weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
     x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
     lora_A = draw(rank * len(outs), num_inputs, dtype=dtype, seed=1)
+    tiles = for_outputs(tiles)
     first, again = (four_bit_products.outputs_and_low(x, weights, outs, lora_A, tiles) for _ in range(2))
     truths = x.double() @ torch.cat(matrices).double().T, x.double() @ lora_A.double().T
     for parts, same, truth in zip(first, again, truths, strict=True):

@@ -22,7 +22,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ..quantised import FourBits
-from .four_bit_tiles import CHUNK, chunks_of, expand, factors_of, load_scales, load_words
+from .four_bit_tiles import (
+    CHUNK,
+    chunks_of,
+    expand,
+    factors_of,
+    in_turns,
+    left_factor_of,
+    load_scales,
+    load_words,
+    places_in_left_factor,
+    places_in_order,
+)
 from .four_bits import tensors_of
 from .lora import rank_block
 from .move_rows import sum_parts, with_contiguous_rows
@@ -46,7 +57,9 @@ class Tiles(NamedTuple):
     registers: int | None = None
 
 
-OUTPUT_TILES, INPUT_TILES = Tiles(64, 128, 264, 4, 2), Tiles(128, 128, 264, 8, 2, 128)
+OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2), Tiles(128, 128, 264, 8, 2, 128)
+# Rows of a program that brings terms in turns.
+TURNED_ROWS = 8
 # Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
 LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
@@ -129,9 +142,22 @@ def _low_product(
     tl.store(low_ptrs, total * scaling, mask=has_row & has_rank)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _turn_kernel(
+    x_ptr, turned_ptr, num_rows, num_terms, stride_xn, ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Writes some rows of a step's tile of X."""
+    step, rows = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    places = tl.arange(0, DEPTH)[None, :]
+    terms = step * DEPTH + places
+    x = tl.load(x_ptr + rows * stride_xn + terms, mask=(rows < num_rows) & (terms < num_terms), other=0.0)
+    tl.store(turned_ptr + (step * ROWS + rows) * DEPTH + places, in_turns(x))
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_chunks", "num_low_programs", "share"])
 def _four_bit_product_kernel(
     x_ptr,
+    turned_ptr,
     packed_ptrs,
     code_ptrs,
     scales_ptrs,
@@ -242,51 +268,67 @@ def _four_bit_product_kernel(
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
     rows, terms = tl.arange(0, BLOCK_N), tl.arange(0, DEPTH)
-    # Rows beyond the last are it, and not stored.
-    x_ptrs = x_ptr + tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
     if REST_N:
         rest_rows = BLOCK_N + tl.arange(0, REST_N)
-        rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
         rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
+    if OF_INPUTS:
+        # Rows beyond the last are it, and not stored.
+        x_ptrs = x_ptr + tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
+        if REST_N:
+            rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
+    else:
+        # Without a sign and apart from the step's begin, they differ by constants, and take few registers.
+        places = rows.to(tl.uint32)[:, None] * DEPTH + terms.to(tl.uint32)[None, :]
+        if REST_N:
+            rest_places = rest_rows.to(tl.uint32)[:, None] * DEPTH + terms.to(tl.uint32)[None, :]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     weight = num_outputs, num_chunks, end
     first_row, first_chunk = (0, tile * TILE_C) if OF_INPUTS else (tile * COLUMNS, 0)
-    # Of words, and of scales: in one dimension, which Triton spreads over threads as it does the words.
-    quads, blocks = tl.arange(0, TILE_C * 4)[None, :], tl.arange(0, TILE_M * TILE_C)
-    of_words = first_row + tl.arange(0, TILE_M)[:, None], first_chunk + quads // 4
-    of_scales = first_row + blocks // TILE_C, first_chunk + blocks % TILE_C
-
+    # In one dimension, so that Triton spreads scales over threads as it does the words.
+    if OF_INPUTS:
+        of_rows, of_chunks = places_in_order(TILE_M, TILE_C)
+    else:
+        of_rows, of_chunks = places_in_left_factor(TILE_M)
+    place = first_row + of_rows, first_chunk + of_chunks
     if IN_PTX:
         code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
     else:
         code = tl.load(code_ptr + tl.arange(0, 16))
     offset = tl.load(offset_ptr)
     scale_ptrs = scales_ptr, second_scales_ptr
-    chunks = chunks_of(of_words, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
-    words, more_words = load_words(packed_ptr, chunks, quads % 4)
-    chunks = chunks_of(of_scales, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
+    chunks = chunks_of(place, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
+    words, more_words = load_words(packed_ptr, chunks)
+    chunks = chunks_of(place, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
     scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
     factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
-    chunks = chunks_of(of_scales, weight, begin + 1, DEPTH, OF_INPUTS, IS_EVEN)
+    chunks = chunks_of(place, weight, begin + 1, DEPTH, OF_INPUTS, IS_EVEN)
     scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
     for step in range(begin, end):
         tile_of_weight = expand(words, more_words, factors, code, dtype, IN_PTX)
         if OF_INPUTS:
-            tile_of_weight = tl.trans(tile_of_weight)
+            tile_of_weight = tl.trans(tl.reshape(tile_of_weight, (DEPTH, COLUMNS)))
+        else:
+            tile_of_weight = left_factor_of(tile_of_weight, COLUMNS)
         # Ahead: words by a step, their scales by two.
-        chunks = chunks_of(of_words, weight, step + 1, DEPTH, OF_INPUTS, IS_EVEN)
-        words, more_words = load_words(packed_ptr, chunks, quads % 4)
+        chunks = chunks_of(place, weight, step + 1, DEPTH, OF_INPUTS, IS_EVEN)
+        words, more_words = load_words(packed_ptr, chunks)
         factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
-        chunks = chunks_of(of_scales, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
+        chunks = chunks_of(place, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
         scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
-        term = step * DEPTH
-        has_x = None if IS_EVEN else (term + terms < num_terms)[None, :]
-        other = None if IS_EVEN else 0.0
-        x = tl.load(x_ptrs + term, mask=has_x, other=other)
+        if OF_INPUTS:
+            term = step * DEPTH
+            has_x = None if IS_EVEN else (term + terms < num_terms)[None, :]
+            x = tl.load(x_ptrs + term, mask=has_x, other=None if IS_EVEN else 0.0)
+        else:
+            step_ptr = turned_ptr + step * ((BLOCK_N + REST_N) * DEPTH)
+            x = tl.load(step_ptr + places)
         total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
         if REST_N:
-            rest = tl.load(rest_ptrs + term, mask=has_x, other=other)
+            if OF_INPUTS:
+                rest = tl.load(rest_ptrs + term, mask=has_x, other=None if IS_EVEN else 0.0)
+            else:
+                rest = tl.load(step_ptr + rest_places)
             rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
         # Always true. Triton would let products run on into the next step, where the assembler gives registers that
         # they still read to other values.
@@ -421,9 +463,11 @@ def _launch(
         low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
     block_n, rest_n = _row_blocks(len(x))
+    turned = x if of_inputs else _in_turns(x, block_n + rest_n, tiles.depth)
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
     _four_bit_product_kernel[(num_tiles * num_parts + num_low_programs,)](
         x,
+        turned,
         *tensors_of(weights),
         tuple(columns),
         left,
@@ -460,6 +504,15 @@ def _launch(
         enable_fp_fusion=False,
     )
     return parts, low_parts
+
+
+def _in_turns(x: Tensor, block: int, depth: int) -> Tensor:
+    """X as a left factor in registers needs it: a tile for each step, [block, depth], zeros beyond the rows and terms."""
+    num_rows, num_terms = x.shape
+    turned = x.new_empty(triton.cdiv(num_terms, depth), block, depth)
+    grid = len(turned), block // TURNED_ROWS
+    _turn_kernel[grid](x, turned, num_rows, num_terms, x.stride(0), ROWS=block, DEPTH=depth, BLOCK=TURNED_ROWS)
+    return turned
 
 
 def _row_blocks(num_rows: int) -> tuple[int, int]:

@@ -3,6 +3,10 @@
 A thread multiplies the code's 16 numbers by a scale, rounds them, and looks its weights up among these products by byte
 permutations: 3 instructions a weight. Triton's interpreter has no PTX, so there the numbers are gathered, with the same
 bits.
+
+Tensor cores take a left factor from registers: four threads have rows r and r + 8 of 16, and of 8 terms each has a pair.
+So the chunks that they loaded stay where they are, without shared memory, if the terms of a contraction are not in order
+but pairs of four chunks in turns. The other factor must have its terms in turns, too.
 """
 
 import triton
@@ -49,6 +53,34 @@ LOOK_UPS = tl.constexpr(_look_ups())
 
 
 @triton.jit
+def places_in_order(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
+    """The row and the chunk that each thread loads of a tile."""
+    places = tl.arange(0, ROWS * CHUNKS)
+    return places // CHUNKS, places % CHUNKS
+
+
+@triton.jit
+def places_in_left_factor(ROWS: tl.constexpr):
+    """The same of a tile of four chunks a row that becomes a left factor: [2 halves, ROWS / 16, 8 rows, 4 chunks]."""
+    places = tl.arange(0, ROWS * 4)
+    return places // 32 % (ROWS // 16) * 16 + places // (ROWS * 2) * 8 + places // 4 % 8, places % 4
+
+
+@triton.jit
+def left_factor_of(chunks, ROWS: tl.constexpr):
+    """The tile of these chunks, [rows, terms in turns]."""
+    tile = tl.permute(tl.reshape(chunks, (2, ROWS // 16, 8, 256)), (1, 0, 2, 3))
+    return in_turns(tl.reshape(tile, (ROWS, 256)))
+
+
+@triton.jit
+def in_turns(tile):
+    """[rows, terms of four chunks], in pairs of each chunk in turns."""
+    pairs = tl.permute(tl.reshape(tile, (tile.shape[0], 4, 32, 2)), (0, 2, 1, 3))
+    return tl.reshape(pairs, tile.shape)
+
+
+@triton.jit
 def chunks_of(place, weight, step, DEPTH: tl.constexpr, OF_INPUTS: tl.constexpr, IS_EVEN: tl.constexpr):
     """The numbers of a step's chunks in their weight: fewer than 2^31.
 
@@ -66,10 +98,11 @@ def chunks_of(place, weight, step, DEPTH: tl.constexpr, OF_INPUTS: tl.constexpr,
 
 
 @triton.jit
-def load_words(packed_ptr, chunks, words):
-    """Words of chunks, and those four further on, [rows, chunks * 4] each."""
+def load_words(packed_ptr, chunks):
+    """Words of chunks, and those four further on, [chunks, 4] each."""
     # 16 bytes each; the compiler does not see it through the choice of a projection.
-    word_ptrs = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32)) + (chunks.to(tl.int64) * 8 + words)
+    words_ptr = tl.multiple_of(packed_ptr, 16).to(tl.pointer_type(tl.int32))
+    word_ptrs = words_ptr + (chunks.to(tl.int64)[:, None] * 8 + tl.arange(0, 4)[None, :])
     return tl.load(word_ptrs), tl.load(word_ptrs + 4)
 
 
@@ -94,12 +127,11 @@ def factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK: tl.co
 
 @triton.jit
 def _look_up(words, tables):
-    """Pairs of weights, [rows, chunks, 4, 2, 2]."""
-    of_words = (tl.reshape(words, (words.shape[0], words.shape[1] // 4, 4)),)
+    """Pairs of weights, [chunks, 4, 2, 2]."""
     first, second, third, fourth = tl.inline_asm_elementwise(
         LOOK_UPS,
         "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
-        of_words + tables,
+        (words,) + tables,
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=True,
         pack=1,
@@ -109,12 +141,10 @@ def _look_up(words, tables):
 
 @triton.jit
 def expand(words, more_words, factors, code, dtype: tl.constexpr, IN_PTX: tl.constexpr):
-    """Weights of a tile, [rows, inputs], from the words of its chunks and their factors."""
-    ROWS: tl.constexpr = words.shape[0]
-    CHUNKS: tl.constexpr = words.shape[1] // 4
-    factors = tl.reshape(factors, (ROWS, CHUNKS))
+    """Weights, [chunks, 64], from the words of chunks and their factors."""
+    CHUNKS: tl.constexpr = words.shape[0]
     if IN_PTX:
-        of_factors = (factors[:, :, None],)
+        of_factors = (factors[:, None],)
         tables = tl.inline_asm_elementwise(
             BF16_TABLES if dtype == tl.bfloat16 else FP16_TABLES,
             "=r,=r,=r,=r,=r,=r,=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
@@ -126,12 +156,12 @@ def expand(words, more_words, factors, code, dtype: tl.constexpr, IN_PTX: tl.con
         pairs = tl.join(_look_up(words, tables), _look_up(more_words, tables))
         low = pairs.to(tl.int16).to(dtype, bitcast=True)
         high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
-        values = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4, 6))
+        values = tl.permute(tl.join(low, high), (0, 4, 1, 2, 3, 5))
     else:
-        words = tl.permute(tl.reshape(tl.join(words, more_words), (ROWS, CHUNKS, 4, 2)), (0, 1, 3, 2))
+        words = tl.reshape(tl.permute(tl.join(words, more_words), (0, 2, 1)), (CHUNKS, 8, 1))
         # Two codes of each byte, the first in its high half.
         shifts = tl.arange(0, 4)[:, None] * 8 + (4 - tl.arange(0, 2)[None, :] * 4)
-        codes = words[:, :, :, :, None] >> tl.reshape(shifts, (1, 1, 1, 1, 8)) & 15
+        codes = words >> tl.reshape(shifts, (1, 1, 8)) & 15
         values = tl.reshape(tl.gather(code, tl.reshape(codes, (codes.numel,)), 0), codes.shape)
-        values = (values * factors[:, :, None, None, None]).to(dtype)
-    return tl.reshape(values, (ROWS, CHUNKS * 64))
+        values = (values * factors[:, None, None]).to(dtype)
+    return tl.reshape(values, (CHUNKS, 64))
