@@ -33,6 +33,8 @@ from .four_bit_tiles import (
     load_words,
     places_in_left_factor,
     places_in_order,
+    put_in_order,
+    transpose,
 )
 from .four_bits import tensors_of
 from .lora import rank_block
@@ -46,7 +48,6 @@ class Tiles(NamedTuple):
         columns: of the result, in each program.
         depth: the step of the contraction.
         programs: how many to split the contraction for: about what a GPU runs at once.
-        registers: of a thread, at most; None: as many as the compiler likes.
     """
 
     columns: int
@@ -54,16 +55,43 @@ class Tiles(NamedTuple):
     programs: int
     num_warps: int
     num_stages: int
-    registers: int | None = None
 
 
-OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2), Tiles(128, 128, 264, 8, 2, 128)
+OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2), Tiles(128, 128, 264, 4, 2)
+# Numbers of X in shared memory: with a tile of the weight they fit into the 99 KB that any GPU has since Ampere.
+MAX_IN_STAGES = 48 * 1024
 # Rows of a program that brings terms in turns.
 TURNED_ROWS = 8
 # Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
 LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
 MAX_LOW_RANK = 64
+
+
+@triton.jit
+def _block_of_rows(
+    first, num_rows, terms, stride_xn, OF_INPUTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Rows, the places of their terms in a step's X, and their sums, [columns, rows]."""
+    rows = first + tl.arange(0, BLOCK_N)
+    if OF_INPUTS:
+        # Rows beyond the last are it, and not stored.
+        places = tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
+    else:
+        # Without a sign they differ by constants, and take few registers.
+        places = rows.to(tl.uint32)[:, None] * terms.shape[0] + terms.to(tl.uint32)[None, :]
+    return rows, places, tl.zeros((COLUMNS, BLOCK_N), tl.float32)
+
+
+@triton.jit
+def _add_product(block, tile_of_weight, step_ptr, has_x, is_step):
+    """The block after a step."""
+    rows, places, total = block
+    x = tl.load(step_ptr + places, mask=has_x, other=None if has_x is None else 0.0)
+    total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
+    # Always true. Triton would let products run on into the next step, where the assembler gives registers that they
+    # still read to other values.
+    return rows, places, tl.where(is_step, total, 0.0)
 
 
 @triton.jit
@@ -189,15 +217,14 @@ def _four_bit_product_kernel(
     IN_PTX: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    REST_N: tl.constexpr,
+    BLOCKS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     LOW_SHARE: tl.constexpr,
     LOW_BLOCK_N: tl.constexpr,
     LOW_BLOCK_R: tl.constexpr,
     LOW_DEPTH: tl.constexpr,
 ):
-    """Writes COLUMNS columns of one part of the result, for BLOCK_N + REST_N rows."""
+    """Writes COLUMNS columns of one part of the result, for rows in BLOCKS of these sizes."""
     # A tile of a weight: its rows, and the chunks of its columns.
     TILE_M: tl.constexpr = DEPTH if OF_INPUTS else COLUMNS
     TILE_C: tl.constexpr = (COLUMNS if OF_INPUTS else DEPTH) // 64
@@ -267,21 +294,11 @@ def _four_bit_product_kernel(
     columns = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
-    rows, terms = tl.arange(0, BLOCK_N), tl.arange(0, DEPTH)
-    total = tl.zeros((COLUMNS, BLOCK_N), tl.float32)
-    if REST_N:
-        rest_rows = BLOCK_N + tl.arange(0, REST_N)
-        rest_total = tl.zeros((COLUMNS, REST_N), tl.float32)
-    if OF_INPUTS:
-        # Rows beyond the last are it, and not stored.
-        x_ptrs = x_ptr + tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
-        if REST_N:
-            rest_ptrs = x_ptr + tl.minimum(rest_rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
-    else:
-        # Without a sign and apart from the step's begin, they differ by constants, and take few registers.
-        places = rows.to(tl.uint32)[:, None] * DEPTH + terms.to(tl.uint32)[None, :]
-        if REST_N:
-            rest_places = rest_rows.to(tl.uint32)[:, None] * DEPTH + terms.to(tl.uint32)[None, :]
+    terms = tl.arange(0, DEPTH)
+    blocks, num_placed = (), 0
+    for number in tl.static_range(len(BLOCKS)):
+        blocks += (_block_of_rows(num_placed, num_rows, terms, stride_xn, OF_INPUTS, COLUMNS, BLOCKS[number]),)
+        num_placed += BLOCKS[number]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     weight = num_outputs, num_chunks, end
     first_row, first_chunk = (0, tile * TILE_C) if OF_INPUTS else (tile * COLUMNS, 0)
@@ -307,7 +324,7 @@ def _four_bit_product_kernel(
     for step in range(begin, end):
         tile_of_weight = expand(words, more_words, factors, code, dtype, IN_PTX)
         if OF_INPUTS:
-            tile_of_weight = tl.trans(tl.reshape(tile_of_weight, (DEPTH, COLUMNS)))
+            tile_of_weight = transpose(tl.reshape(tile_of_weight, (DEPTH, COLUMNS)))
         else:
             tile_of_weight = left_factor_of(tile_of_weight, COLUMNS)
         # Ahead: words by a step, their scales by two.
@@ -316,38 +333,27 @@ def _four_bit_product_kernel(
         factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
         chunks = chunks_of(place, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
         scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
+        has_x = None
         if OF_INPUTS:
-            term = step * DEPTH
-            has_x = None if IS_EVEN else (term + terms < num_terms)[None, :]
-            x = tl.load(x_ptrs + term, mask=has_x, other=None if IS_EVEN else 0.0)
+            step_ptr = x_ptr + step * DEPTH
+            if not IS_EVEN:
+                has_x = (step * DEPTH + terms < num_terms)[None, :]
         else:
-            step_ptr = turned_ptr + step * ((BLOCK_N + REST_N) * DEPTH)
-            x = tl.load(step_ptr + places)
-        total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
-        if REST_N:
-            if OF_INPUTS:
-                rest = tl.load(rest_ptrs + term, mask=has_x, other=None if IS_EVEN else 0.0)
-            else:
-                rest = tl.load(step_ptr + rest_places)
-            rest_total = tl.dot(tile_of_weight, tl.trans(rest), rest_total, input_precision="ieee")
-        # Always true. Triton would let products run on into the next step, where the assembler gives registers that
-        # they still read to other values.
-        total = tl.where(step < end, total, 0.0)
-        if REST_N:
-            rest_total = tl.where(step < end, rest_total, 0.0)
+            step_ptr = turned_ptr + step * (num_placed * DEPTH)
+        is_step = step < end
+        blocks = [_add_product(block, tile_of_weight, step_ptr, has_x, is_step) for block in blocks]
 
-    if BLOCK_R:
-        small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
-        strides = stride_ln, stride_rm, stride_rr
-        total += _small_product(rows, small, strides, BLOCK_R)
-        if REST_N:
-            rest_total += _small_product(rest_rows, small, strides, BLOCK_R)
+    small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
+    strides = stride_ln, stride_rm, stride_rr
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
-    mask = has_column[:, None] & (rows < num_rows)[None, :]
-    tl.store(out_ptrs + rows[None, :] * stride_on, total.to(out_ptr.dtype.element_ty), mask=mask)
-    if REST_N:
-        mask = has_column[:, None] & (rest_rows < num_rows)[None, :]
-        tl.store(out_ptrs + rest_rows[None, :] * stride_on, rest_total.to(out_ptr.dtype.element_ty), mask=mask)
+    for number in tl.static_range(len(BLOCKS)):
+        rows, _, total = blocks[number]
+        if OF_INPUTS:
+            total = put_in_order(total)
+        if BLOCK_R:
+            total += _small_product(rows, small, strides, BLOCK_R)
+        mask = has_column[:, None] & (rows < num_rows)[None, :]
+        tl.store(out_ptrs + rows[None, :] * stride_on, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def outputs(
@@ -462,8 +468,8 @@ def _launch(
         num_low_parts = triton.cdiv(max(terms), LOW["LOW_SHARE"])
         low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
-    block_n, rest_n = _row_blocks(len(x))
-    turned = x if of_inputs else _in_turns(x, block_n + rest_n, tiles.depth)
+    blocks = _row_blocks(len(x), of_inputs=of_inputs)
+    turned = x if of_inputs else _in_turns(x, sum(blocks), tiles.depth)
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
     _four_bit_product_kernel[(num_tiles * num_parts + num_low_programs,)](
         x,
@@ -493,12 +499,10 @@ def _launch(
         IN_PTX=x.is_cuda,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
-        BLOCK_N=block_n,
-        REST_N=rest_n,
+        BLOCKS=blocks,
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        maxnreg=tiles.registers,
+        num_stages=_stages(tiles, blocks),
         **LOW,
         LOW_BLOCK_R=16 if low is None else rank_block(rank),
         enable_fp_fusion=False,
@@ -507,7 +511,7 @@ def _launch(
 
 
 def _in_turns(x: Tensor, block: int, depth: int) -> Tensor:
-    """X as a left factor in registers needs it: a tile for each step, [block, depth], zeros beyond the rows and terms."""
+    """X beside a left factor in registers: a tile for each step, [block, depth]; zeros beyond rows and terms."""
     num_rows, num_terms = x.shape
     turned = x.new_empty(triton.cdiv(num_terms, depth), block, depth)
     grid = len(turned), block // TURNED_ROWS
@@ -515,11 +519,19 @@ def _in_turns(x: Tensor, block: int, depth: int) -> Tensor:
     return turned
 
 
-def _row_blocks(num_rows: int) -> tuple[int, int]:
-    """Sizes of two blocks that hold all rows; the second may be zero."""
+def _row_blocks(num_rows: int, *, of_inputs: bool) -> tuple[int, ...]:
+    """The sizes of blocks that hold all rows."""
+    if of_inputs and num_rows > 64:
+        # Of one size, since the expanded tile is read from shared memory for each size.
+        return (32,) * triton.cdiv(num_rows, 32)
     if 64 < num_rows <= 96:
         return 64, 16 if num_rows <= 80 else 32
-    return max(16, triton.next_power_of_2(num_rows)), 0
+    return (max(16, triton.next_power_of_2(num_rows)),)
+
+
+def _stages(tiles: Tiles, blocks: tuple[int, ...]) -> int:
+    """How many steps' X are in shared memory at once."""
+    return min(tiles.num_stages, MAX_IN_STAGES // (sum(blocks) * tiles.depth))
 
 
 def _share(steps: list[int], most_parts: int) -> int:

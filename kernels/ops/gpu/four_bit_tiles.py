@@ -4,9 +4,9 @@ A thread multiplies the code's 16 numbers by a scale, rounds them, and looks its
 permutations: 3 instructions a weight. Triton's interpreter has no PTX, so there the numbers are gathered, with the same
 bits.
 
-Tensor cores take a left factor from registers: four threads have rows r and r + 8 of 16, and of 8 terms each has a pair.
-So the chunks that they loaded stay where they are, without shared memory, if the terms of a contraction are not in order
-but pairs of four chunks in turns. The other factor must have its terms in turns, too.
+Tensor cores take a left factor from registers: four threads share rows r and r + 8 of 16, and each has a pair of 8
+terms. So what they loaded stays where it is, without shared memory, if the terms of a contraction are not in order, but
+pairs of four chunks in turns. The other factor must have its terms in turns, too.
 """
 
 import triton
@@ -128,10 +128,11 @@ def factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK: tl.co
 @triton.jit
 def _look_up(words, tables):
     """Pairs of weights, [chunks, 4, 2, 2]."""
+    of_words = (words,)
     first, second, third, fourth = tl.inline_asm_elementwise(
         LOOK_UPS,
         "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
-        (words,) + tables,
+        of_words + tables,
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=True,
         pack=1,
@@ -165,3 +166,19 @@ def expand(words, more_words, factors, code, dtype: tl.constexpr, IN_PTX: tl.con
         values = tl.reshape(tl.gather(code, tl.reshape(codes, (codes.numel,)), 0), codes.shape)
         values = (values * factors[:, None, None]).to(dtype)
     return tl.reshape(values, (CHUNKS, 64))
+
+
+@triton.jit
+def transpose(tile):
+    """A tile as [inputs, rows], with parts of its chunks in turns, so that threads write to different banks."""
+    CHUNKS: tl.constexpr = tile.shape[1] // 64
+    parts = tl.reshape(tile, (tile.shape[0], CHUNKS, CHUNKS, 64 // CHUNKS))
+    return tl.reshape(tl.permute(parts, (2, 1, 3, 0)), (tile.shape[1], tile.shape[0]))
+
+
+@triton.jit
+def put_in_order(total):
+    """The inputs of a transposed tile in their order, [inputs, ..]."""
+    CHUNKS: tl.constexpr = total.shape[0] // 64
+    parts = tl.reshape(total, (CHUNKS, CHUNKS, 64 // CHUNKS, total.shape[1]))
+    return tl.reshape(tl.permute(parts, (1, 0, 2, 3)), (total.shape[0], total.shape[1]))
