@@ -34,6 +34,7 @@ DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
 TILES = [Tiles(64, 64, 4, 4, 3), Tiles(64, 128, 1, 4, 2), Tiles(128, 64, 40, 4, 3)]
+OUTPUT_TILES = [*TILES, *(each._replace(depth=256, in_registers=True) for each in TILES)]
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +69,6 @@ def matrix_of(weight, num_outputs, num_inputs, dtype):
     return values.to(dtype).view(num_outputs, num_inputs)
 
 
-def for_outputs(tiles):
-    """The same with a depth that is a left factor's."""
-    return tiles._replace(depth=4 * four_bit_products.CHUNK)
-
-
 def within_nan(matrix):
     """The same matrix, with NaN around it in memory."""
     buffer = torch.full((matrix.shape[0] + 2, matrix.shape[1] + 3), torch.nan, dtype=matrix.dtype, device=DEVICE)
@@ -80,13 +76,12 @@ def within_nan(matrix):
     return buffer[1:-1, 2:-1]
 
 
-CASES = pairwise(
+CASES = dict(
     num_rows=[1, 7, 64, 80, 96, 128],
     # Tiles that are not full, a block across rows, one that is not full, and a single row.
     **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130)), (256, (1,))]},
     block_nested=[(64, True), (128, False), (64, False), (4096, True)],
     dtype=DTYPES,
-    tiles=TILES,
     has_more=[False, True],
 )
 
@@ -96,7 +91,7 @@ def random_weights(num_inputs, outs, block_nested, dtype):
     return weights, [matrix_of(weight, each, num_inputs, dtype) for weight, each in zip(weights, outs, strict=True)]
 
 
-@CASES
+@pairwise(tiles=OUTPUT_TILES, **CASES)
 def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
     # More: a bias.
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
@@ -109,13 +104,13 @@ def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_mor
     # Rows around the outputs, which must stay as they are.
     first, again = (torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
     for buffer in (first, again):
-        four_bit_products.outputs(buffer[1:-1], x, weights, outs, down, up, bias, SCALING, for_outputs(tiles))
+        four_bit_products.outputs(buffer[1:-1], x, weights, outs, down, up, bias, SCALING, tiles)
     assert_as_good(first[1:-1], truth, dtype)
     assert first[0].isnan().all() and first[-1].isnan().all()
     assert torch.equal(first[1:-1], again[1:-1])
 
 
-@CASES
+@pairwise(tiles=TILES, **CASES)
 def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
     # More: adapters.
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
@@ -156,29 +151,31 @@ COMPILED_FOR_HOPPER = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sebp_edge.ops.gpu.four_bit_products import INPUT_TILES, LOW, OUTPUT_TILES, _row_blocks, _stages
+from sebp_edge.ops.gpu.four_bit_products import INPUT_TILES, LOW, _output_tiles, _row_blocks
 from sebp_edge.ops.gpu.four_bit_products import _four_bit_product_kernel as kernel
 
-for of_inputs, tiles in ((False, OUTPUT_TILES), (True, INPUT_TILES)):
-    for num_rows in (16, 80, 128):
+for of_inputs in (False, True):
+    for num_rows in (16, 64, 80, 128):
+        tiles = INPUT_TILES if of_inputs else _output_tiles(num_rows)
         blocks = _row_blocks(num_rows, of_inputs=of_inputs)
         constants = dict(bias_ptr=None, stride_rr=1, OF_INPUTS=of_inputs, IS_EVEN=True, BLOCK=64, SCALE_BLOCK=256)
         constants |= dict(IN_PTX=True, COLUMNS=tiles.columns, DEPTH=tiles.depth, BLOCKS=blocks)
-        constants |= dict(BLOCK_R=0, LOW_BLOCK_R=16, **LOW)
+        constants |= dict(BLOCK_R=0, LOW_BLOCK_R=16, **LOW) | ({} if tiles.in_registers else {"turned_ptr": None})
         types = dict.fromkeys(["packed_ptrs", "scales_ptrs"], ("*u8",)) | {"outs": ("i32",), "scaling": "fp32"}
         types |= dict.fromkeys(["code_ptrs", "scale_code_ptrs", "second_scales_ptrs", "offset_ptrs"], ("*fp32",))
         types |= dict.fromkeys(["x_ptr", "turned_ptr", "left_ptr", "right_ptr"], "*bf16")
         types |= dict.fromkeys(["out_ptr", "low_ptr"], "*fp32")
         types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
         values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        options = dict(num_warps=tiles.num_warps, num_stages=_stages(tiles, blocks), enable_fp_fusion=False)
+        options = dict(num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False)
         # Else X would not be loaded ahead, and words not 16 bytes at a time.
-        places = [(kernel.arg_names.index(name),) for name in ("x_ptr", "turned_ptr", "stride_xn")]
+        in_x = ["x_ptr", "turned_ptr", "stride_xn"]
+        places = [(kernel.arg_names.index(name),) for name in in_x if name not in constants]
         places.append((kernel.arg_names.index("packed_ptrs"), 0))
         aligned = dict.fromkeys(places, [["tt.divisibility", 16]])
         compiled = compile(ASTSource(kernel, types, values, aligned), GPUTarget("cuda", 90, 32), options)
         print(compiled.asm["ttgir"])
-        of_x = 2 * options["num_stages"] * sum(blocks) * tiles.depth
+        of_x = 2 * tiles.num_stages * sum(blocks) * tiles.depth
         print("shared:", compiled.metadata.shared, "of X:", of_x)
 """
 
@@ -200,14 +197,13 @@ def test_products_read_registers_and_end_before_these_are_reused():
     assert max(shared)[0] <= 99 * 1024
 
 
-LOW_CASES = pairwise(
+LOW_CASES = dict(
     num_rows=[1, 33, 80, 128],
     **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130))]},
     rank=[1, 5, 16, 40, 64],
     # Terms of a part: of some projections fewer than of others, which then have parts of zeros.
     share=[16, 48, 1024],
     dtype=DTYPES,
-    tiles=TILES,
 )
 
 
@@ -216,13 +212,12 @@ def with_shares_of(share, monkeypatch):
     monkeypatch.setattr(four_bit_products, "LOW", four_bit_products.LOW | {"LOW_SHARE": share, "LOW_DEPTH": 16})
 
 
-@LOW_CASES
+@pairwise(tiles=OUTPUT_TILES, **LOW_CASES)
 def test_outputs_with_d(num_rows, num_inputs, outs, rank, share, dtype, tiles, monkeypatch, poisoned_memory):
     with_shares_of(share, monkeypatch)
     weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
     x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
     lora_A = draw(rank * len(outs), num_inputs, dtype=dtype, seed=1)
-    tiles = for_outputs(tiles)
     first, again = (four_bit_products.outputs_and_low(x, weights, outs, lora_A, tiles) for _ in range(2))
     truths = x.double() @ torch.cat(matrices).double().T, x.double() @ lora_A.double().T
     for parts, same, truth in zip(first, again, truths, strict=True):
@@ -230,7 +225,7 @@ def test_outputs_with_d(num_rows, num_inputs, outs, rank, share, dtype, tiles, m
         assert torch.equal(parts, same)
 
 
-@LOW_CASES
+@pairwise(tiles=TILES, **LOW_CASES)
 def test_inputs_with_u(num_rows, num_inputs, outs, rank, share, dtype, tiles, monkeypatch, poisoned_memory):
     with_shares_of(share, monkeypatch)
     weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)

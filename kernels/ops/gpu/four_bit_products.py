@@ -48,6 +48,7 @@ class Tiles(NamedTuple):
         columns: of the result, in each program.
         depth: the step of the contraction.
         programs: how many to split the contraction for: about what a GPU runs at once.
+        in_registers: whether outputs are computed from weights that stay in registers; the depth is four chunks then.
     """
 
     columns: int
@@ -55,11 +56,13 @@ class Tiles(NamedTuple):
     programs: int
     num_warps: int
     num_stages: int
+    in_registers: bool = False
 
 
-OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2), Tiles(128, 128, 264, 4, 2)
-# Numbers of X in shared memory: with a tile of the weight they fit into the 99 KB that any GPU has since Ampere.
-MAX_IN_STAGES = 48 * 1024
+OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2, in_registers=True), Tiles(128, 128, 264, 4, 2)
+# Tiles of more rows of X leave one program to a multiprocessor, which is slower. Where there are 99 KB of shared memory,
+# as on most GPUs since Ampere, they leave none.
+MAX_ROWS_BESIDE_REGISTERS, TILES_OF_MORE_OUTPUTS = 80, Tiles(64, 128, 264, 4, 2)
 # Rows of a program that brings terms in turns.
 TURNED_ROWS = 8
 # Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
@@ -70,16 +73,16 @@ MAX_LOW_RANK = 64
 
 @triton.jit
 def _block_of_rows(
-    first, num_rows, terms, stride_xn, OF_INPUTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr
+    first, num_rows, terms, stride_xn, IN_TURNS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Rows, the places of their terms in a step's X, and their sums, [columns, rows]."""
     rows = first + tl.arange(0, BLOCK_N)
-    if OF_INPUTS:
-        # Rows beyond the last are it, and not stored.
-        places = tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
-    else:
+    if IN_TURNS:
         # Without a sign they differ by constants, and take few registers.
         places = rows.to(tl.uint32)[:, None] * terms.shape[0] + terms.to(tl.uint32)[None, :]
+    else:
+        # Rows beyond the last are it, and not stored.
+        places = tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     return rows, places, tl.zeros((COLUMNS, BLOCK_N), tl.float32)
 
 
@@ -294,19 +297,20 @@ def _four_bit_product_kernel(
     columns = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
+    IN_TURNS: tl.constexpr = turned_ptr is not None
     terms = tl.arange(0, DEPTH)
     blocks, num_placed = (), 0
     for number in tl.static_range(len(BLOCKS)):
-        blocks += (_block_of_rows(num_placed, num_rows, terms, stride_xn, OF_INPUTS, COLUMNS, BLOCKS[number]),)
+        blocks += (_block_of_rows(num_placed, num_rows, terms, stride_xn, IN_TURNS, COLUMNS, BLOCKS[number]),)
         num_placed += BLOCKS[number]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     weight = num_outputs, num_chunks, end
     first_row, first_chunk = (0, tile * TILE_C) if OF_INPUTS else (tile * COLUMNS, 0)
     # In one dimension, so that Triton spreads scales over threads as it does the words.
-    if OF_INPUTS:
-        of_rows, of_chunks = places_in_order(TILE_M, TILE_C)
-    else:
+    if IN_TURNS:
         of_rows, of_chunks = places_in_left_factor(TILE_M)
+    else:
+        of_rows, of_chunks = places_in_order(TILE_M, TILE_C)
     place = first_row + of_rows, first_chunk + of_chunks
     if IN_PTX:
         code = [tl.load(code_ptr + number) for number in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]
@@ -316,7 +320,6 @@ def _four_bit_product_kernel(
     scale_ptrs = scales_ptr, second_scales_ptr
     chunks = chunks_of(place, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
     words, more_words = load_words(packed_ptr, chunks)
-    chunks = chunks_of(place, weight, begin, DEPTH, OF_INPUTS, IS_EVEN)
     scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
     factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
     chunks = chunks_of(place, weight, begin + 1, DEPTH, OF_INPUTS, IS_EVEN)
@@ -325,21 +328,20 @@ def _four_bit_product_kernel(
         tile_of_weight = expand(words, more_words, factors, code, dtype, IN_PTX)
         if OF_INPUTS:
             tile_of_weight = transpose(tl.reshape(tile_of_weight, (DEPTH, COLUMNS)))
-        else:
+        elif IN_TURNS:
             tile_of_weight = left_factor_of(tile_of_weight, COLUMNS)
+        else:
+            tile_of_weight = tl.reshape(tile_of_weight, (COLUMNS, DEPTH))
         # Ahead: words by a step, their scales by two.
         chunks = chunks_of(place, weight, step + 1, DEPTH, OF_INPUTS, IS_EVEN)
         words, more_words = load_words(packed_ptr, chunks)
         factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
         chunks = chunks_of(place, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
         scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
-        has_x = None
-        if OF_INPUTS:
-            step_ptr = x_ptr + step * DEPTH
-            if not IS_EVEN:
-                has_x = (step * DEPTH + terms < num_terms)[None, :]
+        if IN_TURNS:
+            step_ptr, has_x = turned_ptr + step * (num_placed * DEPTH), None
         else:
-            step_ptr = turned_ptr + step * (num_placed * DEPTH)
+            step_ptr, has_x = x_ptr + step * DEPTH, None if IS_EVEN else (step * DEPTH + terms < num_terms)[None, :]
         is_step = step < end
         blocks = [_add_product(block, tile_of_weight, step_ptr, has_x, is_step) for block in blocks]
 
@@ -368,9 +370,8 @@ def outputs(
     tiles: Tiles | None = None,
 ) -> None:
     """Writes the outputs of all projections, side by side."""
-    _multiply(
-        out_NM, x_NK, weights, columns, (down_NR, weight_MR, bias_M, scaling), tiles or OUTPUT_TILES, of_inputs=False
-    )
+    small = down_NR, weight_MR, bias_M, scaling
+    _multiply(out_NM, x_NK, weights, columns, small, tiles or _output_tiles(len(x_NK)), of_inputs=False)
 
 
 def inputs(
@@ -394,7 +395,9 @@ def outputs_and_low(
 ) -> tuple[Tensor, Tensor]:
     """The fp32 parts of X Wᵀ, [S, N, M], and of D, [S, N, n R]."""
     low = stacked_A.T, len(stacked_A) // len(columns), 1.0
-    return _launch(None, x_NK, weights, columns, x_NK.shape[1], None, low, tiles or OUTPUT_TILES, of_inputs=False)
+    return _launch(
+        None, x_NK, weights, columns, x_NK.shape[1], None, low, tiles or _output_tiles(len(x_NK)), of_inputs=False
+    )
 
 
 def inputs_and_low(
@@ -469,7 +472,7 @@ def _launch(
         low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
     blocks = _row_blocks(len(x), of_inputs=of_inputs)
-    turned = x if of_inputs else _in_turns(x, sum(blocks), tiles.depth)
+    turned = _in_turns(x, sum(blocks), tiles.depth) if tiles.in_registers else None
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
     _four_bit_product_kernel[(num_tiles * num_parts + num_low_programs,)](
         x,
@@ -502,7 +505,7 @@ def _launch(
         BLOCKS=blocks,
         BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
-        num_stages=_stages(tiles, blocks),
+        num_stages=tiles.num_stages,
         **LOW,
         LOW_BLOCK_R=16 if low is None else rank_block(rank),
         enable_fp_fusion=False,
@@ -519,6 +522,10 @@ def _in_turns(x: Tensor, block: int, depth: int) -> Tensor:
     return turned
 
 
+def _output_tiles(num_rows: int) -> Tiles:
+    return OUTPUT_TILES if num_rows <= MAX_ROWS_BESIDE_REGISTERS else TILES_OF_MORE_OUTPUTS
+
+
 def _row_blocks(num_rows: int, *, of_inputs: bool) -> tuple[int, ...]:
     """The sizes of blocks that hold all rows."""
     if of_inputs and num_rows > 64:
@@ -527,11 +534,6 @@ def _row_blocks(num_rows: int, *, of_inputs: bool) -> tuple[int, ...]:
     if 64 < num_rows <= 96:
         return 64, 16 if num_rows <= 80 else 32
     return (max(16, triton.next_power_of_2(num_rows)),)
-
-
-def _stages(tiles: Tiles, blocks: tuple[int, ...]) -> int:
-    """How many steps' X are in shared memory at once."""
-    return min(tiles.num_stages, MAX_IN_STAGES // (sum(blocks) * tiles.depth))
 
 
 def _share(steps: list[int], most_parts: int) -> int:
