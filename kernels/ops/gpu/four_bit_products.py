@@ -6,9 +6,10 @@
     inputs_and_low      dY W and U_i = s dY_i B_i
 
 A program expands tiles of one weight to the values that `four_bits` writes (`four_bit_tiles`), and multiplies all rows
-by them, so that each code is read once. The small product comes last. The contraction is split until the programs fill
-a GPU; a second launch adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs
-of their own in the same launch; then `joined_lora` and `gated` add all parts.
+by them, so that each code is read once. For outputs of few rows these weights stay in registers, beside X as a launch
+before wrote it. The small product comes last. The contraction is split until the programs fill a GPU; a second launch
+adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs of their own in the same
+launch; then `joined_lora` and `gated` add all parts.
 
 Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
 """
@@ -60,8 +61,8 @@ class Tiles(NamedTuple):
 
 
 OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2, in_registers=True), Tiles(128, 128, 264, 4, 2)
-# Tiles of more rows of X leave one program to a multiprocessor, which is slower. Where there are 99 KB of shared memory,
-# as on most GPUs since Ampere, they leave none.
+# Tiles of more rows of X leave one program to a multiprocessor, which is slower, or none where it has 99 KB of shared
+# memory.
 MAX_ROWS_BESIDE_REGISTERS, TILES_OF_MORE_OUTPUTS = 80, Tiles(64, 128, 264, 4, 2)
 # Rows of a program that brings terms in turns.
 TURNED_ROWS = 8
