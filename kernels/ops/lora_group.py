@@ -212,11 +212,10 @@ class LoraGroup:
     def _apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R].
 
-        For weights in FP8, and few rows and weights in 4 bits, `add_product` writes that part too, and the outputs have
-        no values yet.
+        For weights in FP8 `add_product` writes that part too, and the outputs have no values yet.
         """
         down_NR = x_NK @ self.stacked_A.T
-        if self.in_fp8 or self.few_rows_in_4_bits(x_NK) is not None:
+        if self.in_fp8:
             return x_NK.new_empty(len(x_NK), len(self.stacked_B)), down_NR
         return backend.implementation(down_NR, "lora").lora_up(
             down_NR, self.stacked_B, self.bias, self.columns, self.scaling
@@ -230,12 +229,12 @@ class LoraGroup:
         product with its last layer's weight.
         """
         x_NK = x.reshape(-1, x.shape[-1])
-        small = down_NR, self.stacked_B, self.bias
         if self.in_fp8:
-            self.in_fp8.outputs_(out_NM, x_NK, (*small, self.columns, self.scaling), x_in_fp8)
+            small = down_NR, self.stacked_B, self.bias, self.columns, self.scaling
+            self.in_fp8.outputs_(out_NM, x_NK, small, x_in_fp8)
             return
         if (packed := self.few_rows_in_4_bits(x_NK)) is not None:
-            backend.kernels("four_bit_products").outputs(out_NM, x_NK, packed, self.columns, *small, self.scaling)
+            backend.kernels("four_bit_products").add_outputs_(out_NM, x_NK, packed, self.columns)
             return
         for outputs, matrix in self.matrices():
             backend.implementation(out_NM, "gemm").add_product_(out_NM[:, outputs], x_NK, matrix.T)

@@ -100,8 +100,8 @@ class _LoraLinear(torch.autograd.Function):
                 dx = group.in_fp8.inputs(dout_AM, up_AR, group.stacked_A)
                 dx = dx if rows is None else put(dx, rows, num_rows)
             elif (packed := group.few_rows_in_4_bits(dout_AM)) is not None:
-                products = backend.kernels("four_bit_products")
-                dx = products.inputs(dout_AM, packed, group.columns, num_in, up_AR, group.stacked_A)
+                dx = backend.kernels("four_bit_products").inputs(dout_AM, packed, group.columns, num_in)
+                dx.addmm_(up_AR, group.stacked_A)
                 dx = dx if rows is None else put(dx, rows, num_rows)
             elif tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)

@@ -82,7 +82,6 @@ CASES = dict(
     **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130)), (256, (1,))]},
     block_nested=[(64, True), (128, False), (64, False), (4096, True)],
     dtype=DTYPES,
-    has_more=[False, True],
 )
 
 
@@ -92,34 +91,27 @@ def random_weights(num_inputs, outs, block_nested, dtype):
 
 
 @pairwise(tiles=OUTPUT_TILES, **CASES)
-def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
-    # More: a bias.
+def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, poisoned_memory):
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
     x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
-    down, up = draw(num_rows, RANK * len(outs), dtype=dtype, seed=1), draw(sum(outs), RANK, dtype=dtype, seed=2)
-    bias = draw(sum(outs), dtype=dtype, seed=3) if has_more else None
-    parts = zip(down.double().split(RANK, dim=1), up.double().split(outs), matrices, strict=True)
-    truth = torch.cat([x.double() @ w.double().T + SCALING * d @ b.T for d, b, w in parts], dim=1)
-    truth += bias.double() if has_more else 0
+    before = draw(num_rows, sum(outs), dtype=dtype, seed=1)
+    truth = before.double() + x.double() @ torch.cat(matrices).double().T
     # Rows around the outputs, which must stay as they are.
     first, again = (torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
     for buffer in (first, again):
-        four_bit_products.outputs(buffer[1:-1], x, weights, outs, down, up, bias, SCALING, tiles)
+        buffer[1:-1] = before
+        four_bit_products.add_outputs_(buffer[1:-1], x, weights, outs, tiles)
     assert_as_good(first[1:-1], truth, dtype)
     assert first[0].isnan().all() and first[-1].isnan().all()
     assert torch.equal(first[1:-1], again[1:-1])
 
 
 @pairwise(tiles=TILES, **CASES)
-def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, has_more, poisoned_memory):
-    # More: adapters.
+def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, poisoned_memory):
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
     dout = within_nan(draw(num_rows, sum(outs), dtype=dtype))
-    up, down = draw(num_rows, RANK * len(outs), dtype=dtype, seed=1), draw(RANK * len(outs), num_inputs, dtype=dtype)
     truth = dout.double() @ torch.cat(matrices).double()
-    truth += up.double() @ down.double() if has_more else 0
-    adapters = (up, down) if has_more else (None, None)
-    first, again = (four_bit_products.inputs(dout, weights, outs, num_inputs, *adapters, tiles=tiles) for _ in range(2))
+    first, again = (four_bit_products.inputs(dout, weights, outs, num_inputs, tiles=tiles) for _ in range(2))
     assert_as_good(first, truth, dtype)
     assert torch.equal(first, again)
 
@@ -130,8 +122,8 @@ def test_rows_with_a_single_one_give_weights_bit_for_bit(block, nested, dtype):
     # A GPU looks codes up by instructions of its own, the interpreter in plain Triton.
     (weight,), (matrix,) = random_weights(128, (70,), (block, nested), dtype)
     ones = torch.eye(128, dtype=dtype, device=DEVICE)
-    out, zeros = torch.empty(128, 70, dtype=dtype, device=DEVICE), torch.zeros(128, RANK, dtype=dtype, device=DEVICE)
-    four_bit_products.outputs(out, ones, [weight], [70], zeros, zeros[:70], None, SCALING)
+    out = torch.zeros(128, 70, dtype=dtype, device=DEVICE)
+    four_bit_products.add_outputs_(out, ones, [weight], [70])
     assert torch.equal(out.T, matrix)
     assert torch.equal(four_bit_products.inputs(ones[:70, :70], [weight], [70], 128), matrix)
 
@@ -158,12 +150,12 @@ for of_inputs in (False, True):
     for num_rows in (16, 64, 80, 128):
         tiles = INPUT_TILES if of_inputs else _output_tiles(num_rows)
         blocks = _row_blocks(num_rows, of_inputs=of_inputs)
-        constants = dict(bias_ptr=None, stride_rr=1, OF_INPUTS=of_inputs, IS_EVEN=True, BLOCK=64, SCALE_BLOCK=256)
+        constants = dict(stride_fr=1, OF_INPUTS=of_inputs, IS_EVEN=True, BLOCK=64, SCALE_BLOCK=256)
         constants |= dict(IN_PTX=True, COLUMNS=tiles.columns, DEPTH=tiles.depth, BLOCKS=blocks)
-        constants |= dict(BLOCK_R=0, LOW_BLOCK_R=16, **LOW) | ({} if tiles.in_registers else {"turned_ptr": None})
+        constants |= dict(LOW_BLOCK_R=16, **LOW) | ({} if tiles.in_registers else {"turned_ptr": None})
         types = dict.fromkeys(["packed_ptrs", "scales_ptrs"], ("*u8",)) | {"outs": ("i32",), "scaling": "fp32"}
         types |= dict.fromkeys(["code_ptrs", "scale_code_ptrs", "second_scales_ptrs", "offset_ptrs"], ("*fp32",))
-        types |= dict.fromkeys(["x_ptr", "turned_ptr", "left_ptr", "right_ptr"], "*bf16")
+        types |= dict.fromkeys(["x_ptr", "turned_ptr", "factor_ptr"], "*bf16")
         types |= dict.fromkeys(["out_ptr", "low_ptr"], "*fp32")
         types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
         values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
@@ -336,7 +328,7 @@ def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poi
     "num_rows, num_inputs, dtype", [(FEW_ROWS + 1, 64, torch.float16), (7, 96, torch.float16), (7, 64, torch.float32)]
 )
 def test_more_rows_and_other_weights_are_multiplied_by_matrices(num_rows, num_inputs, dtype, monkeypatch):
-    monkeypatch.setattr(four_bit_products, "_multiply", refuse)
+    monkeypatch.setattr(four_bit_products, "_launch", refuse)
     projections, matrices = random_layers(num_inputs, (40, 33), dtype)
     x = draw(num_rows, num_inputs, dtype=dtype)
     truths = true_outputs(x.double(), projections, matrices)

@@ -1,15 +1,15 @@
 """Products of few rows with weights in 4 bits, in Triton; the weights' matrices are never written.
 
-    outputs             [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        W: all projections' weights, stacked
-    inputs              dX = dY W + U A
-    outputs_and_low     X Wᵀ and D = X Aᵀ
-    inputs_and_low      dY W and U_i = s dY_i B_i
+    add_outputs_        Y += X Wᵀ                                W: all projections' weights, stacked
+    inputs              dY W
+    outputs_and_low     X Wᵀ and D = X Aᵀ, in parts
+    inputs_and_low      dY W and U_i = s dY_i B_i, in parts
 
 A program expands tiles of one weight to the values that `four_bits` writes (`four_bit_tiles`), and multiplies all rows
 by them, so that each code is read once. For outputs of few rows these weights stay in registers, beside X as a launch
-before wrote it. The small product comes last. The contraction is split until the programs fill a GPU; a second launch
-adds the fp32 parts in a fixed order, so that two runs are bitwise equal. D and U have programs of their own in the same
-launch; then `joined_lora` and `gated` add all parts.
+before wrote it. The contraction is split until the programs fill a GPU; a later launch adds the fp32 parts in a fixed
+order, so that two runs are bitwise equal. D and U have programs of their own in the same launch; then `joined_lora` and
+`gated` add all parts.
 
 Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
 """
@@ -99,32 +99,6 @@ def _add_product(block, tile_of_weight, step_ptr, has_x, is_step):
 
 
 @triton.jit
-def _small_product(rows, small, strides, BLOCK_R: tl.constexpr):
-    """What is added to these rows, [columns, rows]: the small product and the bias in the first part."""
-    left_ptr, right_ptr, bias_ptr, is_first, num_rows, columns, has_column, rank, scaling = small
-    stride_ln, stride_rm, stride_rr = strides
-    total = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
-    for begin in tl.range(0, tl.where(is_first, rank, 0), BLOCK_R, num_stages=1):
-        ranks = begin + tl.arange(0, BLOCK_R)
-        has_rank = ranks < rank
-        right = tl.load(
-            right_ptr + columns[:, None] * stride_rm + ranks[None, :] * stride_rr,
-            mask=has_column[:, None] & has_rank[None, :],
-            other=0.0,
-        )
-        left = tl.load(
-            left_ptr + rows[:, None] * stride_ln + ranks[None, :],
-            mask=(rows < num_rows)[:, None] & has_rank[None, :],
-            other=0.0,
-        )
-        total = tl.dot(right, tl.trans(left), total, input_precision="ieee")
-    total *= scaling
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + columns, mask=has_column & is_first, other=0.0).to(tl.float32)[:, None]
-    return total
-
-
-@triton.jit
 def _low_product(
     program,
     x_ptr,
@@ -197,9 +171,7 @@ def _four_bit_product_kernel(
     second_scales_ptrs,
     offset_ptrs,
     outs,
-    left_ptr,
-    right_ptr,
-    bias_ptr,
+    factor_ptr,
     out_ptr,
     low_ptr,
     num_rows,
@@ -209,9 +181,8 @@ def _four_bit_product_kernel(
     rank,
     scaling,
     stride_xn,
-    stride_ln,
-    stride_rm,
-    stride_rr,
+    stride_ft,
+    stride_fr,
     stride_on,
     stride_os,
     OF_INPUTS: tl.constexpr,
@@ -222,7 +193,6 @@ def _four_bit_product_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCKS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
     LOW_SHARE: tl.constexpr,
     LOW_BLOCK_N: tl.constexpr,
     LOW_BLOCK_R: tl.constexpr,
@@ -240,7 +210,7 @@ def _four_bit_product_kernel(
         _low_product(
             tl.program_id(0) - first_low,
             x_ptr,
-            right_ptr,
+            factor_ptr,
             low_ptr,
             outs,
             num_rows,
@@ -248,8 +218,8 @@ def _four_bit_product_kernel(
             rank,
             scaling,
             stride_xn,
-            stride_rm,
-            stride_rr,
+            stride_ft,
+            stride_fr,
             OF_INPUTS,
             LOW_SHARE,
             LOW_BLOCK_N,
@@ -294,7 +264,6 @@ def _four_bit_product_kernel(
     else:
         num_terms, first_column = num_inputs, before
         has_column = tile * COLUMNS + tl.arange(0, COLUMNS) < num_outputs
-        left_ptr += projection * rank
     columns = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
@@ -346,49 +315,33 @@ def _four_bit_product_kernel(
         is_step = step < end
         blocks = [_add_product(block, tile_of_weight, step_ptr, has_x, is_step) for block in blocks]
 
-    small = left_ptr, right_ptr, bias_ptr, slab == 0, num_rows, columns, has_column, rank, scaling
-    strides = stride_ln, stride_rm, stride_rr
     out_ptrs = out_ptr + slab.to(tl.int64) * stride_os + columns[:, None]
     for number in tl.static_range(len(BLOCKS)):
         rows, _, total = blocks[number]
         if OF_INPUTS:
             total = put_in_order(total)
-        if BLOCK_R:
-            total += _small_product(rows, small, strides, BLOCK_R)
         mask = has_column[:, None] & (rows < num_rows)[None, :]
-        tl.store(out_ptrs + rows[None, :] * stride_on, total.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs + rows[None, :] * stride_on, total, mask=mask)
 
 
-def outputs(
-    out_NM: Tensor,
-    x_NK: Tensor,
-    weights: Sequence[FourBits],
-    columns: Sequence[int],
-    down_NR: Tensor,
-    weight_MR: Tensor,
-    bias_M: Tensor | None,
-    scaling: float,
-    tiles: Tiles | None = None,
+def add_outputs_(
+    out_NM: Tensor, x_NK: Tensor, weights: Sequence[FourBits], columns: Sequence[int], tiles: Tiles | None = None
 ) -> None:
-    """Writes the outputs of all projections, side by side."""
-    small = down_NR, weight_MR, bias_M, scaling
-    _multiply(out_NM, x_NK, weights, columns, small, tiles or _output_tiles(len(x_NK)), of_inputs=False)
+    """Adds X Wᵀ to the outputs of all projections, side by side."""
+    if len(x_NK):
+        tiles = tiles or _output_tiles(len(x_NK))
+        parts, _ = _launch(x_NK, weights, columns, x_NK.shape[1], None, tiles, of_inputs=False)
+        out_NM.add_(parts.sum(0))
 
 
 def inputs(
-    dout_NM: Tensor,
-    weights: Sequence[FourBits],
-    columns: Sequence[int],
-    num_inputs: int,
-    up_NR: Tensor | None = None,
-    weight_RK: Tensor | None = None,
-    tiles: Tiles | None = None,
+    dout_NM: Tensor, weights: Sequence[FourBits], columns: Sequence[int], num_inputs: int, tiles: Tiles | None = None
 ) -> Tensor:
-    """dX, [N, K]; without the adapters' part if U and A are None."""
-    dx_NK = dout_NM.new_empty(len(dout_NM), num_inputs)
-    small = None if up_NR is None else (up_NR, weight_RK.T, None, 1.0)
-    _multiply(dx_NK, dout_NM, weights, columns, small, tiles or INPUT_TILES, of_inputs=True)
-    return dx_NK
+    """dY W, [N, K]."""
+    if len(dout_NM) == 0:
+        return dout_NM.new_empty(0, num_inputs)
+    parts, _ = _launch(dout_NM, weights, columns, num_inputs, None, tiles or INPUT_TILES, of_inputs=True)
+    return sum_parts(parts, None, dout_NM.dtype)
 
 
 def outputs_and_low(
@@ -396,9 +349,8 @@ def outputs_and_low(
 ) -> tuple[Tensor, Tensor]:
     """The fp32 parts of X Wᵀ, [S, N, M], and of D, [S, N, n R]."""
     low = stacked_A.T, len(stacked_A) // len(columns), 1.0
-    return _launch(
-        None, x_NK, weights, columns, x_NK.shape[1], None, low, tiles or _output_tiles(len(x_NK)), of_inputs=False
-    )
+    tiles = tiles or _output_tiles(len(x_NK))
+    return _launch(x_NK, weights, columns, x_NK.shape[1], low, tiles, of_inputs=False)
 
 
 def inputs_and_low(
@@ -412,44 +364,22 @@ def inputs_and_low(
 ) -> tuple[Tensor, Tensor]:
     """The fp32 parts of dY W, [S, N, K], and of U, [S, N, n R]."""
     low = stacked_B, stacked_B.shape[1], scaling
-    return _launch(None, dout_NM, weights, columns, num_inputs, None, low, tiles or INPUT_TILES, of_inputs=True)
-
-
-def _multiply(
-    out: Tensor,
-    x: Tensor,
-    weights: Sequence[FourBits],
-    columns: Sequence[int],
-    small: tuple[Tensor, Tensor, Tensor | None, float] | None,
-    tiles: Tiles,
-    *,
-    of_inputs: bool,
-) -> None:
-    """Multiplies rows, and adds the small product: its factors [N, R] and [columns, R], bias and scaling."""
-    if len(x) == 0:
-        return
-    num_inputs = (out if of_inputs else x).shape[1]
-    parts, _ = _launch(out, x, weights, columns, num_inputs, small, None, tiles, of_inputs=of_inputs)
-    if len(parts) > 1:
-        sum_parts(parts, None, out.dtype, out)
+    return _launch(dout_NM, weights, columns, num_inputs, low, tiles or INPUT_TILES, of_inputs=True)
 
 
 def _launch(
-    out: Tensor | None,
     x: Tensor,
     weights: Sequence[FourBits],
     columns: Sequence[int],
     num_inputs: int,
-    small: tuple[Tensor, Tensor, Tensor | None, float] | None,
     low: tuple[Tensor, int, float] | None,
     tiles: Tiles,
     *,
     of_inputs: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the parts of the product, which is `out` if it is given and the only one, and those of D or U.
+    """Returns the fp32 parts of the product, [S, N, ..], and those of D or U.
 
     Args:
-        small: what is added, if anything: factors [N, R] and [columns, R], bias and scaling.
         low: the factor of D or U, [terms, ranks], the rank of each projection, and the scaling; or None.
     """
     x = with_contiguous_rows(x)
@@ -459,16 +389,12 @@ def _launch(
     steps = [triton.cdiv(each, tiles.depth) for each in terms]
     share = _share(steps, tiles.programs // num_tiles)
     num_parts = sum(triton.cdiv(each, share) for each in steps)
-    if out is not None and num_parts == 1:
-        parts = out[None]
-    else:
-        parts = x.new_empty(num_parts, len(x), sum(wholes), dtype=torch.float32)
+    parts = x.new_empty(num_parts, len(x), sum(wholes), dtype=torch.float32)
     first = weights[0]
-    # Without a small product any pointer will do.
-    left, right, bias, scaling = small or (x, x, None, 1.0)
-    rank, low_parts, num_low_programs = right.shape[1], parts, 0
+    # Without D and U any pointers will do.
+    factor, rank, scaling, low_parts, num_low_programs = x, 0, 1.0, parts, 0
     if low is not None:
-        right, rank, scaling = low
+        factor, rank, scaling = low
         num_low_parts = triton.cdiv(max(terms), LOW["LOW_SHARE"])
         low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
@@ -480,9 +406,7 @@ def _launch(
         turned,
         *tensors_of(weights),
         tuple(columns),
-        left,
-        right,
-        bias,
+        factor,
         parts,
         low_parts,
         len(x),
@@ -492,8 +416,7 @@ def _launch(
         rank,
         scaling,
         x.stride(0),
-        left.stride(0),
-        *right.stride(),
+        *factor.stride(),
         parts.stride(1),
         parts.stride(0),
         OF_INPUTS=of_inputs,
@@ -504,7 +427,6 @@ def _launch(
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
         BLOCKS=blocks,
-        BLOCK_R=0 if small is None else min(64, max(16, triton.next_power_of_2(right.shape[1]))),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **LOW,
