@@ -305,12 +305,15 @@ def edited(text, draw):
 def test_an_edited_text_is_completed_as_by_a_fresh_decoder(plain, llama):
     draw = random.Random()
     kept, shown, text, before = Decoder(llama, keeps=True), 0, random_text(draw), ""
-    for _ in range(25):
+    for edits in range(200):
         text, before = draw.choice([edited(text, draw), before]), text
         found, expected = (complete(each, plain, text, 1e-9, 6) for each in (kept, Decoder(llama)))
         assert found.words == expected.words
         assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
         shown += bool(found.text)
+        # Of 25 texts, 3 to 24 have a completion.
+        if edits >= 25 and shown > 5:
+            break
     assert shown > 5
 
 
