@@ -34,7 +34,7 @@ DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
 TILES = [Tiles(64, 64, 4, 4, 3), Tiles(64, 128, 1, 4, 2), Tiles(128, 64, 40, 4, 3)]
-OUTPUT_TILES = [*TILES, *(each._replace(depth=256, in_registers=True) for each in TILES)]
+OUTPUT_TILES = [*TILES[:2], Tiles(64, 256, 4, 4, 2, in_registers=True), Tiles(128, 256, 1, 4, 3, in_registers=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -146,8 +146,8 @@ from triton.compiler import ASTSource
 from sebp_edge.ops.gpu.four_bit_products import INPUT_TILES, LOW, _output_tiles, _row_blocks
 from sebp_edge.ops.gpu.four_bit_products import _four_bit_product_kernel as kernel
 
-for of_inputs in (False, True):
-    for num_rows in (16, 64, 80, 128):
+for of_inputs, sizes in ((False, (16, 80, 128)), (True, (80, 128))):
+    for num_rows in sizes:
         tiles = INPUT_TILES if of_inputs else _output_tiles(num_rows)
         blocks = _row_blocks(num_rows, of_inputs=of_inputs)
         constants = dict(stride_fr=1, OF_INPUTS=of_inputs, IS_EVEN=True, BLOCK=64, SCALE_BLOCK=256)
@@ -184,7 +184,7 @@ def test_products_read_registers_and_end_before_these_are_reused():
     assert set(waits) == {"0"}
     shared = [tuple(map(int, found)) for found in re.findall(r"shared: (\d+) of X: (\d+)", program)]
     # Weights of outputs are multiplied where they were expanded.
-    assert all(whole == of_x for whole, of_x in shared[:3])
+    assert all(whole == of_x for whole, of_x in shared[:2])
     # What any GPU has since Ampere.
     assert max(shared)[0] <= 99 * 1024
 
