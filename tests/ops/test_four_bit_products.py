@@ -152,16 +152,16 @@ for of_inputs, sizes in ((False, (16, 80, 128)), (True, (80, 128))):
         blocks = _row_blocks(num_rows, of_inputs=of_inputs)
         constants = dict(stride_fr=1, OF_INPUTS=of_inputs, IS_EVEN=True, BLOCK=64, SCALE_BLOCK=256)
         constants |= dict(IN_PTX=True, COLUMNS=tiles.columns, DEPTH=tiles.depth, BLOCKS=blocks)
-        constants |= dict(LOW_BLOCK_R=16, **LOW) | ({} if tiles.in_registers else {"turned_ptr": None})
+        constants |= dict(LOW_BLOCK_R=16, **LOW) | ({} if tiles.in_registers else {"interleaved_ptr": None})
         types = dict.fromkeys(["packed_ptrs", "scales_ptrs"], ("*u8",)) | {"outs": ("i32",), "scaling": "fp32"}
         types |= dict.fromkeys(["code_ptrs", "scale_code_ptrs", "second_scales_ptrs", "offset_ptrs"], ("*fp32",))
-        types |= dict.fromkeys(["x_ptr", "turned_ptr", "factor_ptr"], "*bf16")
+        types |= dict.fromkeys(["x_ptr", "interleaved_ptr", "factor_ptr"], "*bf16")
         types |= dict.fromkeys(["out_ptr", "low_ptr"], "*fp32")
         types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
         values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
         options = dict(num_warps=tiles.num_warps, num_stages=tiles.num_stages, enable_fp_fusion=False)
         # Else X would not be loaded ahead, and words not 16 bytes at a time.
-        in_x = ["x_ptr", "turned_ptr", "stride_xn"]
+        in_x = ["x_ptr", "interleaved_ptr", "stride_xn"]
         places = [(kernel.arg_names.index(name),) for name in in_x if name not in constants]
         places.append((kernel.arg_names.index("packed_ptrs"), 0))
         aligned = dict.fromkeys(places, [["tt.divisibility", 16]])

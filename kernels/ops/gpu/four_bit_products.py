@@ -6,10 +6,10 @@
     inputs_and_low      dY W and U_i = s dY_i B_i, in parts
 
 A program expands tiles of one weight to the values that `four_bits` writes (`four_bit_tiles`), and multiplies all rows
-by them, so that each code is read once. For outputs of few rows these weights stay in registers, beside X as a launch
-before wrote it. The contraction is split until the programs fill a GPU; a later launch adds the fp32 parts in a fixed
-order, so that two runs are bitwise equal. D and U have programs of their own in the same launch; then `joined_lora` and
-`gated` add all parts.
+by them, so that each code is read once. For outputs of few rows these weights stay in registers, and a launch before
+interleaves the terms of X. The contraction is split until the programs fill a GPU; a later launch adds the fp32 parts
+in a fixed order, so that two runs are bitwise equal. D and U have programs of their own in the same launch; then
+`joined_lora` and `gated` add all parts.
 
 Shapes: N rows, K inputs, M_i outputs of n projections, M their sum, R rank, S parts.
 """
@@ -28,7 +28,7 @@ from .four_bit_tiles import (
     chunks_of,
     expand,
     factors_of,
-    in_turns,
+    interleave,
     left_factor_of,
     load_scales,
     load_words,
@@ -49,7 +49,7 @@ class Tiles(NamedTuple):
         columns: of the result, in each program.
         depth: the step of the contraction.
         programs: how many to split the contraction for: about what a GPU runs at once.
-        in_registers: whether outputs are computed from weights that stay in registers; the depth is four chunks then.
+        in_registers: whether expanded weights stay in registers; only for outputs, with a depth of four chunks.
     """
 
     columns: int
@@ -64,8 +64,8 @@ OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2, in_registers=True), Tiles(
 # Tiles of more rows of X leave one program to a multiprocessor, which is slower, or none where it has 99 KB of shared
 # memory.
 MAX_ROWS_BESIDE_REGISTERS, TILES_OF_MORE_OUTPUTS = 80, Tiles(64, 128, 264, 4, 2)
-# Rows of a program that brings terms in turns.
-TURNED_ROWS = 8
+# Rows that a program interleaves.
+INTERLEAVED_ROWS = 8
 # Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
 LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
@@ -74,22 +74,22 @@ MAX_LOW_RANK = 64
 
 @triton.jit
 def _block_of_rows(
-    first, num_rows, terms, stride_xn, IN_TURNS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr
+    first, num_rows, terms, stride_xn, INTERLEAVED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Rows, the places of their terms in a step's X, and their sums, [columns, rows]."""
     rows = first + tl.arange(0, BLOCK_N)
-    if IN_TURNS:
+    if INTERLEAVED:
         # Without a sign they differ by constants, and take few registers.
         places = rows.to(tl.uint32)[:, None] * terms.shape[0] + terms.to(tl.uint32)[None, :]
     else:
-        # Rows beyond the last are it, and not stored.
+        # Rows beyond the last repeat it, and are not stored.
         places = tl.minimum(rows, num_rows - 1)[:, None] * stride_xn + terms[None, :]
     return rows, places, tl.zeros((COLUMNS, BLOCK_N), tl.float32)
 
 
 @triton.jit
 def _add_product(block, tile_of_weight, step_ptr, has_x, is_step):
-    """The block after a step."""
+    """Adds the product of a step to a block."""
     rows, places, total = block
     x = tl.load(step_ptr + places, mask=has_x, other=None if has_x is None else 0.0)
     total = tl.dot(tile_of_weight, tl.trans(x), total, input_precision="ieee")
@@ -149,21 +149,21 @@ def _low_product(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _turn_kernel(
-    x_ptr, turned_ptr, num_rows, num_terms, stride_xn, ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr
+def _interleave_kernel(
+    x_ptr, interleaved_ptr, num_rows, num_terms, stride_xn, ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Writes some rows of a step's tile of X."""
+    """Writes some rows of a step's tile of X, interleaved."""
     step, rows = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     places = tl.arange(0, DEPTH)[None, :]
     terms = step * DEPTH + places
     x = tl.load(x_ptr + rows * stride_xn + terms, mask=(rows < num_rows) & (terms < num_terms), other=0.0)
-    tl.store(turned_ptr + (step * ROWS + rows) * DEPTH + places, in_turns(x))
+    tl.store(interleaved_ptr + (step * ROWS + rows) * DEPTH + places, interleave(x))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_chunks", "num_low_programs", "share"])
 def _four_bit_product_kernel(
     x_ptr,
-    turned_ptr,
+    interleaved_ptr,
     packed_ptrs,
     code_ptrs,
     scales_ptrs,
@@ -267,17 +267,17 @@ def _four_bit_product_kernel(
     columns = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
     begin, end = split * share, tl.minimum((split + 1) * share, tl.cdiv(num_terms, DEPTH))
 
-    IN_TURNS: tl.constexpr = turned_ptr is not None
+    INTERLEAVED: tl.constexpr = interleaved_ptr is not None
     terms = tl.arange(0, DEPTH)
     blocks, num_placed = (), 0
     for number in tl.static_range(len(BLOCKS)):
-        blocks += (_block_of_rows(num_placed, num_rows, terms, stride_xn, IN_TURNS, COLUMNS, BLOCKS[number]),)
+        blocks += (_block_of_rows(num_placed, num_rows, terms, stride_xn, INTERLEAVED, COLUMNS, BLOCKS[number]),)
         num_placed += BLOCKS[number]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     weight = num_outputs, num_chunks, end
     first_row, first_chunk = (0, tile * TILE_C) if OF_INPUTS else (tile * COLUMNS, 0)
     # In one dimension, so that Triton spreads scales over threads as it does the words.
-    if IN_TURNS:
+    if INTERLEAVED:
         of_rows, of_chunks = places_in_left_factor(TILE_M)
     else:
         of_rows, of_chunks = places_in_order(TILE_M, TILE_C)
@@ -298,7 +298,7 @@ def _four_bit_product_kernel(
         tile_of_weight = expand(words, more_words, factors, code, dtype, IN_PTX)
         if OF_INPUTS:
             tile_of_weight = transpose(tl.reshape(tile_of_weight, (DEPTH, COLUMNS)))
-        elif IN_TURNS:
+        elif INTERLEAVED:
             tile_of_weight = left_factor_of(tile_of_weight, COLUMNS)
         else:
             tile_of_weight = tl.reshape(tile_of_weight, (COLUMNS, DEPTH))
@@ -308,8 +308,8 @@ def _four_bit_product_kernel(
         factors = factors_of(scales, second_scales, scale_code_ptr, offset, SCALE_BLOCK)
         chunks = chunks_of(place, weight, step + 2, DEPTH, OF_INPUTS, IS_EVEN)
         scales, second_scales = load_scales(scale_ptrs, chunks, BLOCK, SCALE_BLOCK)
-        if IN_TURNS:
-            step_ptr, has_x = turned_ptr + step * (num_placed * DEPTH), None
+        if INTERLEAVED:
+            step_ptr, has_x = interleaved_ptr + step * (num_placed * DEPTH), None
         else:
             step_ptr, has_x = x_ptr + step * DEPTH, None if IS_EVEN else (step * DEPTH + terms < num_terms)[None, :]
         is_step = step < end
@@ -399,11 +399,11 @@ def _launch(
         low_parts = x.new_empty(num_low_parts, len(x), rank * len(columns), dtype=torch.float32)
         num_low_programs = triton.cdiv(len(x), LOW["LOW_BLOCK_N"]) * len(columns) * num_low_parts
     blocks = _row_blocks(len(x), of_inputs=of_inputs)
-    turned = _in_turns(x, sum(blocks), tiles.depth) if tiles.in_registers else None
+    interleaved = _interleave(x, sum(blocks), tiles.depth) if tiles.in_registers else None
     is_even = all(whole % tiles.columns == 0 for whole in wholes) and all(each % tiles.depth == 0 for each in terms)
     _four_bit_product_kernel[(num_tiles * num_parts + num_low_programs,)](
         x,
-        turned,
+        interleaved,
         *tensors_of(weights),
         tuple(columns),
         factor,
@@ -436,13 +436,15 @@ def _launch(
     return parts, low_parts
 
 
-def _in_turns(x: Tensor, block: int, depth: int) -> Tensor:
-    """X beside a left factor in registers: a tile for each step, [block, depth]; zeros beyond rows and terms."""
+def _interleave(x: Tensor, block: int, depth: int) -> Tensor:
+    """X with the terms of `left_factor_of`: a tile for each step, [block, depth]; zeros beyond rows and terms."""
     num_rows, num_terms = x.shape
-    turned = x.new_empty(triton.cdiv(num_terms, depth), block, depth)
-    grid = len(turned), block // TURNED_ROWS
-    _turn_kernel[grid](x, turned, num_rows, num_terms, x.stride(0), ROWS=block, DEPTH=depth, BLOCK=TURNED_ROWS)
-    return turned
+    interleaved = x.new_empty(triton.cdiv(num_terms, depth), block, depth)
+    grid = len(interleaved), block // INTERLEAVED_ROWS
+    _interleave_kernel[grid](
+        x, interleaved, num_rows, num_terms, x.stride(0), ROWS=block, DEPTH=depth, BLOCK=INTERLEAVED_ROWS
+    )
+    return interleaved
 
 
 def _output_tiles(num_rows: int) -> Tiles:

@@ -5,8 +5,8 @@ permutations: 3 instructions a weight. Triton's interpreter has no PTX, so there
 bits.
 
 Tensor cores take a left factor from registers: four threads share rows r and r + 8 of 16, and each has a pair of 8
-terms. So what they loaded stays where it is, without shared memory, if the terms of a contraction are not in order, but
-pairs of four chunks in turns. The other factor must have its terms in turns, too.
+terms. So what they loaded stays where it is, without shared memory, if pairs of terms of four chunks are interleaved.
+The other factor's terms must be interleaved, too.
 """
 
 import triton
@@ -68,14 +68,14 @@ def places_in_left_factor(ROWS: tl.constexpr):
 
 @triton.jit
 def left_factor_of(chunks, ROWS: tl.constexpr):
-    """The tile of these chunks, [rows, terms in turns]."""
+    """The tile of these chunks, [rows, interleaved terms]."""
     tile = tl.permute(tl.reshape(chunks, (2, ROWS // 16, 8, 256)), (1, 0, 2, 3))
-    return in_turns(tl.reshape(tile, (ROWS, 256)))
+    return interleave(tl.reshape(tile, (ROWS, 256)))
 
 
 @triton.jit
-def in_turns(tile):
-    """[rows, terms of four chunks], in pairs of each chunk in turns."""
+def interleave(tile):
+    """Interleaves the pairs of four chunks: [rows, terms]."""
     pairs = tl.permute(tl.reshape(tile, (tile.shape[0], 4, 32, 2)), (0, 2, 1, 3))
     return tl.reshape(pairs, tile.shape)
 
@@ -170,7 +170,7 @@ def expand(words, more_words, factors, code, dtype: tl.constexpr, IN_PTX: tl.con
 
 @triton.jit
 def transpose(tile):
-    """A tile as [inputs, rows], with parts of its chunks in turns, so that threads write to different banks."""
+    """Transposes a tile to [inputs, rows]; interleaves parts of chunks, so that threads write to different banks."""
     CHUNKS: tl.constexpr = tile.shape[1] // 64
     parts = tl.reshape(tile, (tile.shape[0], CHUNKS, CHUNKS, 64 // CHUNKS))
     return tl.reshape(tl.permute(parts, (2, 1, 3, 0)), (tile.shape[1], tile.shape[0]))
@@ -178,7 +178,7 @@ def transpose(tile):
 
 @triton.jit
 def put_in_order(total):
-    """The inputs of a transposed tile in their order, [inputs, ..]."""
+    """Undoes the interleaving of `transpose`: [inputs, ..]."""
     CHUNKS: tl.constexpr = total.shape[0] // 64
     parts = tl.reshape(total, (CHUNKS, CHUNKS, 64 // CHUNKS, total.shape[1]))
     return tl.reshape(tl.permute(parts, (1, 0, 2, 3)), (total.shape[0], total.shape[1]))
