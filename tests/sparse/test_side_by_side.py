@@ -74,7 +74,7 @@ def alone(model, adapter, tokens):
 
 
 def assert_close(found, expected):
-    """A gradient that is zero in exact arithmetic, as of a single token's queries, is rounding of terms as the largest."""
+    """A gradient that is zero in exact arithmetic, as of one token's queries, is rounding of terms as the largest."""
     largest = max(other.norm() for other in expected)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7 * largest
