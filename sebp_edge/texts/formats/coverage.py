@@ -123,13 +123,6 @@ def _open_document_text(path: Path) -> Iterator[str]:
     return map(html.unescape, _from_bytes(_TAG.sub(" ", _IN_LINE_XML.sub("", xml))))
 
 
-_CHAPTER = re.compile(r"(?!.*(?:nav|toc)[^/]*\Z).*\.x?html?", re.IGNORECASE)
-
-
-def _book_text(path: Path) -> Iterator[str]:
-    return (_page_text(part.decode("utf-8", errors="replace")) for part in _parts(path, _CHAPTER))
-
-
 # How groups of a Rich Text file begin that are no text.
 _RTF_ASIDE = re.compile(
     r"\s*\\(?:\*|(?:fonttbl|colortbl|stylesheet|info|pict|header|footer|fldinst|nonesttables|listtext|pntext)[lrf]?\b)"
@@ -224,6 +217,5 @@ COUNTED: dict[str, Callable[[Path], Iterable[str]]] = {
     **dict.fromkeys((".md", ".markdown"), lambda path: _from_bytes(_markdown_bytes(path))),
     ".mdx": _mdx_text,
     **dict.fromkeys((".odt", ".ott", ".fodt"), _open_document_text),
-    ".epub": _book_text,
     ".rtf": _rich_text,
 }
