@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable
-from sebp_edge.texts.formats.docx_text import Block, joined
+from sebp_edge.texts.formats.layout import Block, joined
 from sebp_edge.texts.formats.xml_parts import Deadline
 
 # Groups within each other. Their number is a limit of memory.

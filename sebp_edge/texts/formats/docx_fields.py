@@ -1,0 +1,53 @@
+"""The fields of a Word file, and what the page shows of those without a result, from their code or their data."""
+
+import re
+from dataclasses import dataclass, field
+
+from sebp_edge.texts.formats.signs import has_signs, in_unicode
+from sebp_edge.texts.formats.xml_parts import Attributes, attribute, is_on, number
+
+# The elements with a field's data.
+DATA = {"checkBox", "checked", "ddList", "default", "listEntry", "result"}
+_PROMPT = re.compile(r'\s*(?:MACROBUTTON|GOTOBUTTON)\s+(?:"[^"]*"|\S+)\s+(.*\S)', re.IGNORECASE | re.DOTALL)
+_SYMBOL = re.compile(r'\s*SYMBOL\s+(\d{1,5}|0x[0-9a-f]{1,4})\s(?:[^\\]|\\(?!f))*\\f\s*"?([^"\\]+)', re.IGNORECASE)
+_COMPUTED = re.compile(r"\s*(?:EQ|AUTONUM\w*|LISTNUM|SYMBOL)\b", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Field:
+    """A field around the current place.
+
+    Attributes:
+        code: the pieces of its code.
+        num_texts: the number of texts before its result; None within its code.
+        entries: those of a list to choose from.
+        chosen: the index of one of these.
+        box: that of a box to tick.
+    """
+
+    code: list[str] = field(default_factory=list)
+    num_texts: int | None = None
+    entries: list[str] = field(default_factory=list)
+    chosen: int | None = None
+    box: str = ""
+
+    def read_data(self, name: str, attributes: Attributes) -> None:
+        """Reads an element of `DATA`, in the order of the format."""
+        if name == "checkBox":
+            self.box = "☐"
+        elif name == "listEntry":
+            self.entries.append(attribute(attributes))
+        elif self.box:
+            self.box = "☒" if is_on(attributes) else "☐"
+        elif name in ("result", "default") and self.chosen is None:
+            self.chosen = number(attributes)
+
+    def shown(self) -> str | None:
+        """Returns what the page shows if it has no result; None if Word computes that from its code."""
+        code = "".join(self.code)
+        if prompt := _PROMPT.match(code):
+            return prompt[1]
+        if (symbol := _SYMBOL.match(code)) and has_signs(symbol[2]):
+            place = int(symbol[1], 16 if "x" in symbol[1].lower() else 10)
+            return in_unicode(chr(0xF000 + place % 256), symbol[2])[0] or None
+        return None if _COMPUTED.match(code) else self.box or "".join(self.entries[self.chosen or 0 :][:1])
