@@ -139,7 +139,8 @@ def _open_document_text(path: Path) -> Iterator[str]:
 
 # How groups of a Rich Text file begin that are no text.
 _RTF_ASIDE = re.compile(
-    r"\s*\\(?:\*|(?:fonttbl|colortbl|stylesheet|info|pict|header|footer|fldinst|nonesttables|listtext|pntext)[lrf]?\b)"
+    r"\s*\\(?:\*(?!\s*\\(?:shpinst|do|moMath(?:Para)?|footnote|[cdt]s)\d*\b)|(?:fonttbl|colortbl|stylesheet|info|pict|header"
+    r"|footer|fldinst|nonesttables|listtext|pntext|shprslt|sp|m\w+P(?:r|ict))[lrf]?\b)"
 )
 _RTF_SIGN = re.compile(r"\\u-?\d+ ?(?:\?|\\'[0-9a-f]{2})?|\\'[0-9a-f]{2}", re.IGNORECASE)
 _RTF_BREAK = re.compile(r"\\(?:par|line|tab|cell|row)\b ?|\\[\r\n]")
@@ -147,7 +148,7 @@ _RTF_WORD = re.compile(r"\\[a-z]+-?\d* ?|\\.|[{}\r\n]", re.IGNORECASE)
 
 
 def _rich_text(path: Path) -> list[str]:
-    kept, aside = [], [False]
+    kept, aside, before = [], [False], ""
     for piece in re.split(r"(?<!\\)([{}])", path.read_bytes().decode("latin-1")):
         if piece == "{":
             aside.append(aside[-1])
@@ -156,8 +157,9 @@ def _rich_text(path: Path) -> list[str]:
             if len(aside) < 2:
                 break  # The file's only group ends.
         else:
-            aside[-1] |= bool(_RTF_ASIDE.match(piece))
+            aside[-1] |= before == "{" and bool(_RTF_ASIDE.match(piece))
             kept.append("" if aside[-1] else piece)
+        before = piece
     return [_RTF_WORD.sub("", _RTF_BREAK.sub(" ", _RTF_SIGN.sub("x", "".join(kept))))]
 
 

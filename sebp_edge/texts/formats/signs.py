@@ -68,4 +68,4 @@ def _table(key: str) -> dict[int, str | None]:
 
 
 def _key(font: str) -> str:
-    return font.strip("\"' ").lower().replace(" ", "").removesuffix("mt")
+    return font.strip("\"' ;").lower().replace(" ", "").removesuffix("mt")
