@@ -123,7 +123,7 @@ def _word_text(path: Path) -> list[str]:
 
 
 _OPEN_DOCUMENT_PART = re.compile(r"content\.xml", re.IGNORECASE)
-_IN_LINE_XML = re.compile(r"</?text:(?:span|a|bookmark\S*|change\S*|soft-page-break)(?:\s[^<>]*)?>")
+_IN_LINE_XML = re.compile(r"</?text:(?:span|a|meta|bookmark\S*|change\S*|soft-page-break)(?:\s[^<>]*)?>")
 
 
 def _open_document_text(path: Path) -> Iterator[str]:
