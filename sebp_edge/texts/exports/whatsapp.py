@@ -26,8 +26,6 @@ _HEADER = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _AUTHOR = re.compile(r"([^\n:\"\u201c\u201d\u201e\u00ab]{1,100}?)\s?:(?:[ ]|(?=\n)|\Z)")
-# In what may be a name.
-_MAX_COLONS = 3
 # iOS puts a mark before its own words, on whatever language, even after the author's.
 _OWN_WORDS = re.compile("\u200e[^\\n\u200e]{1,120}\\Z")
 _EDITED = re.compile(r"<[^<>\n ]{1,30}(?: [^<>\n ]{1,30}){2,7}>\Z")
@@ -106,7 +104,7 @@ def read_whatsapp(text: str) -> Iterator[Chat]:
 def _authors(text: str, begin: int) -> Iterator[tuple[str, int]]:
     """Yields what may be the author of a message, whose name may have colons in it, and where the words begin then."""
     at = begin
-    for _ in range(_MAX_COLONS):
+    for _ in range(3):
         if (found := _AUTHOR.match(text, at)) is None:
             return
         at = found.end()

@@ -86,15 +86,15 @@ def _page_text(text: str) -> str:
 
 
 _WORD_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml", re.IGNORECASE)
-# What is shown without being text: prompts of fields, chosen entries of lists, Greek letters as signs.
-_WORD_PROMPT = re.compile(r"<(?:\w+:)?instrText[^<>]*>\s*(?:MACRO|GOTO)BUTTON\s+[^\s<]+", re.IGNORECASE)
-_WORD_LIST = re.compile(r"<(?:\w+:)?ddList>((?:\s*<[^<>]*>){1,60})")
-_WORD_ENTRY = re.compile(r"""listEntry\s[^<>]*=["']([^"']*)""")
-_WORD_CHOICE = re.compile(r"""(?:result|default)\s[^<>]*=["'](\d{1,3})""")
 _WORD_LETTER = re.compile(
-    r"""<(?:\w+:)?sym\s(?=[^<>]*["']Symbol["'])[^<>]*["'](?:F0|00)?(?:[46][1-9A-F]|[57][0-9A])["'][^<>]*>""", re.I
+    r"""<(?:\w+:)?sym\s(?=[^<>]*["']Symbol["'])[^<>]*["'](?:F0|00)?[4-7][0-9A-F]["'][^<>]*>""", re.I
 )
-_WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b")
+# Texts, prompts of fields and the first entries of lists.
+_WORD_TEXT = re.compile(
+    r"<(?:\w+:)?(?:t(?:\s[^<>]*)?>|instrText[^<>]*>\s*(?:MACRO|GOTO)BUTTON\s+[^\s<]+"
+    r"|ddList>(?:\s*<(?:\w+:)?(?:result|default)\s[^<>]*>)*\s*<(?:\w+:)?listEntry\s[^<>=]*=)([^<]*)"
+    r"|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b"
+)
 
 
 def _parts(path: Path, names: re.Pattern) -> list[bytes]:
@@ -108,14 +108,9 @@ def _parts(path: Path, names: re.Pattern) -> list[bytes]:
         return [archive.read(info) for info in found]
 
 
-def _chosen(found: re.Match) -> str:
-    choice = _WORD_CHOICE.search(found[1])
-    return f"<t>{''.join(_WORD_ENTRY.findall(found[1])[int(choice[1]) if choice else 0 :][:1])}</t>"
-
-
 def _word_text(path: Path) -> list[str]:
     xml = " ".join(part.decode("utf-8", errors="replace") for part in _parts(path, _WORD_PART))
-    xml = _WORD_LETTER.sub("<t>x", _WORD_LIST.sub(_chosen, _WORD_PROMPT.sub("<t>", xml)))
+    xml = _WORD_LETTER.sub("<t>x", xml)
     # The copies of text boxes for older programs, and of what was moved.
     for name in ("Fallback", "moveFrom"):
         xml = _without(xml, rf"<(?:\w+:)?{name}[\s>]", rf"</(?:\w+:)?{name}>")

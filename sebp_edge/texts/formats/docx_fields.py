@@ -3,13 +3,11 @@
 import re
 from dataclasses import dataclass, field
 
-from sebp_edge.texts.formats.signs import has_signs, in_unicode
 from sebp_edge.texts.formats.xml_parts import Attributes, attribute, is_on, number
 
 # The elements with a field's data.
 DATA = {"checkBox", "checked", "ddList", "default", "listEntry", "result"}
 _PROMPT = re.compile(r'\s*(?:MACROBUTTON|GOTOBUTTON)\s+(?:"[^"]*"|\S+)\s+(.*\S)', re.IGNORECASE | re.DOTALL)
-_SYMBOL = re.compile(r'\s*SYMBOL\s+(\d{1,5}|0x[0-9a-f]{1,4})\s(?:[^\\]|\\(?!f))*\\f\s*"?([^"\\]+)', re.IGNORECASE)
 _COMPUTED = re.compile(r"\s*(?:EQ|AUTONUM\w*|LISTNUM|SYMBOL)\b", re.IGNORECASE)
 
 
@@ -18,11 +16,8 @@ class Field:
     """A field around the current place.
 
     Attributes:
-        code: the pieces of its code.
         num_texts: the number of texts before its result; None within its code.
-        entries: those of a list to choose from.
-        chosen: the index of one of these.
-        box: that of a box to tick.
+        entries, chosen: those of a list to choose from, and the index of one.
     """
 
     code: list[str] = field(default_factory=list)
@@ -47,7 +42,4 @@ class Field:
         code = "".join(self.code)
         if prompt := _PROMPT.match(code):
             return prompt[1]
-        if (symbol := _SYMBOL.match(code)) and has_signs(symbol[2]):
-            place = int(symbol[1], 16 if "x" in symbol[1].lower() else 10)
-            return in_unicode(chr(0xF000 + place % 256), symbol[2])[0] or None
         return None if _COMPUTED.match(code) else self.box or "".join(self.entries[self.chosen or 0 :][:1])

@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from sebp_edge.texts.formats.signs import has_signs
 from sebp_edge.texts.formats.xml_parts import Attributes, Handler, attribute, is_on, number
 
-# Of letters of ASCII and of others; "" for one with letters.
-Fonts = tuple[str, str]
 # Word follows fewer styles that are based on each other.
 _MAX_BASES = 20
 
@@ -20,20 +17,13 @@ class Style:
         is_hidden: whether its text is hidden.
         list_id: the list that its paragraphs are items of; 0 for none.
         list_level: the level of these items, from 0.
-        fonts: those of its text.
     """
 
     level: int | None = None
     is_hidden: bool | None = None
     list_id: int | None = None
     list_level: int | None = None
-    fonts: Fonts | None = None
-
-
-def fonts_of(attributes: Attributes) -> Fonts | None:
-    """Returns the fonts that an element names; None if others decide."""
-    names = [attribute(attributes, f"{kind}Theme") or attribute(attributes, kind) for kind in ("ascii", "hAnsi")]
-    return tuple(name if has_signs(name) else "" for name in names) if any(names) else None
+    font: str | None = None
 
 
 class Styles(Handler):
@@ -61,7 +51,7 @@ class Styles(Handler):
         elif name == "vanish":
             self._styles[self._id].is_hidden = is_on(attributes)
         elif name == "rFonts":
-            self._styles[self._id].fonts = fonts_of(attributes)
+            self._styles[self._id].font = attribute(attributes, "ascii") or None
         elif name == "numId":
             self._styles[self._id].list_id = number(attributes)
         elif name == "ilvl":

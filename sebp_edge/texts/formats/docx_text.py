@@ -4,14 +4,13 @@ That is also what stands in content controls, tracked insertions, text boxes and
 of fields that have none. Tracked deletions and hidden text are not seen.
 """
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 
 from sebp_edge.texts.formats.docx_fields import DATA, Field
-from sebp_edge.texts.formats.docx_styles import Fonts, Lists, Styles, fonts_of
+from sebp_edge.texts.formats.docx_styles import Lists, Styles
 from sebp_edge.texts.formats.layout import Block
-from sebp_edge.texts.formats.signs import WITHOUT, in_unicode
+from sebp_edge.texts.formats.signs import WITHOUT, has_signs, in_unicode
 from sebp_edge.texts.formats.xml_parts import Attributes, Deadline, Handler, attribute, is_on, number
 
 # What is read of the elements that describe others.
@@ -24,8 +23,6 @@ _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen
 # What stands before a part of a formula.
 _OPERATORS = {"den": "/", "sup": "^", "sub": "_"}
 _INSERTED = "inserted files, which are read once you save this one in Word"
-# Letters that are set in one font, and those that are set in another.
-_LETTERS = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
 
 
 @dataclass(slots=True)
@@ -40,8 +37,7 @@ class _Story:
         is_hidden: whether all of it is.
         goes_on: whether the next paragraph continues this one, since the mark between them is deleted or hidden.
         run_is_hidden: whether the current run is; None if the paragraph's style decides.
-        run_style: the style of the current run.
-        run_fonts: its fonts; None if its style or the paragraph's decides.
+        run_style, run_font: the style of the current run and its font; None if its style or the paragraph's decides.
     """
 
     is_hidden: bool = False
@@ -56,7 +52,7 @@ class _Story:
     goes_on: bool = False
     run_is_hidden: bool | None = None
     run_style: str = ""
-    run_fonts: Fonts | None = None
+    run_font: str | None = None
 
 
 @dataclass(slots=True)
@@ -175,7 +171,9 @@ class Text(Handler):
         elif name in ("t", "instrText") and self._text is not None:
             text, self._text = "".join(self._text).replace("\n", " "), None
             if name == "t":
-                self._add(self._in_fonts(text))
+                story = self._stories[-1]
+                styles = (self._styles.get(style).font for style in (story.run_style, story.style))
+                self._add_in_font(text, story.run_font, *styles)
             elif codes := self._stories[-1].codes:
                 codes[-1].code.append(text)
         elif name in _OPERATORS:
@@ -204,34 +202,24 @@ class Text(Handler):
             self._operator = ""
             self._num_texts += 1
 
-    def _in_fonts(self, text: str) -> str:
-        """Returns what letters show in their fonts."""
-        story = self._stories[-1]
-        styles = (self._styles.get(style).fonts for style in (story.run_style, story.style))
-        fonts = next(filter(None, (story.run_fonts, *styles)), ("", ""))
-        if not any(fonts):
-            return text
-        return _LETTERS.sub(lambda found: self._sign(found[0], fonts[found[0] > "\x7f"]), text)
+    def _add_in_font(self, text: str, *fonts: str | None) -> None:
+        """Adds text in the first of these fonts that is one."""
+        self._add(in_unicode(text, next(filter(None, fonts), ""), self.left_out if self._is_seen() else Counter()))
 
-    def _sign(self, text: str, font: str) -> str:
-        shown, missing = in_unicode(text, font)
-        self._leave_out(WITHOUT, missing)
-        return shown
-
-    def _leave_out(self, kind: str, number: int = 1) -> None:
-        if number and self._is_seen():
-            self.left_out[kind] += number
+    def _leave_out(self, kind: str) -> None:
+        if self._is_seen():
+            self.left_out[kind] += 1
 
     def _symbol(self, attributes: Attributes) -> None:
         try:
             sign = chr(int(attribute(attributes, "char"), 16))
         except (ValueError, OverflowError):
             return
-        sign = self._sign(sign, attribute(attributes, "font"))
-        if "\ud800" <= sign < "\uf900":  # A number in a font.
-            self._leave_out(WITHOUT)
+        font = attribute(attributes, "font")
+        if "\ud800" <= sign < "\uf900" and not has_signs(font):
+            self._leave_out(WITHOUT)  # A number in a font.
         elif sign >= " ":
-            self._add(sign)
+            self._add_in_font(sign, font)
 
     def _start_reading(self, _: Attributes) -> None:
         self._reading_start = len(self._stories[-1].pieces)
@@ -280,8 +268,8 @@ class Text(Handler):
             self._end_code()
             field = fields.pop()
             if field.num_texts == self._num_texts:
-                shown = field.shown()
-                self._leave_out("fields that Word computes", shown is None)
+                if (shown := field.shown()) is None:
+                    self._leave_out("fields that Word computes")
                 self._add(shown or "")
 
     # ---------------------------------------------------------------------------------------- properties
@@ -314,7 +302,7 @@ class Text(Handler):
                 if story.run_is_hidden is None:
                     story.run_is_hidden = self._styles.get(story.run_style).is_hidden
             case "rPr", "rFonts":
-                story.run_fonts = fonts_of(attributes)
+                story.run_font = attribute(attributes, "ascii") or None
             case "trPr", "del" if self._tables:
                 self._tables[-1].row_is_deleted = True
             case "tcPr", "cellDel":
@@ -347,7 +335,7 @@ class Text(Handler):
 
     def _begin_or_end_run(self, *_) -> None:
         story = self._stories[-1]
-        story.run_is_hidden, story.run_style, story.run_fonts = None, "", None
+        story.run_is_hidden, story.run_style, story.run_font = None, "", None
 
     def _start_paragraph(self, _: Attributes) -> None:
         story = self._stories[-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable
 from sebp_edge.texts.formats.layout import LINE, PARAGRAPH, SPACE, Layout
-from sebp_edge.texts.formats.signs import WITHOUT, in_unicode
+from sebp_edge.texts.formats.signs import in_unicode
 from sebp_edge.texts.formats.xml_parts import (
     Attributes,
     Deadline,
@@ -204,8 +204,7 @@ class _Text(Handler):
     def text(self, text: str) -> None:
         if self._skipped or not self._has_text[-1]:
             return
-        text, missing = in_unicode(_WHITE_SPACE.sub(" ", text.replace("\xad", "")), self._fonts[-1])
-        self.left_out[WITHOUT] += missing
+        text = in_unicode(_WHITE_SPACE.sub(" ", text.replace("\xad", "")), self._fonts[-1], self.left_out)
         if text[:1] == " ":
             self._layouts[-1].separate(SPACE)
         self._add(text.strip(" ").replace("\xa0", " "))

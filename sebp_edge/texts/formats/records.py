@@ -95,25 +95,16 @@ def _object(pairs: list[tuple]):
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
-_ANY_OBJECT = object()
-_SKIMMER = json.JSONDecoder(object_pairs_hook=lambda _: _ANY_OBJECT)  # keeps nothing of them in memory
 
 
 def is_json(text: str) -> bool:
-    """Returns whether a text is nothing but objects, or lists of objects and texts, one after another."""
-    at = _BLANK.match(text).end()
-    while at < len(text):
-        try:
-            value, at = _SKIMMER.raw_decode(text, at)
-        except (ValueError, RecursionError):
+    """Returns whether a text is nothing but objects and texts, in a list or one after another."""
+    kinds = set()
+    for value in _values(text):
+        kinds.add(type(value))
+        if not kinds <= {dict, str}:
             return False
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(
-            each is _ANY_OBJECT or (each is not value and isinstance(each, str)) for each in values
-        ):
-            return False
-        at = _BLANK.match(text, at).end()
-    return True
+    return dict in kinds
 
 
 def _values(text: str) -> Iterator:

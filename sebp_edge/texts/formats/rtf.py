@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable
 from sebp_edge.texts.formats.layout import Block, joined
-from sebp_edge.texts.formats.signs import WITHOUT, has_signs, in_unicode
+from sebp_edge.texts.formats.signs import has_signs, in_unicode
 from sebp_edge.texts.formats.xml_parts import Deadline
 
 # Groups within each other. Their number is a limit of memory.
@@ -27,25 +27,11 @@ _LEFT_OUT = {
 _COUNTED = {"pict": "pictures", "object": "inserted files", "annotation": "comments"}
 _PROPERTIES = re.compile(r"m\w+Pr")
 # What a mark does not hide: groups with text, and formatting, which is no group.
-_NOT_IGNORED = {
-    *(
-        "shpinst",
-        "annotation",
-        "do",
-        "ud",
-        "moMath",
-        "moMathPara",
-        "footnote",
-        "listtext",
-        "pntext",
-        "fldrslt",
-        "field",
-    ),
-    *("cs", "ds", "ts", "s", "f", "fs", "af", "afs", "b", "ab", "i", "ai", "ul", "ulnone", "strike", "caps", "scaps"),
-    *("cf", "cb", "chcbpat", "highlight", "lang", "langfe", "langnp", "langfenp", "alang", "loch", "hich", "dbch"),
-    *("ltrch", "rtlch", "fcs", "insrsid", "charrsid", "super", "sub", "nosupersub", "up", "dn", "expnd", "expndtw"),
-    *("kerning", "outl", "shad", "v", "plain", "pard", "par", "tab", "line", "u", "uc", "ql", "qc", "qr", "qj", "li"),
-}
+_NOT_IGNORED = re.compile(
+    "shpinst|annotation|do|ud|moMath|moMathPara|footnote|listtext|pntext|field|fldrslt|[cdt]?s|a?(?:f|fs|b|i|lang)|ul|ulnone"
+    "|strike|s?caps|c[bf]|chcbpat|highlight|lang(?:fe|np|fenp)|loch|hich|dbch|ltrch|rtlch|fcs|insrsid|charrsid|super|sub"
+    "|nosupersub|up|dn|expnd|expndtw|kerning|outl|shad|v|plain|pard|par|tab|line|u|uc"
+)
 # Groups that stand within one that is left out, and are read instead of it.
 _INSTEAD = {"ud": "upr", "mchr": "mnaryPr"}
 # What the parts of a formula are written as.
@@ -173,7 +159,7 @@ class _Text:
         self._skipped = 0
         if name in _COUNTED and group.is_seen:
             self.left_out[_COUNTED[name]] += 1
-        is_hidden = self._may_be_ignored and name not in _NOT_IGNORED
+        is_hidden = self._may_be_ignored and not _NOT_IGNORED.fullmatch(name)
         if is_hidden or name in _LEFT_OUT or _PROPERTIES.fullmatch(name):
             if name == "fonttbl" or (group.is_seen and name in _INSTEAD.values()):
                 group.kind = name
@@ -183,7 +169,7 @@ class _Text:
         elif self._outer and self._outer[-1].kind == _INSTEAD.get(name):
             group.is_seen, self._outer[-1].kind = True, ""
         elif name == "u":
-            self._add(self._sign(chr((value or 0) & 0xFFFF)))
+            self._add(chr((value or 0) & 0xFFFF), self._names[group.font])
             self._skipped = group.num_fallbacks
         elif name in _CHARACTERS:
             self._add(_CHARACTERS[name])
@@ -247,24 +233,15 @@ class _Text:
     def _decode(self) -> None:
         """Decodes the bytes so far, of which several may be one character."""
         if self._bytes:
-            encoding = self._fonts.get(self._group.font) or self._code_page
-            text = self._bytes.decode(encoding, errors="replace")
-            if has_signs(self._names[self._group.font]):
-                text = "".join(chr(byte + 0xF000 * (byte > 32)) for byte in self._bytes)
-            self._pieces.append(self._sign(text))
+            font, encoding = self._names[self._group.font], self._fonts.get(self._group.font) or self._code_page
+            text = self._bytes.decode("latin-1" if has_signs(font) else encoding, errors="replace")
+            self._pieces.append(in_unicode(text, font, self.left_out))
             self._bytes.clear()
 
-    def _sign(self, text: str) -> str:
-        """Returns what letters show in their font."""
-        shown, missing = in_unicode(text, self._names[self._group.font])
-        if missing and self._group.is_seen and not self._group.is_hidden:
-            self.left_out[WITHOUT] += missing
-        return shown
-
-    def _add(self, text: str) -> None:
+    def _add(self, text: str, font: str = "") -> None:
         self._decode()
         if self._group.is_seen and not self._group.is_hidden:
-            self._pieces.append(text)
+            self._pieces.append(in_unicode(text, font, self.left_out))
 
     def _paragraph(self) -> str:
         self._decode()

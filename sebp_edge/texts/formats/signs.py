@@ -4,6 +4,7 @@ Symbol's are those of Adobe's encoding, the others' those that Unicode took over
 and boxes that differ from common ones in their weight alone are the common ones.
 """
 
+from collections import Counter
 from functools import cache
 
 # By the font, from code 32 to 255; \ufffd stands for those that Unicode does not have.
@@ -39,22 +40,23 @@ _SIGNS = {
         "🌜🌡🛋🛏🍽🍸🛎🛍Ⓟ♿🛆🖈🎓🗤🗥🗦🗧🛪🐿🐦🐟🐕🐈🙬🙮🙭🙯🗺🌍🌏🌎🕊"
     ),
 }
-# What `left_out` says of signs that are not in the tables.
 WITHOUT = "signs without an equivalent in Unicode"
+
+
+def in_unicode(text: str, font: str, left_out: Counter[str]) -> str:
+    """Returns what a text in a font shows; counts the signs that are left out of it since Unicode does not have them.
+
+    A sign is written as the letter in its place, or from 0xF000 on. A letter without a sign is shown in another font.
+    """
+    shown = text.translate(_table(key)) if (key := _key(font)) in _SIGNS else text
+    if len(shown) < len(text):
+        left_out[WITHOUT] += len(text) - len(shown)
+    return shown
 
 
 def has_signs(font: str) -> bool:
     """Returns whether a font has signs in place of letters."""
     return _key(font) in _SIGNS
-
-
-def in_unicode(text: str, font: str) -> tuple[str, int]:
-    """Returns what a text in a font shows, and how many signs are left out of it since Unicode does not have them.
-
-    A sign is written as the letter in its place, or from 0xF000 on. A letter without a sign is shown in another font.
-    """
-    shown = text.translate(_table(_key(font))) if has_signs(font) else text
-    return shown, len(text) - len(shown)
 
 
 @cache
