@@ -504,6 +504,7 @@ FONT = "<w:rFonts w:ascii='{0}' w:hAnsi='{0}'/>"
         (run("b", FONT.format("Symbol")) + run("\uf061\uf0de", FONT.format("Symbol")), "βα⇒"),
         (run("à", FONT.format("Wingdings")) + run("à", FONT.format("Arial")), "→à"),
         (run("αx", FONT.format("Symbol")), "αξ"),
+        (run("a\uf0de", "<w:rFonts w:hAnsi='Symbol'/>") + run("b", "<w:rFonts w:hAnsi='Symbol'/>"), "a⇒b"),
         (run("a", "<w:rStyle w:val='Sign'/>") + run("b"), "αb"),
         (run("a", "<w:rStyle w:val='Sign'/>" + FONT.format("Arial")) + run("b", "<w:rStyle w:val='Based'/>"), "aβ"),
     ],

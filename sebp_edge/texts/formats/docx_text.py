@@ -4,11 +4,12 @@ That is also what stands in content controls, tracked insertions, text boxes and
 of fields that have none. Tracked deletions and hidden text are not seen.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
 from sebp_edge.texts.formats.docx_fields import DATA, Field
-from sebp_edge.texts.formats.docx_styles import Lists, Styles
+from sebp_edge.texts.formats.docx_styles import Fonts, Lists, Styles, fonts_of
 from sebp_edge.texts.formats.layout import Block
 from sebp_edge.texts.formats.signs import WITHOUT, has_signs, in_unicode
 from sebp_edge.texts.formats.xml_parts import Attributes, Deadline, Handler, attribute, is_on, number
@@ -22,6 +23,7 @@ _ALTERNATIVES = {"Choice", "Fallback"}
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # What stands before a part of a formula.
 _OPERATORS = {"den": "/", "sup": "^", "sub": "_"}
+_LETTERS = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
 _INSERTED = "inserted files, which are read once you save this one in Word"
 
 
@@ -37,7 +39,7 @@ class _Story:
         is_hidden: whether all of it is.
         goes_on: whether the next paragraph continues this one, since the mark between them is deleted or hidden.
         run_is_hidden: whether the current run is; None if the paragraph's style decides.
-        run_style, run_font: the style of the current run and its font; None if its style or the paragraph's decides.
+        run_style, run_fonts: the style of the current run and its fonts; None if its style or the paragraph's decides.
     """
 
     is_hidden: bool = False
@@ -52,7 +54,7 @@ class _Story:
     goes_on: bool = False
     run_is_hidden: bool | None = None
     run_style: str = ""
-    run_font: str | None = None
+    run_fonts: Fonts | None = None
 
 
 @dataclass(slots=True)
@@ -172,8 +174,10 @@ class Text(Handler):
             text, self._text = "".join(self._text).replace("\n", " "), None
             if name == "t":
                 story = self._stories[-1]
-                styles = (self._styles.get(style).font for style in (story.run_style, story.style))
-                self._add_in_font(text, story.run_font, *styles)
+                styles = (self._styles.get(style).fonts for style in (story.run_style, story.style))
+                fonts = next(filter(None, (story.run_fonts, *styles)), ("", ""))
+                for letters in _LETTERS.findall(text) if fonts[0] != fonts[1] else [text]:
+                    self._add_in_font(letters, fonts[not letters.isascii()])
             elif codes := self._stories[-1].codes:
                 codes[-1].code.append(text)
         elif name in _OPERATORS:
@@ -202,9 +206,8 @@ class Text(Handler):
             self._operator = ""
             self._num_texts += 1
 
-    def _add_in_font(self, text: str, *fonts: str | None) -> None:
-        """Adds text in the first of these fonts that is one."""
-        self._add(in_unicode(text, next(filter(None, fonts), ""), self.left_out if self._is_seen() else Counter()))
+    def _add_in_font(self, text: str, font: str) -> None:
+        self._add(in_unicode(text, font, self.left_out if self._is_seen() else Counter()))
 
     def _leave_out(self, kind: str) -> None:
         if self._is_seen():
@@ -302,7 +305,7 @@ class Text(Handler):
                 if story.run_is_hidden is None:
                     story.run_is_hidden = self._styles.get(story.run_style).is_hidden
             case "rPr", "rFonts":
-                story.run_font = attribute(attributes, "ascii") or None
+                story.run_fonts = fonts_of(attributes)
             case "trPr", "del" if self._tables:
                 self._tables[-1].row_is_deleted = True
             case "tcPr", "cellDel":
@@ -335,7 +338,7 @@ class Text(Handler):
 
     def _begin_or_end_run(self, *_) -> None:
         story = self._stories[-1]
-        story.run_is_hidden, story.run_style, story.run_font = None, "", None
+        story.run_is_hidden, story.run_style, story.run_fonts = None, "", None
 
     def _start_paragraph(self, _: Attributes) -> None:
         story = self._stories[-1]
