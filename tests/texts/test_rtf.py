@@ -41,6 +41,7 @@ def read(folder, body: str | bytes, begin: str = r"{\rtf1\ansi\ansicpg1252\deff0
         (r"{\*\shppict{\*\shpinst}}{\shp{\*\shpinst{\sp{\sn a}{\sv b}}{\shptxt Boxed\par}}}", "Boxed"),
         (r"{\loch\f0\*\cs7\cf0\rtlch The oven} is {\b \*\unknown old}", "The oven is old"),
         (r"a{\*\cs7 b}{\*\b c}{\*\rtlch\ltrch d}{" + "\n" + r"\*" + "\n" + r"\unknown no}{\*\unknown\cs7 no}", "abcd"),
+        (r"{\*\expndtw4 a}{\*\ql b}{\*\charscalex90 c}{\*\ulnone d}{\*\htmltag64 no}{\*\bkmkstart no}", "abcd"),
         (r"{\upr{Sch?n}{\*\ud{Sch\u246?n}}} so {\upr{a{\b b}}{\*\ud cd}}{\info{\upr{no}{\*\ud no}}}", "Schön so cd"),
         (r"a{\*\footnote\pard b\par}", "a[^1]\n\n[^1]: b"),
         (r"{\*\do\dobxpage\dptxbx{\dptxbxtext\pard Boxed\par}\dpx10}", "Boxed"),

@@ -28,9 +28,10 @@ _COUNTED = {"pict": "pictures", "object": "inserted files", "annotation": "comme
 _PROPERTIES = re.compile(r"m\w+Pr")
 # What a mark does not hide: groups with text, and formatting, which is no group.
 _NOT_IGNORED = re.compile(
-    "shpinst|annotation|do|ud|moMath|moMathPara|footnote|listtext|pntext|field|fldrslt|[cdt]?s|a?(?:f|fs|b|i|lang)|ul|ulnone"
-    "|strike|s?caps|c[bf]|chcbpat|highlight|lang(?:fe|np|fenp)|loch|hich|dbch|ltrch|rtlch|fcs|insrsid|charrsid|super|sub"
-    "|nosupersub|up|dn|expnd|expndtw|kerning|outl|shad|v|plain|pard|par|tab|line|u|uc"
+    r"shpinst|annotation|do|ud|moMath(?:Para)?|footnote|listtext|pntext|field|fldrslt|[cdt]?s|s?caps|a?(?:f|fs|b|i|cf|up|dn"
+    r"|lang\w*|ul\w*|strike\w*|caps|expnd\w*)|c[bf]|chcbpat|highlight|fcs|\w+rsid|super|sub|nosupersub|u"
+    r"|kerning|charscalex|outl|shad|embo|impr|v|uc|plain|pard|par|tab|line|noproof|cgrid|q[cjlr]|[lrf]in?|s[abl]|intbl|keepn?"
+    r"|(?:no)?widctlpar|itap|ilvl|ls|revised|ltr\w+|rtl\w+|loch|hich|dbch|[lr]dblquote|[lr]quote|e[mn]dash|bullet"
 )
 # Groups that stand within one that is left out, and are read instead of it.
 _INSTEAD = {"ud": "upr", "mchr": "mnaryPr"}
