@@ -84,7 +84,7 @@ def read_whatsapp(text: str) -> Iterator[Chat]:
         end, day = following.start() if following else len(text), days[header.group("a", "b", "c")]
         author, begin = None, end
         for longer, after in _authors(text, header.end()):
-            if author is None or numbers[longer] >= max(2, numbers[author] / 2):
+            if author is None or numbers[longer] >= max(2, 0.9 * numbers[author]):
                 author, begin = longer, after
         if author is None or day is None:
             left_out["system lines" if day else "messages without a valid date"] += 1
