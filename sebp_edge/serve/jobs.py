@@ -184,6 +184,8 @@ class Jobs:
         """Numbers an event of a job."""
         job, is_progress = self._jobs[id], event["event"] in ("step", "progress")
         if event["event"] == "progress":
+            # A job that goes on, or begins again, shows no less than before.
+            event = event | {"fraction": max(event["fraction"], job.progress)}
             job = replace(job, phase=event["phase"], progress=event["fraction"], seconds_left=event["seconds_left"])
         self._jobs[id] = job = replace(job, updated=round(time.time(), 3))
         if is_progress and self.journal.is_behind:

@@ -334,7 +334,8 @@ class Supervisor:
         return self._worker
 
     def _worker_settings(self) -> dict:
-        return {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
+        about = {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
+        return about | {"folders": [*map(str, self.folders)]}
 
     def _worker_memory(self) -> int | None:
         """Returns the bytes of host memory that the worker uses; None if there is none."""
