@@ -90,11 +90,11 @@ class Journal:
 
     def __init__(self, folder: Path):
         path = folder / FILE
-        if any((folder / f"{FILE}{ending}").is_symlink() for ending in _ENDINGS):
-            raise StorageError(f"The journal {str(path)!r} is a link, which is not followed; delete the link.")
         try:
             with storage_errors("Cannot open the journal", path, ""):
                 make_private(folder)
+                if any((folder / f"{FILE}{ending}").is_symlink() for ending in _ENDINGS):
+                    raise StorageError(f"The journal {str(path)!r} is a link, which is not followed; delete the link.")
                 if os.path.lexists(path) and not path.is_file():
                     raise Damaged("it is no file")
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -110,8 +111,7 @@ def check_paths(params: object, folders: Sequence[Path]) -> None:
     if getattr(params, "to", None) is not None:
         paths.append(params.to)
     for path in paths:
-        if not Path(path).is_absolute() or "\0" in path:
-            raise Refusal("invalid_params", f"{path[:200]!r} is not an absolute path.")
+        real_path(path)
     names = [*getattr(params, "documents", ()), getattr(params, "model", None), getattr(params, "recipe", None)]
     refuse_outside([*paths, *filter(None, names)], folders)
     adapter = getattr(params, "adapter", None)
@@ -119,11 +119,19 @@ def check_paths(params: object, folders: Sequence[Path]) -> None:
         raise Refusal("invalid_params", "adapter is the name of an adapter in the store, not a folder.")
 
 
+def real_path(path: str) -> Path:
+    """Returns an absolute path without links; refuses another one, and what no file can be called."""
+    with suppress(ValueError):
+        if Path(path).is_absolute():
+            return Path(os.path.realpath(path))
+    raise Refusal("invalid_params", f"{path[:200]!r} is not an absolute path.")
+
+
 def refuse_outside(paths: Iterable[str], folders: Sequence[Path]) -> None:
     """Refuses files and folders that lie, or link, outside of the allowed ones; names of other things are none."""
     for path in paths:
         is_path = Path(path).is_absolute() or os.path.lexists(path)
-        if is_path and not any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in folders):
+        if is_path and not any(real_path(path).is_relative_to(folder) for folder in folders):
             raise Refusal(
                 "folder_not_allowed",
                 f"{path[:200]!r} is outside of the folders that this app may use.",

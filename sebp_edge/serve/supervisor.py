@@ -40,7 +40,7 @@ from sebp_edge.serve.messages import (
     read,
     shown,
 )
-from sebp_edge.serve.methods import FIRST, METHODS, check_paths
+from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
 from sebp_edge.serve.planning import Planning
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
@@ -119,19 +119,18 @@ class Supervisor:
         parent = self._parent if params.parent is None else Parent(**_read_parent(params.parent))
         if not parent.is_alive():
             raise Refusal("parent_gone", "The parent process has ended, or another one has its number.")
-        for folder in params.folders:
-            if not Path(folder).is_absolute():
-                raise Refusal("invalid_params", f"{folder[:200]!r} in folders is not an absolute path.")
+        folders = [real_path(folder) for folder in params.folders]
+        if params.store is not None:
+            real_path(str(Path(params.store).absolute()))
         from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
 
         store = self._store = shelf.open_store(params)
         jobs = Jobs.open(store.folder, self._is_resumable)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
-        self._parent, self._settings, self.jobs = parent, params, jobs
+        self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
         self._keep = partial(shelf.keep_job, store, params.memory_budget)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
-        self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 

@@ -24,6 +24,7 @@ from sebp_edge.serve.streams import MAX_LINE
 from sebp_edge.serve.tasks import Tasks
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
+INFINITE = float("inf")  # in JSON, 1e999
 
 
 @pytest.fixture
@@ -107,7 +108,8 @@ def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
         assert refused(server, "jobs.list").code == "not_initialized"
         assert refused(server, "initialize", protocol=PROTOCOL + 1).code == "unsupported_version"
         assert refused(server, "initialize", protocol="1").code == "invalid_params"
-        assert refused(server, "initialize", protocol=PROTOCOL, folders=["notes"]).code == "invalid_params"
+        for wrong in ({"folders": ["notes"]}, {"folders": ["/a\0b"]}, {"store": "a\0b"}, {"store": "/\ud800"}):
+            assert refused(server, "initialize", protocol=PROTOCOL, **wrong).code == "invalid_params"
         server.initialize()
         assert refused(server, "initialize", protocol=PROTOCOL).code == "already_initialized"
 
@@ -174,11 +176,26 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(shared):
         ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
         ("jobs.start", {"id": "a", "kind": "export", "params": {"to": "/out"}}, "'export' lacks the parameter 'name'"),
         ("ping", {"x": 1}, "it has none"),
+        ("inspect", {"seed": 10**40}, "'seed' of 'inspect' is not a whole number below 2\\^53"),
+        ("generate", {"prompt": "x", "temperature": 10**400}, "'temperature' of 'generate' is not a finite number"),
+        ("generate", {"messages": [{"role": "user", "content": [INFINITE]}]}, "an object of texts and finite numbers"),
+        ("generate", {"prompt": "x", "temperature": INFINITE}, "is not a finite number"),
+        (
+            "jobs.start",
+            {"id": "a", "params": {"texts": ["x"], "name": ""}},
+            "'name' of 'adapt' is not a text of one or",
+        ),
+        ("jobs.start", {"id": "a", "params": {"texts": ["x"], "seed": INFINITE}}, "an object of texts and finite"),
+        ("ask", {"question": "x", "adapter": ""}, "is not a text of one or more characters"),
+        ("inspect", {"paths": ["/a\0b"]}, "is not an absolute path"),
+        ("inspect", {"paths": ["/\ud800"]}, "is not an absolute path"),
+        ("inspect", {"texts": ["x"], "model": "/\ud800"}, "is not an absolute path"),
     ],
 )
 def test_wrong_parameters_are_refused_with_what_is_right(shared, method, params, words):
     number = random.randrange(10**6, 10**9)
-    shared.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n")
+    line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+    shared.write(line.replace("Infinity", "1e999").encode() + b"\n")
     with pytest.raises(Refused, match=words) as caught:
         shared.answer(number)
     assert caught.value.code == "invalid_params"
