@@ -328,6 +328,22 @@ def test_libraries_stay_in_their_rooms(library):
             assert where.startswith(HOMES[library]), where
 
 
+def test_a_checkout_is_importable_without_an_import_hook():
+    """Type checkers, and other tools that run no hook, find an editable installation by its folder."""
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["distutils"]["editable_wheel"]["mode"] == "compat"
+    )
+    code = f"""
+import importlib.util, sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+sys.path = [path for path in sys.path if "editable" not in path] + [{str(ROOT)!r}]
+for name in ("sebp_edge.ops", "sebp_edge.recipes", "sebp_edge.serve.client"):
+    print(next(iter(importlib.util.find_spec(name).submodule_search_locations or [name])))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.split() == [str(ROOT / "kernels/ops"), str(ROOT / "recipes"), "sebp_edge.serve.client"]
+
+
 def test_every_package_is_shipped():
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     existing = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "sebp_edge").rglob("__init__.py")}
