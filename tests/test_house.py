@@ -148,7 +148,7 @@ OTHER_ERRORS = {
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt SystemExit",  # the last ends PyInstaller
     # What becomes the error of an answer, and what the clients raise.
-    "sebp_edge/serve/": "Refusal ToolError ValueError",
+    "sebp_edge/serve/": "Refusal Damaged ToolError ValueError",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",

@@ -29,7 +29,6 @@ from sebp_edge.adapters.salt import read_salt
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.basics.files import check_free_space, expand_user, make_private, storage_errors
 from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError
-from sebp_edge.models.adapter_file import reason_against
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21
@@ -124,8 +123,7 @@ class AdapterStore:
                 with temporary_folder(self.folder) as temporary:
                     contents.unpack(opened, temporary)
                     record = archive.read_record(temporary, file)
-                    if (reason := reason_against(temporary)) is not None:
-                        raise AdapterError(f"The adapter in {str(file)!r} is not imported: {reason}; do not use it.")
+                    archive.refuse_strange_weights(temporary, file)
                     flush_all(temporary)
                     return adapter.add(temporary, record)
 

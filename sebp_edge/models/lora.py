@@ -13,13 +13,19 @@ from torch import Tensor, nn
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.machine.devices import forked_random_state
-from sebp_edge.models.adapter_file import SUFFIX_A, SUFFIX_B, has_rank
 from sebp_edge.models.fp8 import Fp8Linear
 from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.training_hook import TrainingHook
-from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
+from sebp_edge.models.weights import (
+    SUFFIX_A,
+    SUFFIX_B,
+    has_rank,
+    raising_adapter_error,
+    read_weights,
+    refuse_non_finite,
+)
 from sebp_edge.ops import (
     FourBits,
     Fp8Weight,
@@ -89,8 +95,9 @@ class LoraAdapter:
         with raising_adapter_error(folder):
             config, weights = _read_config(folder), read_weights(folder / cls.MARKERS[0])
             # Before PEFT makes matrices of this rank.
+            targets = config.target_modules if isinstance(config.target_modules, set) else ()
             shapes = {name: tensor.shape for name, tensor in weights.items()}
-            if not has_rank(config.r, shapes) or _num_targets(config) > len(weights):
+            if not has_rank(config.r, shapes) or len(targets) > len(weights):
                 raise _mismatch(base, folder)
             try:
                 adapter = cls(_attach(base, config, seed=None))
@@ -352,10 +359,6 @@ def _read_config(folder: Path) -> LoraConfig:
                 f"The adapter in {folder.name!r} sets {name}; sebp-edge loads only plain LoRA adapters without it."
             )
     return config
-
-
-def _num_targets(config: LoraConfig) -> int:
-    return 1 if isinstance(config.target_modules, str) else len(config.target_modules)
 
 
 def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:

@@ -90,19 +90,21 @@ class Journal:
 
     def __init__(self, folder: Path):
         path = folder / FILE
+        with storage_errors("Cannot open the journal", path, ""):
+            make_private(folder)
+            if any((folder / f"{FILE}{ending}").is_symlink() for ending in _ENDINGS):
+                raise StorageError(f"The journal {str(path)!r} is a link, which is not followed; delete the link.")
+            if path.exists() and not path.is_file():
+                raise Damaged("it is no file")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+        self._database = sqlite3.connect(path, timeout=0, check_same_thread=False)
+        self._database.text_factory = lambda text: text.decode(errors="replace")
         try:
-            with storage_errors("Cannot open the journal", path, ""):
-                make_private(folder)
-                if any((folder / f"{FILE}{ending}").is_symlink() for ending in _ENDINGS):
-                    raise StorageError(f"The journal {str(path)!r} is a link, which is not followed; delete the link.")
-                if os.path.lexists(path) and not path.is_file():
-                    raise Damaged("it is no file")
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
-            self._database = sqlite3.connect(path, timeout=0, check_same_thread=False)
-            self._database.text_factory = lambda text: text.decode(errors="replace")
-            found = self._open()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+            self._open()
+        except (sqlite3.Error, UnicodeDecodeError, Damaged, StorageError) as error:
             self._database.close()
+            if isinstance(error, StorageError):
+                raise
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
             if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise Refusal(
@@ -115,22 +117,19 @@ class Journal:
             if code & 0xFF in _DAMAGED or code == sqlite3.SQLITE_READONLY:
                 raise Damaged(str(error)) from error
             raise StorageError(f"The journal {str(path)!r} cannot be opened: {error}.") from error
-        if found > _FORMAT:
-            self._database.close()
-            raise StorageError(f"A newer sebp-edge wrote the journal {str(path)!r}; update, or choose another store.")
         # By what they are about, statements with their values, in order.
         self._unwritten: dict[tuple, tuple[str, tuple]] = {}
         self._has_deleted = False
         self.problem: StorageError | None = None
 
-    def _open(self) -> int:
-        """Takes the lock, and checks everything; returns the format."""
+    def _open(self) -> None:
+        """Takes the lock, and checks everything."""
         # Exclusive: the lock is taken with the first access, and kept.
         self._database.executescript("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA secure_delete=ON;")
         if self._one("PRAGMA quick_check(1)") != "ok":
-            raise sqlite3.DatabaseError("its pages are damaged")
-        if (found := self._one("PRAGMA user_version")) > _FORMAT:
-            return found
+            raise Damaged("its pages are damaged")
+        if self._one("PRAGMA user_version") > _FORMAT:
+            raise StorageError("A newer sebp-edge wrote the journal of this store; update, or choose another store.")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version={_FORMAT}; COMMIT;")
         self._secret = self._one("SELECT value FROM secret")
@@ -139,8 +138,7 @@ class Journal:
             self._database.execute("INSERT INTO secret VALUES (?)", (self._secret,))
             self._database.commit()
         if not isinstance(self._secret, bytes) or self._one(_BAD_RECORD):
-            raise sqlite3.DatabaseError("its records are damaged")
-        return found
+            raise Damaged("its records are damaged")
 
     def _one(self, query: str):
         row = self._database.execute(query).fetchone()

@@ -299,15 +299,13 @@ def test_weights_with_nan_or_infinity_are_not_imported(tmp_path, other, dtype):
     assert moved(Weights(dtype, torch.finfo(dtype).max), tmp_path, other).version == 1
     for value in (float("nan"), float("inf"), -float("inf")):
         (tmp_path / "theirs.tar").unlink()
-        with pytest.raises(
-            AdapterError, match=r"theirs\.tar' is not imported: it contains NaN or infinity, in .*lora_B"
-        ):
+        with pytest.raises(AdapterError, match=r"theirs\.tar' is not imported: its weights have NaN or infinity"):
             moved(Weights(dtype, value), tmp_path, other)
     assert other.adapter("theirs").versions() == [1]
 
 
 @pytest.mark.parametrize("r", [2**31, 10**400, 1, 0, -2, 2.5, "2", None, [2], True])
 def test_a_rank_that_the_matrices_do_not_have_is_not_imported(tmp_path, other, r):
-    with pytest.raises(AdapterError, match=r"its matrices do not have the rank r of its adapter_config\.json"):
+    with pytest.raises(AdapterError, match=r"theirs\.tar' is not imported: .* another rank than"):
         moved(Weights(config={"r": r}), tmp_path, other)
     assert other.names() == []
