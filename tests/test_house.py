@@ -48,10 +48,10 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_411
+MAX_LINES = 52_671
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_659,
-    "adapters": 3_622,
+    "files at the root": 1_664,
+    "adapters": 3_635,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
@@ -59,12 +59,12 @@ MAX_LINES_OF_ROOM = {
     "export": 1_990,
     "machine": 903,
     "memory": 1_765,
-    "models": 5_061,
+    "models": 5_099,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
     "run": 5_456,
-    "serve": 2_737,
+    "serve": 2_941,
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,

@@ -24,6 +24,11 @@ __all__ = ["Client", "ServerError"]
 # A server that writes a longer line is broken, and is killed.
 _MAX_ANSWER = 2**27
 _LAST_STATES = ENDED | {"paused"}
+_ERRORS = {
+    "server_ended": ("The server has ended.", "Start another one.", True),
+    "bad_message": ("The server wrote a line that is no message; an answer may be lost.", "Ask again.", True),
+    "superseded": ("Another iteration follows the events of this job now.", "Follow each job in one place.", False),
+}
 _SECONDS_TO_END = 3
 
 
@@ -51,7 +56,6 @@ class _Request:
     on_result: Callable[[], None] | None
 
     def end(self, answer: dict | BaseException) -> None:
-        """Answers it, unless it is answered already."""
         if not self.answer.done():
             self.answer.set_result(answer)
 
@@ -122,7 +126,7 @@ class Client:
         def begin() -> None:
             # Events before the answer are an earlier subscription's.
             if job in self._events:
-                self._events[job].put_nowait(_superseded())
+                self._events[job].put_nowait(_error("superseded"))
             self._events[job] = queue
 
         try:
@@ -148,8 +152,8 @@ class Client:
             self._kill()
             # Not for ever: a process that it has started may hold its output.
             await asyncio.wait({ended}, timeout=_SECONDS_TO_END)
-            ended.cancel()
-            self._reading.cancel()
+            for task in (ended, self._reading):
+                task.cancel()
         await asyncio.wait({self._reading})
 
     async def __aenter__(self) -> "Client":
@@ -160,7 +164,7 @@ class Client:
 
     async def _call(self, method: str, params: dict, on_text=None, on_result=None) -> dict:
         if self._reading.done():
-            raise _ended()
+            raise _error("server_ended")
         number, line = self._numbered(method, params)
         request = self._requests[number] = _Request(asyncio.get_running_loop().create_future(), on_text, on_result)
         self.process.stdin.write(line)
@@ -194,7 +198,7 @@ class Client:
         try:
             await self.process.stdin.drain()
         except (ConnectionError, RuntimeError):
-            request.end(_ended())
+            request.end(_error("server_ended"))
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -206,14 +210,13 @@ class Client:
                 try:
                     self._take(json.loads(line))
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                    self._fail(_bad_message(), self._events)  # it may have been any answer, or the last event
+                    self._fail(_error("bad_message"), self._events)  # it may have been any answer, or the last event
         except ValueError:  # the line is too long
             self._kill()
         finally:
-            self._fail(_ended(), self._events)
+            self._fail(_error("server_ended"), self._events)
 
     def _fail(self, error: ServerError, events: Iterable[str] = ()) -> None:
-        """Ends the requests that are not answered, and the iterations about these jobs."""
         for request in self._requests.values():
             request.end(error)
         for job in events:
@@ -249,19 +252,6 @@ class Client:
             request.end(answer)
 
 
-def _error(code: str, message: str, hint: str, *, retry: bool = False) -> ServerError:
+def _error(code: str, message: str = "", hint: str = "") -> ServerError:
+    message, hint, retry = _ERRORS.get(code, (message, hint, False))
     return ServerError(message, {"code": code, "hint": hint, "retry": retry})
-
-
-def _bad_message() -> ServerError:
-    message = "The server wrote a line that is no message; an answer may be lost."
-    return _error("bad_message", message, "Ask again.", retry=True)
-
-
-def _superseded() -> ServerError:
-    message = "Another iteration follows the events of this job now."
-    return _error("superseded", message, "Follow each job in one place.")
-
-
-def _ended() -> ServerError:
-    return _error("server_ended", "The server has ended.", "Start another one.", retry=True)

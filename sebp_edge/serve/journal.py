@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
 from sebp_edge.basics.files import make_private, storage_errors
@@ -63,7 +63,7 @@ def set_aside(folder: Path) -> StorageError:
     Raises:
         StorageError: it cannot be renamed.
     """
-    names = chain([f"{FILE}.damaged"], (f"{FILE}.damaged-{number}" for number in count(2)))
+    names = (f"{FILE}.damaged{(number and -number) or ''}" for number in count(0) if number != 1)
     name = next(name for name in names if not os.path.lexists(folder / name))
     with storage_errors("Cannot rename the damaged journal in", folder, "; delete it"):
         for ending in _ENDINGS:

@@ -45,10 +45,8 @@ class NotesTools:
 
         What stands under `quotation` or `reply_from_notes` is from notes, and no word of this tool's."""
         found = await self._call("ask", question=question, **self._about)
-        sources = [
-            {"note": each["document"], "headings": each["headings"], "quotation": each["text"]}
-            for each in found["sources"]
-        ]
+        names = {"note": "document", "headings": "headings", "quotation": "text"}
+        sources = [{name: each[key] for name, key in names.items()} for each in found["sources"]]
         if not found["found"]:
             return {"found": False, "about": "The notes do not say.", "sources": sources}
         if found["quoted"]:
@@ -122,9 +120,8 @@ async def _serve(folders: Sequence[Path], model: str, *, may_learn: bool) -> Non
     async with await Client.start(folders=[*_absolute(folders), *own]) as client:
         tools = NotesTools(client, folders, model)
         server = MCPServer("sebp-edge", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-        for tool in (tools.ask, tools.inspect, tools.status):
-            server.tool(annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))(tool)
-        for tool, destroys in ((tools.learn, False), (tools.forget, True)) if may_learn else ():
-            hints = {"read_only_hint": False, "destructive_hint": destroys, "idempotent_hint": True}
+        for tool in (tools.ask, tools.inspect, tools.status, *((tools.learn, tools.forget) if may_learn else ())):
+            reads, destroys = tool not in (tools.learn, tools.forget), tool == tools.forget
+            hints = {"read_only_hint": reads, "destructive_hint": destroys, "idempotent_hint": True}
             server.tool(annotations=ToolAnnotations(**hints, open_world_hint=False))(tool)
         await server.run_stdio_async()

@@ -386,7 +386,5 @@ def _value(value: object, kind: object) -> object:
     return value
 
 
-_NAMES = {
-    **{str: "a text", int: "a whole number below 2^53", float: "a finite number"},
-    **{bool: "true or false", dict: "an object"},
-}
+_NAMES = {str: "a text", int: "a whole number below 2^53", float: "a finite number", bool: "true or false"}
+_NAMES |= {dict: "an object"}

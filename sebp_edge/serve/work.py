@@ -42,12 +42,8 @@ from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
 
 # Of a job that an error ends: the first that fits.
-_STATES = (
-    (Interrupted, "interrupted"),
-    (TrainingStopped, "failed"),
-    (SebpEdgeError | Refusal, "refused"),
-    (Exception, "failed"),
-)
+_REFUSED = SebpEdgeError | Refusal
+_STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (_REFUSED, "refused"), (Exception, "failed"))
 
 
 class Worker:

@@ -88,12 +88,12 @@ class Learn(Page):
 
     def cancel(self) -> None:
         """Cancels, or drops what is paused, if the owner says so."""
-        question = QMessageBox(QMessageBox.Icon.Question, "Own Words", "Stop learning?", parent=self)
-        question.setInformativeText("What is learnt so far is thrown away. Pause keeps it.")
+        is_learning = self._backend.is_learning
+        asks = "Stop learning, and throw away" if is_learning else "Throw away"
+        question = QMessageBox(QMessageBox.Icon.Question, "Own Words", f"{asks} what is learnt so far?", parent=self)
+        question.setInformativeText("Pause keeps it." if is_learning else "It cannot be brought back.")
         stop = question.addButton("Throw away", QMessageBox.ButtonRole.DestructiveRole)
-        stay = question.addButton(
-            "Go on learning" if self._backend.is_learning else "Keep it", QMessageBox.ButtonRole.RejectRole
-        )
+        stay = question.addButton("Go on learning" if is_learning else "Keep it", QMessageBox.ButtonRole.RejectRole)
         question.setDefaultButton(stay)
         question.setEscapeButton(stay)
         question.buttonClicked.connect(lambda pressed: pressed is stop and self._backend.cancel(self._fail))
