@@ -9,9 +9,14 @@ Names are imported on first use, so that `sebp-edge --help` does not load torch.
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sebp_edge.basics.version import __version__
+
+# An installed package has `ops` and `recipes` in it; in a checkout, they lie in other folders.
+if not Path(__path__[0], "ops").is_dir():
+    __path__ += [str(Path(__path__[0]).parent / "kernels"), str(Path(__path__[0]).parent)]
 
 _HOMES = {
     "AdaptResult": "sebp_edge.run.result",

@@ -48,10 +48,10 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_580
+MAX_LINES = 52_671
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_659,
-    "adapters": 3_622,
+    "files at the root": 1_664,
+    "adapters": 3_635,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
@@ -59,12 +59,12 @@ MAX_LINES_OF_ROOM = {
     "export": 1_990,
     "machine": 903,
     "memory": 1_765,
-    "models": 5_061,
+    "models": 5_099,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
     "run": 5_456,
-    "serve": 2_737,
+    "serve": 2_941,
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,
@@ -148,7 +148,7 @@ OTHER_ERRORS = {
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt SystemExit",  # the last ends PyInstaller
     # What becomes the error of an answer, and what the clients raise.
-    "sebp_edge/serve/": "Refusal ToolError ValueError",
+    "sebp_edge/serve/": "Refusal Damaged ToolError ValueError",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/documents.py": "ValueError",
@@ -326,6 +326,22 @@ def test_libraries_stay_in_their_rooms(library):
         where = path.relative_to(ROOT).as_posix()
         if any(name.split(".")[0] == library for name in imported(path)):
             assert where.startswith(HOMES[library]), where
+
+
+def test_a_checkout_is_importable_without_an_import_hook():
+    """Type checkers, and other tools that run no hook, find an editable installation by its folder."""
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["distutils"]["editable_wheel"]["mode"] == "compat"
+    )
+    code = f"""
+import importlib.util, sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+sys.path = [path for path in sys.path if "editable" not in path] + [{str(ROOT)!r}]
+for name in ("sebp_edge.ops", "sebp_edge.recipes", "sebp_edge.serve.client"):
+    print(next(iter(importlib.util.find_spec(name).submodule_search_locations or [name])))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.split() == [str(ROOT / "kernels/ops"), str(ROOT / "recipes"), "sebp_edge.serve.client"]
 
 
 def test_every_package_is_shipped():

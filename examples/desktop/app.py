@@ -133,9 +133,16 @@ def main() -> int:
     use_theme(app)
     data = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.AppDataLocation))
     kept = QSettings(str(data / "settings.ini"), QSettings.Format.IniFormat)
+
+    def save(settings: Settings) -> None:
+        for name in ("folders", "model", "budget"):
+            kept.setValue(name, getattr(settings, name))
+        kept.sync()
+
     window = Window(
         Settings(
             store=str(data / "adapters"),
+            save=save,
             folders=kept.value("folders", [], list),
             model=kept.value("model", "tiny", str),
             budget=kept.value("budget") or None,
@@ -143,7 +150,4 @@ def main() -> int:
         data / "draft.txt",
     )
     window.show()
-    code = app.exec()
-    for name in ("folders", "model", "budget"):
-        kept.setValue(name, getattr(window.backend.settings, name))
-    return code
+    return app.exec()

@@ -21,12 +21,14 @@ class Settings:
 
     Attributes:
         store: the folder of the versions.
+        save: called after a change of what follows; it keeps them for the next start.
         folders: those with notes; the server reads no others.
         model: the base model.
         budget: the memory that it may use, such as "8GB"; None for what is free.
     """
 
     store: str
+    save: Callable[["Settings"], None] = lambda settings: None
     folders: list[str] = field(default_factory=list)
     model: str = "tiny"
     budget: str | None = None
@@ -52,7 +54,7 @@ class Backend(QObject):
         versions_changed: another version is in use, or versions were added or removed.
 
     Attributes:
-        settings: call `restart` after a change.
+        settings: change them with `change`.
         state: "starting", "ready", "lost" or "closed".
         trouble: why the server is lost.
         job: the last job as in `jobs.get`; None if there is none to show.
@@ -129,6 +131,11 @@ class Backend(QObject):
 
         request.future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         return request
+
+    def change(self, **settings) -> None:
+        """Changes settings, and keeps them at once: the window may be killed."""
+        self.settings = replace(self.settings, **settings)
+        self.settings.save(self.settings)
 
     def restart(self) -> None:
         """Starts a server with the settings as they are now, and ends the one before."""

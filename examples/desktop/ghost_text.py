@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QPlainTextEdit
 
 
 class GhostEdit(QPlainTextEdit):
-    """An editor. Tab takes the first grey word, End all of them, Escape none.
+    """An editor. Tab takes the first grey word, the right arrow all of them, Escape none.
 
     Signals:
         moved: the text or the cursor changed, and the grey words no longer fit.
@@ -40,8 +40,8 @@ class GhostEdit(QPlainTextEdit):
 
     def keyPressEvent(self, event) -> None:
         """Takes words, or passes the key on."""
-        key = event.key()
-        if self._words and key in (Qt.Key.Key_Tab, Qt.Key.Key_End):
+        key, is_alone = event.key(), not event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier
+        if self._words and is_alone and key in (Qt.Key.Key_Tab, Qt.Key.Key_Right):
             number = 1 if key == Qt.Key.Key_Tab else len(self._words)
             self.textCursor().insertText("".join(self._words[:number]))
         elif self._words and key == Qt.Key.Key_Escape:

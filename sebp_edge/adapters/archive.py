@@ -165,6 +165,17 @@ def read_record(folder: Path, path: Path) -> AdapterRecord:
         raise AdapterError(str(error).replace(str(folder), str(path))) from error
 
 
+def refuse_strange_weights(folder: Path, path: Path) -> None:
+    """Refuses weights in the unpacked folder of the archive `path`: see `refuse_strangers`."""
+    from sebp_edge.models.weights import refuse_strangers  # which has torch
+
+    try:
+        refuse_strangers(folder)
+    except AdapterError as error:
+        why = "its weights have NaN or infinity, or another rank than its adapter_config.json says"
+        raise AdapterError(f"{str(path)!r} is not imported: {why}.") from error
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[Contents, BinaryIO]]:
     """Context with the contents of an archive, and the opened archive to unpack; damage is an AdapterError."""

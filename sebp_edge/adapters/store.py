@@ -110,7 +110,8 @@ class AdapterStore:
             name: the adapter's name; by default the one in the file.
 
         Raises:
-            AdapterError: the file is damaged or no such file, or a name is not valid.
+            AdapterError: the file is damaged or no such file, its weights have NaN, infinity or another rank than it
+                says, or a name is not valid.
             StorageError: it could not be saved.
         """
         file = expand_user(file)
@@ -122,6 +123,7 @@ class AdapterStore:
                 with temporary_folder(self.folder) as temporary:
                     contents.unpack(opened, temporary)
                     record = archive.read_record(temporary, file)
+                    archive.refuse_strange_weights(temporary, file)
                     flush_all(temporary)
                     return adapter.add(temporary, record)
 

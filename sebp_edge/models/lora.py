@@ -18,7 +18,14 @@ from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.training_hook import TrainingHook
-from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
+from sebp_edge.models.weights import (
+    SUFFIX_A,
+    SUFFIX_B,
+    has_rank,
+    raising_adapter_error,
+    read_weights,
+    refuse_non_finite,
+)
 from sebp_edge.ops import (
     FourBits,
     Fp8Weight,
@@ -49,7 +56,7 @@ _READ_OR_OF_NO_EFFECT = {
 # Number of rows of a matrix that are rounded at once.
 _ROWS = 4096
 # PEFT's names in a file.
-_PREFIX, _SUFFIX_A, _SUFFIX_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_PREFIX = "base_model.model."
 
 
 class LoraAdapter:
@@ -87,10 +94,15 @@ class LoraAdapter:
         """
         with raising_adapter_error(folder):
             config, weights = _read_config(folder), read_weights(folder / cls.MARKERS[0])
-        try:
-            adapter = cls(_attach(base, config, seed=None))
-        except ValueError as error:
-            raise _mismatch(base, folder) from error
+            # Before PEFT makes matrices of this rank.
+            targets = config.target_modules if isinstance(config.target_modules, set) else ()
+            shapes = {name: tensor.shape for name, tensor in weights.items()}
+            if not has_rank(config.r, shapes) or len(targets) > len(weights):
+                raise _mismatch(base, folder)
+            try:
+                adapter = cls(_attach(base, config, seed=None))
+            except ValueError as error:
+                raise _mismatch(base, folder) from error
         try:
             with raising_adapter_error(folder):
                 adapter._load(base, folder, weights)
@@ -111,7 +123,7 @@ class LoraAdapter:
             weights = read_weights(folder / cls.MARKERS[0])
             refuse_non_finite(weights.items(), folder, cls.MARKERS[0])
         names = [
-            _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (_SUFFIX_A, _SUFFIX_B)
+            _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (SUFFIX_A, SUFFIX_B)
         ]
         # Copied: a memory-mapped tensor would change with its file.
         state = [weights.pop(name).to(torch.float32, copy=True) for name in names if name in weights]
@@ -236,11 +248,11 @@ def read_factors(folder: Path) -> LoraFactors:
         config, weights = _read_config(folder), read_weights(folder / LoraAdapter.MARKERS[0])
         refuse_non_finite(weights.items(), folder, LoraAdapter.MARKERS[0])
         matrices = {}
-        for name in [name for name in weights if name.endswith(_SUFFIX_A)]:
-            lora_A, lora_B = weights.pop(name), weights.pop(name.removesuffix(_SUFFIX_A) + _SUFFIX_B)
+        for name in [name for name in weights if name.endswith(SUFFIX_A)]:
+            lora_A, lora_B = weights.pop(name), weights.pop(name.removesuffix(SUFFIX_A) + SUFFIX_B)
             if not len(lora_A) == lora_B.shape[1] == config.r:
                 raise ValueError("the matrices do not have the rank r")
-            matrices[name.removeprefix(_PREFIX).removesuffix(_SUFFIX_A) + ".weight"] = lora_A, lora_B
+            matrices[name.removeprefix(_PREFIX).removesuffix(SUFFIX_A) + ".weight"] = lora_A, lora_B
         if weights or not matrices:
             raise ValueError("the tensors are not those of an adapter")
     return LoraFactors(config.r, config.lora_alpha, matrices)

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Size, Tensor
 
+from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError, MachineError, SebpEdgeError
 from sebp_edge.machine.devices import ran_out_of_memory
 
+# PEFT's names in a file.
+SUFFIX_A, SUFFIX_B = ".lora_A.weight", ".lora_B.weight"
 # The dtypes that are written, and their names in the files.
 DTYPES = {
     torch.float32: "F32",
@@ -101,6 +104,29 @@ class WeightsFile:
         """Raises an AdapterError that names the first tensor with NaN or infinity."""
         tensors = ((name, self.stored(name)) for name in self.shapes)
         refuse_non_finite(tensors, self._path.parent, self._path.name)
+
+
+def has_rank(r: int, shapes: Mapping[str, Size]) -> bool:
+    """Whether the matrices of an adapter have this rank."""
+    own = [shape[0] for name, shape in shapes.items() if name.endswith(SUFFIX_A)]
+    return all(each == r for each in own + [shape[-1] for name, shape in shapes.items() if name.endswith(SUFFIX_B)])
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Raises an AdapterError for weights in a folder with NaN, infinity, or another rank than they are said to have.
+
+    Other damage is left to whoever loads them.
+    """
+    for path in sorted(folder.rglob("*.safetensors")):
+        try:
+            file = WeightsFile(path)
+        except (OSError, SafetensorError):
+            continue
+        config = path.with_name("adapter_config.json")
+        with raising_adapter_error(folder):
+            if config.is_file() and not has_rank(read_json(config).get("r"), file.shapes):
+                raise AdapterError(f"The adapter in {folder.name!r} has matrices of another rank than its config's r.")
+            file.refuse_non_finite()
 
 
 def refuse_non_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, file: str) -> None:

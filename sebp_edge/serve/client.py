@@ -8,25 +8,32 @@ async with await Client.start(folders=["/home/me/notes"]) as client:
 """
 
 import asyncio
-import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sebp_edge.serve.ends import command_of
 from sebp_edge.serve.jobs import ENDED
 from sebp_edge.serve.messages import PROTOCOL
+from sebp_edge.serve.streams import MAX_LINE
 
 __all__ = ["Client", "ServerError"]
 
-_MAX_LINE = 2**27
+# A server that writes a longer line is broken, and is killed.
+_MAX_ANSWER = 2**27
+_LAST_STATES = ENDED | {"paused"}
+_ERRORS = {
+    "server_ended": ("The server has ended.", "Start another one.", True),
+    "bad_message": ("The server wrote a line that is no message; an answer may be lost.", "Ask again.", True),
+    "superseded": ("Another iteration follows the events of this job now.", "Follow each job in one place.", False),
+}
 _SECONDS_TO_END = 3
 
 
 class ServerError(Exception):
-    """The server refused a request.
+    """The server refused a request, could not answer it, or cannot start.
 
     Attributes:
         code: stable, such as "busy".
@@ -43,10 +50,14 @@ class ServerError(Exception):
 
 @dataclass
 class _Request:
-    answer: asyncio.Future
+    answer: asyncio.Future[dict | BaseException]
     on_text: Callable[[str], None] | None
     # Called before the next message is read.
     on_result: Callable[[], None] | None
+
+    def end(self, answer: dict | BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
 class Client:
@@ -58,7 +69,7 @@ class Client:
 
     def __init__(self, process: asyncio.subprocess.Process):
         self.process = process
-        self._numbers = itertools.count(1)
+        self._number = 0  # of the last request
         self._requests: dict[int, _Request] = {}
         self._events: dict[str, asyncio.Queue] = {}
         self._reading = asyncio.create_task(self._read())
@@ -72,14 +83,18 @@ class Client:
             settings: those of `initialize`, such as `folders`, `store` and `memory_budget`.
 
         Raises:
-            ServerError: it refuses the settings, for example because another server has the store.
+            ServerError: it cannot start, or refuses the settings, for example because another server has the store.
         """
-        process = await asyncio.create_subprocess_exec(
-            *(command or command_of("serves", "__main__")),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(command or command_of("serves", "__main__")),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MAX_ANSWER,
+            )
+        except OSError as error:
+            why = f"The server cannot start: {error.strerror}."
+            raise _error("cannot_start", why, "Check the command, and whether sebp-edge is installed.") from error
         client = cls(process)
         try:
             await client.call("initialize", **{"protocol": PROTOCOL, "parent": {"pid": os.getpid()}} | settings)
@@ -92,10 +107,11 @@ class Client:
         """Returns the result of a method. If the task that waits for it is cancelled, so is the request.
 
         Args:
-            on_text: receives the text of `generate`, `complete` and `ask` in chunks.
+            on_text: receives the text of `generate`, `complete` and `ask` in chunks. An error that it raises ends the
+                request, and is raised here.
 
         Raises:
-            ServerError: the server refused it, or ended.
+            ServerError: the server refused it, or ended; or it cannot be sent.
         """
         return await self._call(method, params, on_text)
 
@@ -110,16 +126,19 @@ class Client:
         def begin() -> None:
             # Events before the answer are an earlier subscription's.
             if job in self._events:
-                self._events[job].put_nowait(_superseded())
+                self._events[job].put_nowait(_error("superseded"))
             self._events[job] = queue
 
         try:
-            await self._call("jobs.subscribe", {"id": job, "since": since}, on_result=begin)
-            while not isinstance(event := await queue.get(), ServerError):
+            found = (await self._call("jobs.subscribe", {"id": job, "since": since}, on_result=begin)).get("job", {})
+            # Of a job that was resumed, the states of before are sent, too.
+            last, is_over = found.get("last_event", 0), found.get("state") in _LAST_STATES
+            while not (is_over and since == last):
+                if isinstance(event := await queue.get(), ServerError):
+                    raise event
                 yield event
-                if event["event"].get("state") in ENDED | {"paused"}:
-                    return
-            raise event
+                since, is_over = event["number"], event["event"].get("state") in _LAST_STATES
+                last = max(last, since)
         finally:
             if self._events.get(job) is queue:  # else another iteration has taken its place
                 del self._events[job]
@@ -127,12 +146,15 @@ class Client:
     async def close(self) -> None:
         """Ends the server: it saves the state of a running job first."""
         self.process.stdin.close()
-        try:
-            await asyncio.wait_for(self.process.wait(), _SECONDS_TO_END)
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
-        await self._reading
+        ended = asyncio.create_task(self.process.wait())
+        await asyncio.wait({ended}, timeout=_SECONDS_TO_END)
+        if not ended.done():
+            self._kill()
+            # Not for ever: a process that it has started may hold its output.
+            await asyncio.wait({ended}, timeout=_SECONDS_TO_END)
+            for task in (ended, self._reading):
+                task.cancel()
+        await asyncio.wait({self._reading})
 
     async def __aenter__(self) -> "Client":
         return self
@@ -142,63 +164,94 @@ class Client:
 
     async def _call(self, method: str, params: dict, on_text=None, on_result=None) -> dict:
         if self._reading.done():
-            raise _ended()
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._requests[number] = _Request(answer, on_text, on_result)
+            raise _error("server_ended")
+        number, line = self._numbered(method, params)
+        request = self._requests[number] = _Request(asyncio.get_running_loop().create_future(), on_text, on_result)
+        self.process.stdin.write(line)
+        # Beside the wait for the answer: a server that is broken may never read it.
+        sending = asyncio.create_task(self._drain(request))
         try:
-            await self._send(number, method, params)
-            return await answer
-        except asyncio.CancelledError:
-            with suppress(ServerError):
-                await self._send(next(self._numbers), "cancel", {"request": number})
+            if isinstance(found := await request.answer, BaseException):
+                raise found
+            return found
+        except ServerError:
+            raise
+        except BaseException:  # the task is cancelled, or on_text has failed
+            self.process.stdin.write(self._numbered("cancel", {"request": number})[1])
             raise
         finally:
+            sending.cancel()
             del self._requests[number]
 
-    async def _send(self, number: int, method: str, params: dict) -> None:
-        request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    def _numbered(self, method: str, params: dict) -> tuple[int, bytes]:
+        request = {"jsonrpc": "2.0", "id": self._number + 1, "method": method, "params": params}
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            line = json.dumps(request, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _error("invalid_params", f"The parameters are no JSON: {error}.", "Give other values.") from error
+        if len(line) > MAX_LINE:
+            raise _error("too_long", f"The request has more than {MAX_LINE // 2**20} MiB.", "Give texts as files.")
+        self._number += 1
+        return self._number, line + b"\n"
+
+    async def _drain(self, request: _Request) -> None:
+        try:
             await self.process.stdin.drain()
         except (ConnectionError, RuntimeError):
-            raise _ended() from None
+            request.end(_error("server_ended"))
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
     async def _read(self) -> None:
-        while line := await self.process.stdout.readline():
-            message = json.loads(line)
-            params = message.get("params", {})
-            match message.get("method"):
-                case "text":
-                    request = self._requests.get(params["request"])
-                    if request is not None and request.on_text is not None:
-                        request.on_text(params["text"])
-                case "job.event":
-                    if params["job"] in self._events:
-                        self._events[params["job"]].put_nowait(params)
-                case None:
-                    self._answer(message)
+        try:
+            while (line := await self.process.stdout.readline()).endswith(b"\n"):
+                try:
+                    self._take(json.loads(line))
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                    self._fail(_error("bad_message"), self._events)  # it may have been any answer, or the last event
+        except ValueError:  # the line is too long
+            self._kill()
+        finally:
+            self._fail(_error("server_ended"), self._events)
+
+    def _fail(self, error: ServerError, events: Iterable[str] = ()) -> None:
         for request in self._requests.values():
-            if not request.answer.done():
-                request.answer.set_exception(_ended())
-        for queue in self._events.values():
-            queue.put_nowait(_ended())
+            request.end(error)
+        for job in events:
+            self._events[job].put_nowait(error)
+
+    def _take(self, message: dict) -> None:
+        params = message.get("params", {})
+        match message.get("method"):
+            case "text":
+                request = self._requests.get(params["request"])
+                if request is not None and request.on_text is not None and not request.answer.done():
+                    text = params["text"]
+                    try:
+                        request.on_text(text)
+                    except BaseException as error:
+                        request.end(error)
+            case "job.event":
+                if params["job"] in self._events:
+                    self._events[params["job"]].put_nowait(params)
+            case None:
+                self._answer(message)
 
     def _answer(self, message: dict) -> None:
-        request = self._requests.get(message["id"])
-        if request is None or request.answer.done():
-            return
-        if "error" in message:
-            request.answer.set_exception(ServerError(message["error"]["message"], message["error"]["data"]))
-            return
-        if request.on_result is not None:
-            request.on_result()
-        request.answer.set_result(message["result"])
+        number, error = message["id"], message.get("error")
+        answer = message["result"] if error is None else ServerError(error["message"], error.get("data") or {})
+        if number is None and error is not None:  # it could not read a request, and does not know which
+            self._fail(answer)
+        elif not 0 < number <= self._number:
+            raise ValueError("no request had this number")
+        elif request := self._requests.get(number):
+            if request.on_result is not None and not isinstance(answer, ServerError):
+                request.on_result()
+            request.end(answer)
 
 
-def _superseded() -> ServerError:
-    data = {"code": "superseded", "hint": "Follow each job in one place.", "retry": False}
-    return ServerError("Another iteration follows the events of this job now.", data)
-
-
-def _ended() -> ServerError:
-    return ServerError("The server has ended.", {"code": "server_ended", "hint": "Start another one.", "retry": True})
+def _error(code: str, message: str = "", hint: str = "") -> ServerError:
+    message, hint, retry = _ERRORS.get(code, (message, hint, False))
+    return ServerError(message, {"code": code, "hint": hint, "retry": retry})

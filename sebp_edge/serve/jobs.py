@@ -11,10 +11,14 @@ cancelled, or its process was killed; `resumable` says whether jobs.resume goes 
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
+from sebp_edge.adapters.lock import locked
+from sebp_edge.basics.files import parse_dataclass
 from sebp_edge.events import finite, message
-from sebp_edge.serve.journal import MAX_JOBS, Journal
+from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
@@ -63,14 +67,33 @@ class Jobs:
         is_resumable: whether the store has saved what it takes to go on with a job.
 
     Attributes:
+        journal: where they are kept.
         queue: ids of those that wait, in order.
         params: what the worker needs for each that waits; never written.
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
         last_events: of forgotten jobs, the last event, if the app still waits for that.
+        damage: the problem with an earlier journal, which was set aside; None if there was none.
+
+    Raises:
+        Damaged: see `Journal`, as other errors.
     """
 
+    @classmethod
+    def open(cls, folder: Path, is_resumable: Callable[[Job], bool]) -> "Jobs":
+        """Opens the journal in a store's folder, or begins a new one if it is damaged."""
+        try:
+            return cls(Journal(folder), is_resumable)
+        except Damaged:
+            with locked(folder):
+                with suppress(Damaged):  # another server may have set it aside meanwhile
+                    return cls(Journal(folder), is_resumable)
+                damage = set_aside(folder)
+                jobs = cls(Journal(folder), is_resumable)
+        jobs.damage = damage
+        return jobs
+
     def __init__(self, journal: Journal, is_resumable: Callable[[Job], bool]):
-        self._journal = journal
+        self.journal, self.damage = journal, None
         self.queue: deque[str] = deque()
         self.params: dict[str, dict] = {}
         self.subscriptions: dict[str, int] = {}
@@ -79,12 +102,16 @@ class Jobs:
         self._digests: dict[str, bytes] = {}
         self._changed: set[str] = set()
         self._recent: OrderedDict[tuple[str, int], dict] = OrderedDict()
-        for digest, facts in journal.jobs():
-            job = Job(**facts)
-            if job.error is not None:  # the journal keeps its code
-                job = replace(job, error={"message": "", "hint": ""} | job.error)
-            self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
-            self._digests[job.id] = digest
+        try:
+            for digest, facts in journal.jobs():
+                job = parse_dataclass(facts, Job)
+                if job.error is not None:  # the journal keeps its code
+                    job = replace(job, error={"message": "", "hint": ""} | job.error)
+                self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
+                self._digests[job.id] = digest
+        except (ValueError, RecursionError) as error:
+            journal.close()
+            raise Damaged(str(error)) from error
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
             when = "before this job began" if job.state == "queued" else "during this job"
             why = {"code": "killed", "message": f"The server ended {when}.", "hint": "", "retry": True}
@@ -97,9 +124,9 @@ class Jobs:
     def commit(self) -> None:
         """Makes what is known of jobs outlive this process."""
         for id in self._changed:
-            self._journal.write_job(id, self._digests[id], asdict(self._jobs[id]))
+            self.journal.write_job(id, self._digests[id], asdict(self._jobs[id]))
         self._changed.clear()
-        self._journal.commit()
+        self.journal.commit()
 
     def start(self, request: StartJobParams, as_sent: dict, keep: Callable[[], tuple[str | None, dict]]) -> Job:
         """Puts a job into the queue; returns the one that there is if it was started before.
@@ -111,7 +138,7 @@ class Jobs:
             Refusal: another job has the id, or too many wait.
             StorageError: the journal cannot be written.
         """
-        digest = self._journal.digest(as_sent)
+        digest = self.journal.digest(as_sent)
         if request.id in self._jobs:
             if self._digests[request.id] != digest:
                 raise Refusal("id_taken", "Another job has this id.", "Choose a new id for each job.")
@@ -123,7 +150,7 @@ class Jobs:
         self._jobs[request.id] = Job(request.id, request.kind, name, stored=stored)
         self._digests[request.id] = digest
         self.change(request.id, "queued")
-        if (problem := self._journal.problem) is not None:
+        if (problem := self.journal.problem) is not None:
             self.forget(request.id)
             raise problem
         self.params[request.id] = params
@@ -157,9 +184,11 @@ class Jobs:
         """Numbers an event of a job."""
         job, is_progress = self._jobs[id], event["event"] in ("step", "progress")
         if event["event"] == "progress":
+            # A job that goes on, or begins again, shows no less than before.
+            event = event | {"fraction": max(event["fraction"], job.progress)}
             job = replace(job, phase=event["phase"], progress=event["fraction"], seconds_left=event["seconds_left"])
         self._jobs[id] = job = replace(job, updated=round(time.time(), 3))
-        if is_progress and self._journal.is_behind:
+        if is_progress and self.journal.is_behind:
             return
         job = self._jobs[id] = replace(job, last_event=job.last_event + 1)
         record = finite(
@@ -172,7 +201,7 @@ class Jobs:
                 "event": event,
             }
         )
-        self._journal.write_event(id, job.last_event, record)
+        self.journal.write_event(id, job.last_event, record)
         self._changed.add(id)
         if not is_progress:
             self._recent[id, job.last_event] = record
@@ -201,7 +230,7 @@ class Jobs:
         job = self._jobs.get(id)
         if job is None or job.last_event <= since:
             return []
-        found = self._journal.events(id, since, limit)
+        found = self.journal.events(id, since, limit)
         return [self._recent.get((id, record["number"]), record) for record in found]
 
     def forget(self, id: str) -> None:
@@ -209,8 +238,8 @@ class Jobs:
         last = self._jobs[id].last_event
         if self.subscriptions.pop(id, last) < last:
             self.last_events += self.events(id, last - 1, 1)
-        self._journal.forget(id)
-        self._journal.commit()
+        self.journal.forget(id)
+        self.journal.commit()
         self._changed.discard(id)
         del self._digests[id], self._jobs[id]
         for key in [key for key in self._recent if key[0] == id]:

@@ -11,13 +11,16 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 
-from sebp_edge.basics.files import make_private
+from sebp_edge.basics.files import make_private, storage_errors
 from sebp_edge.errors import StorageError
 from sebp_edge.serve.messages import Refusal
 
 FILE = "serve.sqlite"
+# SQLite's own files beside it.
+_ENDINGS = ("", "-wal", "-shm", "-journal")
 _FORMAT = 1
 # Of the oldest jobs that have ended, the events go.
 MAX_JOBS = 200
@@ -28,6 +31,8 @@ _TEXTS = frozenset(
 )
 # Until there is space again, so many statements wait in memory.
 _MAX_UNWRITTEN = 10_000
+_DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BAD_RECORD = "SELECT 1 FROM events WHERE NOT json_valid(record) OR json_extract(record, '$.number') IS NOT number"
 _JOB = "INSERT INTO jobs (id, digest, facts) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO UPDATE SET facts = ?3"
 _EVENT = "INSERT INTO events VALUES (?, ?, ?)"
 _LAYOUT = """
@@ -48,6 +53,29 @@ def kept(record: dict) -> dict:
     return values
 
 
+class Damaged(Exception):
+    """The journal cannot be read, and never will be."""
+
+
+def set_aside(folder: Path) -> StorageError:
+    """Renames a damaged journal; returns what is to be told of it.
+
+    Raises:
+        StorageError: it cannot be renamed.
+    """
+    names = (f"{FILE}.damaged{(number and -number) or ''}" for number in count(0) if number != 1)
+    name = next(name for name in names if not os.path.lexists(folder / name))
+    with storage_errors("Cannot rename the damaged journal in", folder, "; delete it"):
+        for ending in _ENDINGS:
+            with suppress(FileNotFoundError):
+                (folder / f"{FILE}{ending}").rename(folder / f"{name}{ending}")
+    problem = StorageError(
+        f"The journal was damaged, and is kept as {str(folder / name)!r}: earlier jobs are not listed."
+    )
+    problem.hint = "Nothing is lost of adapters; `sebp-edge jobs` lists trainings that can go on."
+    return problem
+
+
 class Journal:
     """The journal in a store's folder. Nothing that is written raises an error: see `commit`.
 
@@ -56,70 +84,74 @@ class Journal:
 
     Raises:
         Refusal: another supervisor has it.
-        StorageError: it cannot be opened, is damaged, or a newer sebp-edge wrote it.
+        Damaged: see `set_aside`.
+        StorageError: it cannot be opened, it is a link, or a newer sebp-edge wrote it.
     """
 
     def __init__(self, folder: Path):
-        self._path = path = folder / FILE
-        try:
+        path = folder / FILE
+        with storage_errors("Cannot open the journal", path, ""):
             make_private(folder)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = sqlite3.connect(path, timeout=0, check_same_thread=False)
-            # Exclusive: the lock is taken with the first access, and kept.
-            self._database.executescript("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} COMMIT;")
-            (found,) = self._database.execute("PRAGMA user_version").fetchone()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            if any((folder / f"{FILE}{ending}").is_symlink() for ending in _ENDINGS):
+                raise StorageError(f"The journal {str(path)!r} is a link, which is not followed; delete the link.")
+            if path.exists() and not path.is_file():
+                raise Damaged("it is no file")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+        self._database = sqlite3.connect(path, timeout=0, check_same_thread=False)
+        self._database.text_factory = lambda text: text.decode(errors="replace")
+        try:
+            self._open()
+        except (sqlite3.Error, UnicodeDecodeError, Damaged, StorageError) as error:
+            self._database.close()
+            if isinstance(error, StorageError):
+                raise
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise Refusal(
                     "store_in_use",
                     "Another server has this store.",
                     "Ask the app that started it, end that, or choose another store.",
                     retry=True,
                 ) from None
+            # The file could be opened for writing: what makes the database read-only is in it.
+            if code & 0xFF in _DAMAGED or code == sqlite3.SQLITE_READONLY:
+                raise Damaged(str(error)) from error
             raise StorageError(f"The journal {str(path)!r} cannot be opened: {error}.") from error
-        except (OSError, sqlite3.DatabaseError) as error:
-            raise self._damaged() from error
-        if found > _FORMAT:
-            raise StorageError(f"A newer sebp-edge wrote the journal {str(path)!r}; update, or choose another store.")
-        try:
-            self._database.execute("PRAGMA secure_delete=ON")
-            self._database.execute(f"PRAGMA user_version={_FORMAT}")
-            self._secret = self._read_secret()
-        except sqlite3.Error as error:
-            raise StorageError(f"The journal {str(path)!r} cannot be written: {error}.") from error
         # By what they are about, statements with their values, in order.
         self._unwritten: dict[tuple, tuple[str, tuple]] = {}
         self._has_deleted = False
         self.problem: StorageError | None = None
 
-    def _read_secret(self) -> bytes:
-        row = self._database.execute("SELECT value FROM secret").fetchone()
-        if row is None:
-            row = (secrets.token_bytes(16),)
-            self._database.execute("INSERT INTO secret VALUES (?)", row)
+    def _open(self) -> None:
+        """Takes the lock, and checks everything."""
+        # Exclusive: the lock is taken with the first access, and kept.
+        self._database.executescript("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA secure_delete=ON;")
+        if self._one("PRAGMA quick_check(1)") != "ok":
+            raise Damaged("its pages are damaged")
+        if self._one("PRAGMA user_version") > _FORMAT:
+            raise StorageError("A newer sebp-edge wrote the journal of this store; update, or choose another store.")
+        self._database.execute("PRAGMA synchronous=NORMAL")
+        self._database.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version={_FORMAT}; COMMIT;")
+        self._secret = self._one("SELECT value FROM secret")
+        if self._secret is None:
+            self._secret = secrets.token_bytes(16)
+            self._database.execute("INSERT INTO secret VALUES (?)", (self._secret,))
             self._database.commit()
-        return row[0]
+        if not isinstance(self._secret, bytes) or self._one(_BAD_RECORD):
+            raise Damaged("its records are damaged")
 
-    def _damaged(self) -> StorageError:
-        return StorageError(f"The journal {str(self._path)!r} is damaged or not accessible; delete it.")
+    def _one(self, query: str):
+        row = self._database.execute(query).fetchone()
+        return row and row[0]
 
     def digest(self, request: dict) -> bytes:
         """Returns what tells a request from another one; without the journal's secret, it says nothing of either."""
         return blake2b(json.dumps(request, sort_keys=True).encode(), key=self._secret, digest_size=16).digest()
 
     def jobs(self) -> Iterator[tuple[bytes, dict]]:
-        """Yields the digest and the facts of each job, oldest first.
-
-        Raises:
-            StorageError: they cannot be read.
-        """
-        try:
-            for digest, facts in self._database.execute("SELECT digest, facts FROM jobs ORDER BY number"):
-                yield digest, json.loads(facts)
-        except (sqlite3.Error, ValueError) as error:
-            raise self._damaged() from error
+        """Yields the digest and the facts of each job, oldest first; raises a ValueError if they are damaged."""
+        for digest, facts in self._database.execute("SELECT digest, facts FROM jobs ORDER BY number"):
+            yield digest, json.loads(facts)
 
     def write_job(self, id: str, digest: bytes, facts: dict) -> None:
         """Writes what is known of a job, with the next commit."""

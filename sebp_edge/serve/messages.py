@@ -359,8 +359,10 @@ def _value(value: object, kind: object) -> object:
     """Returns a value of JSON as `kind`; raises a ValueError that says what was expected."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
-        if value is None and types.NoneType in arguments:
-            return None
+        if types.NoneType in arguments and value in (None, ""):
+            if value is None:
+                return None
+            raise ValueError("a text of one or more characters")
         kinds = [each for each in arguments if each is not types.NoneType]
         for each in kinds:
             try:
@@ -371,12 +373,18 @@ def _value(value: object, kind: object) -> object:
     if origin is tuple:
         if not isinstance(value, list) or any(type(each) is not arguments[0] for each in value):
             raise ValueError(f"a list of which each is {_NAMES[arguments[0]]}")
-        return tuple(value)
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if type(value) is not kind or (kind is int and abs(value) >= 2**53):
+        return tuple(_value(each, arguments[0]) for each in value)
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < 2**53 else math.inf
+    if type(value) is not kind or (kind is int and abs(value) >= 2**53) or (kind is float and not math.isfinite(value)):
         raise ValueError(_NAMES[kind])
+    if kind is dict:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise ValueError("an object of texts and finite numbers") from None
     return value
 
 
-_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+_NAMES = {str: "a text", int: "a whole number below 2^53", float: "a finite number", bool: "true or false"}
+_NAMES |= {dict: "an object"}

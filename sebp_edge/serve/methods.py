@@ -1,7 +1,8 @@
 """What the protocol offers, by name. A method returns its result, or None if it is answered later."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -100,7 +101,7 @@ def _wrong_state(job) -> Refusal:
     return Refusal("wrong_state", f"The job is {job.state}.", "jobs.get tells its state.", retry=job.state in ACTIVE)
 
 
-def check_paths(params: object, folders: list[Path]) -> None:
+def check_paths(params: object, folders: Sequence[Path]) -> None:
     """Refuses files and folders outside of those that the app may give.
 
     Raises:
@@ -109,22 +110,33 @@ def check_paths(params: object, folders: list[Path]) -> None:
     paths = [*getattr(params, "paths", ()), *getattr(params, "folders", ())]
     if getattr(params, "to", None) is not None:
         paths.append(params.to)
-    # These may be names, too.
-    named = [*getattr(params, "documents", ()), getattr(params, "model", None), getattr(params, "recipe", None)]
-    paths += [name for name in named if name and (Path(name).is_absolute() or os.path.lexists(name))]
     for path in paths:
-        if not Path(path).is_absolute() or "\0" in path:
-            raise Refusal("invalid_params", f"{path[:200]!r} is not an absolute path.")
-        real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(folder) for folder in folders):
+        real_path(path)
+    names = [*getattr(params, "documents", ()), getattr(params, "model", None), getattr(params, "recipe", None)]
+    refuse_outside([*paths, *filter(None, names)], folders)
+    adapter = getattr(params, "adapter", None)
+    if adapter is not None and ("/" in adapter or "\\" in adapter):
+        raise Refusal("invalid_params", "adapter is the name of an adapter in the store, not a folder.")
+
+
+def real_path(path: str) -> Path:
+    """Returns an absolute path without links; refuses another one, and what no file can be called."""
+    with suppress(ValueError):
+        if Path(path).is_absolute():
+            return Path(os.path.realpath(path))
+    raise Refusal("invalid_params", f"{path[:200]!r} is not an absolute path.")
+
+
+def refuse_outside(paths: Iterable[str], folders: Sequence[Path]) -> None:
+    """Refuses files and folders that lie, or link, outside of the allowed ones; names of other things are none."""
+    for path in paths:
+        is_path = Path(path).is_absolute() or os.path.lexists(path)
+        if is_path and not any(real_path(path).is_relative_to(folder) for folder in folders):
             raise Refusal(
                 "folder_not_allowed",
                 f"{path[:200]!r} is outside of the folders that this app may use.",
                 "Name the folder in `folders` of initialize.",
             )
-    adapter = getattr(params, "adapter", None)
-    if adapter is not None and ("/" in adapter or "\\" in adapter):
-        raise Refusal("invalid_params", "adapter is the name of an adapter in the store, not a folder.")
 
 
 METHODS = {

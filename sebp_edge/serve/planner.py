@@ -6,6 +6,7 @@ PID is the supervisor's, which stays as small as it is: the memory that texts ta
 import json
 import os
 import sys
+from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.parents import end_with_parent
@@ -19,7 +20,7 @@ from sebp_edge.run.job import Job
 from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
-from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
 
 
@@ -34,6 +35,7 @@ def main() -> None:
 def _answer(request: dict) -> dict:
     try:
         params = parse(METHODS[request["method"]].params, request["params"], request["method"])
+        check_paths(params, [*map(Path, request["folders"])])
         return {"result": finite(_ask(params, request))}
     except NotKnown:
         return {"asks": "worker"}

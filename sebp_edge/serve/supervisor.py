@@ -27,7 +27,6 @@ from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite
 from sebp_edge.serve.ends import Parent
 from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
-from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import (
     PROTOCOL,
     InitializeParams,
@@ -41,7 +40,7 @@ from sebp_edge.serve.messages import (
     read,
     shown,
 )
-from sebp_edge.serve.methods import FIRST, METHODS, check_paths
+from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
 from sebp_edge.serve.planning import Planning
 from sebp_edge.serve.streams import Lines, Outbox, TooLong
 from sebp_edge.serve.worker_process import WorkerProcess
@@ -79,7 +78,6 @@ class Supervisor:
         self._settings: InitializeParams | None = None
         self._store = None
         self._keep: Callable | None = None  # see `shelf.keep_job`
-        self._journal: Journal | None = None
         self.folders: list[Path] = []
         self.jobs: Jobs | None = None
         self._worker: WorkerProcess | None = None
@@ -121,30 +119,25 @@ class Supervisor:
         parent = self._parent if params.parent is None else Parent(**_read_parent(params.parent))
         if not parent.is_alive():
             raise Refusal("parent_gone", "The parent process has ended, or another one has its number.")
-        for folder in params.folders:
-            if not Path(folder).is_absolute():
-                raise Refusal("invalid_params", f"{folder[:200]!r} in folders is not an absolute path.")
+        folders = [real_path(folder) for folder in params.folders]
+        if params.store is not None:
+            real_path(str(Path(params.store).absolute()))
         from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
 
         store = self._store = shelf.open_store(params)
-        journal = Journal(store.folder)
-        try:
-            jobs = Jobs(journal, self._is_resumable)
-        except StorageError:
-            journal.close()
-            raise
+        jobs = Jobs.open(store.folder, self._is_resumable)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
-        self._parent, self._settings, self._journal, self.jobs = parent, params, journal, jobs
+        self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
         self._keep = partial(shelf.keep_job, store, params.memory_budget)
         threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
-        self.folders = [Path(os.path.realpath(folder)) for folder in params.folders]
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
     def status(self) -> dict:
         """Returns what runs, without waking a worker."""
         worker, size = self._worker, self._worker_memory()
+        problem = self.jobs and (self.jobs.journal.problem or self.jobs.damage)
         if worker is not None:
             worker = {"pid": worker.pid, "memory": size, "requests": len(worker.requests)}
         own = psutil.Process().memory_info().rss
@@ -154,7 +147,7 @@ class Supervisor:
             "worker": worker,
             "job": self._running,
             "queued": len(self.jobs.queue) if self.jobs else 0,
-            "problem": error_of(problem)["data"] if (problem := self._journal and self._journal.problem) else None,
+            "problem": error_of(problem)["data"] if problem else None,
         }
 
     def keep(self, request: StartJobParams, params: TextsParams) -> tuple[str | None, dict]:
@@ -293,7 +286,7 @@ class Supervisor:
     def _answer_from_shelf(self, id: str | int, answer: dict, name: str, params: object) -> None:
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
-            if (problem := self._journal.problem) is not None:
+            if (problem := self.jobs.journal.problem) is not None:
                 problem = StorageError(f"The adapter is removed, but the journal still names it. {problem}")
                 answer = {"error": error_of(problem)}
         self._answer(id, answer)
@@ -340,7 +333,8 @@ class Supervisor:
         return self._worker
 
     def _worker_settings(self) -> dict:
-        return {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
+        about = {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
+        return about | {"folders": [*map(str, self.folders)]}
 
     def _worker_memory(self) -> int | None:
         """Returns the bytes of host memory that the worker uses; None if there is none."""
@@ -461,10 +455,10 @@ class Supervisor:
 
     def _finish(self) -> None:
         self._drop_worker("ending", "The server is ending.")
-        if self._journal is not None:
+        if self.jobs is not None:
             self._send_events()
             self.jobs.commit()
-            self._journal.close()
+            self.jobs.journal.close()
         self._outbox.drain(0.2)
         sys.stderr.flush()
         os._exit(0)

@@ -11,10 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
+from sebp_edge.adapters.jobs import Job
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, finite, silent
+from sebp_edge.events import Event, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set_session_niceness
 from sebp_edge.machine.process import memory_of
@@ -40,13 +42,14 @@ from sebp_edge.serve.messages import (
     shown,
     texts_of,
 )
-from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.methods import METHODS, check_paths, refuse_outside
 from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
 
 # Of a job that an error ends: the first that fits.
-_STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (SebpEdgeError, "refused"), (Exception, "failed"))
+_REFUSED = SebpEdgeError | Refusal
+_STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (_REFUSED, "refused"), (Exception, "failed"))
 # Once an app asks, more requests follow: the session has its usual priority for so long, which is changed seldom.
 _SECONDS_UNTIL_LOW = 2.0
 
@@ -57,6 +60,7 @@ class Worker:
     def __init__(self, tasks: Tasks, outbox: Outbox):
         self._tasks, self._outbox = tasks, outbox
         self._settings: dict = {}
+        self._folders: list[Path] = []  # which the app may use, without links
         self._served: Personalizer | None = None  # which answers
         self._job: Personalizer | None = None  # which runs a job
         self._jobs: ThreadPoolExecutor | None = None  # its only thread
@@ -72,6 +76,7 @@ class Worker:
         match task["do"]:
             case "settings":
                 self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
+                self._folders = [*map(Path, task["folders"])]
                 self._lowers_priority = task["low_priority"]
                 lower = lower_priority_of_thread if self._lowers_priority else None
                 self._jobs = ThreadPoolExecutor(1, "sebp-edge job", lower)
@@ -110,14 +115,19 @@ class Worker:
         on_event = partial(self._on_event, task["id"])
         if task["stored"] is None:
             params = parse(ExportParams, task["params"], task["kind"])
+            self._refuse_outside = partial(check_paths, params, self._folders)
+            self._refuse_outside()
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
             self._begin(job, params.model)
             chosen = {key: getattr(params, key) for key in options}
             return partial(job.export, params.name, params.to, texts=texts_of(params), **chosen)
-        arguments = AdapterStore(self._settings["store"]).jobs.get(task["stored"]).arguments()
+        params, store = parse(ResumeJobParams, task["params"], "jobs.resume"), AdapterStore(self._settings["store"])
+        stored = store.jobs.get(task["stored"])
+        arguments = stored.arguments()
+        self._refuse_outside = partial(refuse_outside, _paths_of(stored, params, store), self._folders)
+        self._refuse_outside()
         job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
         self._begin(job, arguments["model"])
-        params = parse(ResumeJobParams, task["params"], "jobs.resume")
         return partial(job.resume, task["stored"], texts_of(params), changed=params.changed)
 
     def _begin(self, job: Personalizer, model: str) -> None:
@@ -131,6 +141,9 @@ class Worker:
 
     def _on_event(self, id: str, event: Event) -> None:
         """Tells an event of the job, and does what waits: the training goes on afterwards."""
+        # Again: somebody may have put a link into the place of a folder meanwhile.
+        if isinstance(event, TextsRead | TensorWritten):
+            self._refuse_outside()
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         self._meanwhile()
 
@@ -161,6 +174,7 @@ class Worker:
         id, method = task["id"], task["method"]
         try:
             params = parse(METHODS[method].params, task["params"], method)
+            check_paths(params, self._folders)
             answer = {"result": finite(getattr(self, f"_{method}")(params, id))}
         except Interrupted as error:
             is_cut = self._tasks.answering == id and self._tasks.ends_job
@@ -276,6 +290,18 @@ class Worker:
         if in_use.base is not None and in_use.adapter_folder == self._served.store.find(name, version).path:
             return {}
         return {"adapter": name, "version": version}
+
+
+def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list[str]:
+    """Returns all that a training may read; to forget, it reads again what the adapter was made from."""
+    record = stored.record
+    paths = [record.settings["model"], *record.options.get("documents", ()), *params.paths]
+    if not params.paths and record.texts is not None:
+        paths += [each["path"] for each in record.texts]
+    elif not params.paths and record.kind == "forget" and (adapter := store.adapter(record.adapter)).exists():
+        wheres, active = adapter.wheres(), adapter.active()
+        paths += [str(path) for one in ([active] if active in wheres else wheres) for path in wheres[one].paths]
+    return paths
 
 
 def _busy(message: str) -> Refusal:

@@ -11,6 +11,8 @@ import sys
 import tarfile
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge.adapters.record import AdapterRecord
@@ -262,4 +264,48 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     message, peak = done.stdout.splitlines()
     assert "has changed" in message
     assert int(peak) * 1024 < 200_000_000
+    assert other.names() == []
+
+
+# ------------------------------------------------------------------------------------------------ strangers' weights
+
+
+class Weights:
+    """Stands in for an adaptation with matrices of the rank 2."""
+
+    def __init__(self, dtype=torch.float32, value=1.0, config=None):
+        self.value, self.dtype, self.config = value, dtype, {"r": 2} if config is None else config
+
+    def save(self, folder):
+        # More values than are read at once; the odd one is the last of all.
+        lora_A, lora_B = torch.ones(2, 700_000), torch.ones(8, 2, dtype=torch.float64)
+        lora_B[-1, -1] = self.value
+        tensors = {"x.lora_A.weight": lora_A.to(self.dtype), "x.lora_B.weight": lora_B.to(self.dtype)}
+        for part in (folder, folder / "judged" / "1"):
+            part.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, part / "adapter_model.safetensors")
+            (part / "adapter_config.json").write_text(json.dumps(self.config))
+
+
+def moved(weights, tmp_path, other):
+    store = AdapterStore(tmp_path / "strange")
+    store.adapter("theirs").save(weights, AdapterRecord(**RECORD), activate=True)
+    store.adapter("theirs").export_archive(tmp_path / "theirs.tar")
+    return other.import_archive(tmp_path / "theirs.tar")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2])
+def test_weights_with_nan_or_infinity_are_not_imported(tmp_path, other, dtype):
+    assert moved(Weights(dtype, torch.finfo(dtype).max), tmp_path, other).version == 1
+    for value in (float("nan"), float("inf"), -float("inf")):
+        (tmp_path / "theirs.tar").unlink()
+        with pytest.raises(AdapterError, match=r"theirs\.tar' is not imported: its weights have NaN or infinity"):
+            moved(Weights(dtype, value), tmp_path, other)
+    assert other.adapter("theirs").versions() == [1]
+
+
+@pytest.mark.parametrize("r", [2**31, 10**400, 1, 0, -2, 2.5, "2", None, [2], True])
+def test_a_rank_that_the_matrices_do_not_have_is_not_imported(tmp_path, other, r):
+    with pytest.raises(AdapterError, match=r"theirs\.tar' is not imported: .* another rank than"):
+        moved(Weights(config={"r": r}), tmp_path, other)
     assert other.names() == []

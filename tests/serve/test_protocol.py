@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,13 +16,15 @@ import psutil
 import pytest
 from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, rss, wait_until
 
-from sebp_edge.serve.journal import Journal
+from sebp_edge.serve.jobs import Jobs
+from sebp_edge.serve.journal import FILE, Journal
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.streams import MAX_LINE
 from sebp_edge.serve.tasks import Tasks
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
+INFINITE = float("inf")  # in JSON, 1e999
 
 
 @pytest.fixture
@@ -105,7 +108,8 @@ def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
         assert refused(server, "jobs.list").code == "not_initialized"
         assert refused(server, "initialize", protocol=PROTOCOL + 1).code == "unsupported_version"
         assert refused(server, "initialize", protocol="1").code == "invalid_params"
-        assert refused(server, "initialize", protocol=PROTOCOL, folders=["notes"]).code == "invalid_params"
+        for wrong in ({"folders": ["notes"]}, {"folders": ["/a\0b"]}, {"store": "a\0b"}, {"store": "/\ud800"}):
+            assert refused(server, "initialize", protocol=PROTOCOL, **wrong).code == "invalid_params"
         server.initialize()
         assert refused(server, "initialize", protocol=PROTOCOL).code == "already_initialized"
 
@@ -172,11 +176,26 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(shared):
         ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
         ("jobs.start", {"id": "a", "kind": "export", "params": {"to": "/out"}}, "'export' lacks the parameter 'name'"),
         ("ping", {"x": 1}, "it has none"),
+        ("inspect", {"seed": 10**40}, "'seed' of 'inspect' is not a whole number below 2\\^53"),
+        ("generate", {"prompt": "x", "temperature": 10**400}, "'temperature' of 'generate' is not a finite number"),
+        ("generate", {"messages": [{"role": "user", "content": [INFINITE]}]}, "an object of texts and finite numbers"),
+        ("generate", {"prompt": "x", "temperature": INFINITE}, "is not a finite number"),
+        (
+            "jobs.start",
+            {"id": "a", "params": {"texts": ["x"], "name": ""}},
+            "'name' of 'adapt' is not a text of one or",
+        ),
+        ("jobs.start", {"id": "a", "params": {"texts": ["x"], "seed": INFINITE}}, "an object of texts and finite"),
+        ("ask", {"question": "x", "adapter": ""}, "is not a text of one or more characters"),
+        ("inspect", {"paths": ["/a\0b"]}, "is not an absolute path"),
+        ("inspect", {"paths": ["/\ud800"]}, "is not an absolute path"),
+        ("inspect", {"texts": ["x"], "model": "/\ud800"}, "is not an absolute path"),
     ],
 )
 def test_wrong_parameters_are_refused_with_what_is_right(shared, method, params, words):
     number = random.randrange(10**6, 10**9)
-    shared.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode() + b"\n")
+    line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+    shared.write(line.replace("Infinity", "1e999").encode() + b"\n")
     with pytest.raises(Refused, match=words) as caught:
         shared.answer(number)
     assert caught.value.code == "invalid_params"
@@ -248,27 +267,90 @@ def test_two_apps_cannot_have_one_store_which_is_free_once_its_server_was_killed
         assert other.initialize(store=str(tmp_path))
 
 
-def test_a_damaged_journal_is_told(tmp_path):
+def damages(content):
+    """Yields what may stand in the journal's place, with a name for each."""
+    yield "random bytes", random.randbytes(5000)
+    yield "cut in half", content[: len(content) // 2]
+    yield "cut within the first page", content[:1000]
+    for at in (0, 18, 30, 47, 105, 4100):
+        yield f"byte {at} changed", content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+    for old, new in (
+        (b'{"id": "a"', b'{"id": "a'),
+        (b'"kind": "adapt"', b'"kind":     [1]'),
+        (b'{"job": "a", "number": 1', b'["job", "a", "number", 1'),
+        (b'"number": 1', b'"number": 7'),
+        (b'"state": "done"', b'"state": "do\xff\x00"'),
+    ):
+        yield f"{new} in it", content.replace(old, new.ljust(len(old)))
+    yield "a folder", None
+
+
+def test_a_damaged_journal_is_set_aside(tmp_path):
+    """Whatever its damage; what was set aside before stays, and what SQLite keeps beside it goes with it."""
+    journal = Journal(tmp_path)
+    journal.write_job("a", b"x" * 16, {"id": "a", "kind": "adapt", "name": None, "state": "done", "created": 1.5})
+    for number in range(1, 60):
+        journal.write_event("a", number, {"job": "a", "number": number, "event": {"event": "step", "loss": 2.5}})
+    journal.commit()
+    journal.close()
+    file = tmp_path / FILE
+    jobs = Jobs.open(tmp_path, lambda job: False)
+    assert ([job.id for job in jobs.all()], jobs.damage) == (["a"], None)
+    jobs.journal.close()
+    kept = [f"{FILE}.damaged", *(f"{FILE}.damaged-{number}" for number in range(2, 100))]
+    for (what, content), name in zip(damages(file.read_bytes()), kept, strict=False):
+        shutil.rmtree(file, ignore_errors=True) if content is None else file.write_bytes(content)
+        (tmp_path / f"{FILE}-wal").write_bytes(b"not of a new journal")
+        if content is None:
+            file.unlink()
+            (file / "own").mkdir(parents=True)
+        jobs = Jobs.open(tmp_path, lambda job: False)
+        assert jobs.damage is not None, what
+        assert repr(str(tmp_path / name)) in str(jobs.damage) and jobs.all() == [], what
+        jobs.journal.close()
+        assert (
+            (tmp_path / name / "own").is_dir()
+            if content is None
+            else (tmp_path / name).read_bytes()[4097:] == content[4097:]
+        ), what
+        jobs = Jobs.open(tmp_path, lambda job: False)
+        assert jobs.damage is None, what
+        jobs.journal.close()
+
+
+def test_with_a_damaged_journal_a_server_works_and_says_so(tmp_path):
     (tmp_path / "adapters").mkdir()
-    file = tmp_path / "adapters" / "serve.sqlite"
-    file.write_bytes(random.randbytes(5000))
+    (tmp_path / "adapters" / FILE).write_bytes(random.randbytes(5000))
     with Server(warm=True) as server:
+        server.initialize(store=str(tmp_path))
+        problem = server.call("status")["problem"]
+        assert problem["code"] == "storage" and "sebp-edge jobs" in problem["hint"]
+        assert "serve.sqlite.damaged" in problem["message"]
+        assert server.call("jobs.list") == {"jobs": []} and server.call("adapters.list")["adapters"] == []
+        server.call("jobs.start", id="first", params={"texts": ["The ferry."]})
+        with Server(warm=True) as other:
+            assert refused(other, "initialize", protocol=PROTOCOL, store=str(tmp_path)).code == "store_in_use"
 
-        def assert_it_is_told():
+
+def test_a_journal_that_is_a_link_or_newer_is_refused_and_left(tmp_path):
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    file = folder / FILE
+    with Server(warm=True) as server:
+        for target in (tmp_path / "nowhere", tmp_path / "other"):
+            file.symlink_to(target)
             error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path))
-            assert error.code == "storage"
-            assert "delete it" in str(error)
-
-        assert_it_is_told()
-        file.unlink()
-        Journal(file.parent).close()
+            assert error.code == "storage" and "is a link" in str(error)
+            assert file.is_symlink() and not (tmp_path / "nowhere").exists()
+            file.unlink()
+            (tmp_path / "other").touch()
+        Journal(folder).close()
         with contextlib.closing(sqlite3.connect(file)) as journal:
-            journal.execute("INSERT INTO jobs (id, digest, facts) VALUES ('a', x'00', '{')")
-            journal.commit()
-        assert_it_is_told()
-        assert refused(server, "jobs.list").code == "not_initialized"
-        file.unlink()
-        assert server.initialize(store=str(tmp_path))
+            journal.execute("PRAGMA user_version=99")
+        before = file.read_bytes()
+        error = refused(server, "initialize", protocol=PROTOCOL, store=str(tmp_path))
+        assert error.code == "storage" and "A newer sebp-edge wrote" in str(error)
+        assert file.read_bytes() == before and [path.name for path in folder.iterdir()] == [FILE]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")

@@ -40,7 +40,9 @@ def worker(tmp_path):
     reading, writing = os.pipe()  # never closed: that would end this process
     tasks, told = Tasks(reading, print), []
     worker = Worker(tasks, SimpleNamespace(wait_for_room=lambda: None, send=told.append))
-    worker._do({"do": "settings", "store": str(tmp_path), "memory_budget": None, "low_priority": False})
+    worker._do(
+        {"do": "settings", "store": str(tmp_path), "folders": ["/"], "memory_budget": None, "low_priority": False}
+    )
 
     def give(method, **params):
         task = {"do": "answer", "id": "a", "method": method, "params": {"device": "cpu"} | params}

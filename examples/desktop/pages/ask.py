@@ -1,5 +1,6 @@
 """Ask: questions about the notes, answered with the passages that the answers are from."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
@@ -122,5 +123,14 @@ class _Answer(Card):
             place = " › ".join([source["document"], *source["headings"]])
             link = button(place, lambda document=source["document"]: self._open(document), link=True)
             link.setMinimumWidth(60)
-            excerpt = shorten(source["text"], _EXCERPT, placeholder=" …")
-            self.add(row(link), quotation(excerpt, "small"))
+            self.add(row(link), quotation(_excerpt(source["text"], found["text"]), "small"))
+
+
+def _excerpt(passage: str, answer: str) -> str:
+    """Returns the sentence of a passage that has most of an answer's words; of several alike, the first."""
+    wanted = set(re.findall(r"\w+", answer.lower()))
+    sentences = [" ".join(part.strip("#>*- \t").split()) for part in re.split(r"(?<=[.!?])\s+|\n+", passage)]
+    best = max(
+        filter(None, sentences), key=lambda part: len(wanted & set(re.findall(r"\w+", part.lower()))), default=""
+    )
+    return shorten(best, _EXCERPT, placeholder=" …")

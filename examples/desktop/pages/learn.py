@@ -1,6 +1,7 @@
 """Learn: the plan, the progress, and what came of it."""
 
-from PySide6.QtWidgets import QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QMessageBox, QProgressBar, QVBoxLayout, QWidget
 
 from desktop.backend import NAME, Backend
 from desktop.widgets import Card, Choice, Page, button, clear, quotation, row, text
@@ -86,8 +87,18 @@ class Learn(Page):
         self._backend.resume(self._fail)
 
     def cancel(self) -> None:
-        """Cancels, or drops what is paused."""
-        self._backend.cancel(self._fail)
+        """Cancels, or drops what is paused, if the owner says so."""
+        is_learning = self._backend.is_learning
+        asks = "Stop learning, and throw away" if is_learning else "Throw away"
+        question = QMessageBox(QMessageBox.Icon.Question, "Own Words", f"{asks} what is learnt so far?", parent=self)
+        question.setInformativeText("Pause keeps it." if is_learning else "It cannot be brought back.")
+        stop = question.addButton("Throw away", QMessageBox.ButtonRole.DestructiveRole)
+        stay = question.addButton("Go on learning" if is_learning else "Keep it", QMessageBox.ButtonRole.RejectRole)
+        question.setDefaultButton(stay)
+        question.setEscapeButton(stay)
+        question.buttonClicked.connect(lambda pressed: pressed is stop and self._backend.cancel(self._fail))
+        question.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        question.open()  # returns at once
 
     def _fail(self, error) -> None:
         self.trouble.say(sentence(error))
@@ -173,10 +184,11 @@ class _Plan(Card):
     def _choose(self) -> None:
         settings = self._backend.settings
         before = (settings.model, settings.budget)
-        settings.model, settings.budget = self.model.currentData(), self.budget.currentData()
-        if settings.budget != before[1]:
+        model, budget = self.model.currentData(), self.budget.currentData()
+        self._backend.change(model=model, budget=budget)
+        if budget != before[1]:
             self._backend.restart()  # a server keeps the budget that it was started with
-        elif settings.model != before[0]:
+        elif model != before[0]:
             self._replan()
 
 
@@ -189,8 +201,13 @@ class _Progress(Card):
         self.bar = QProgressBar(textVisible=False, maximum=1000)
         self.pause = button("Pause", page.pause)
         self.go_on = button("Go on", page.go_on, primary=True)
-        self.cancel = button("Cancel", page.cancel)
-        self.add(self.head, self.bar, self.words, row(self.go_on, self.pause, self.cancel))
+        self.cancel = button("Cancel", page.cancel, link=True)
+        # Apart, and without focus, which Qt would give it when the button before it goes: Space would press it.
+        self.cancel.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.cancel.setToolTip("Alt+C")
+        buttons = row(self.go_on, self.pause)
+        buttons.addWidget(self.cancel)
+        self.add(self.head, self.bar, self.words, buttons)
 
     def show_job(self, job: dict) -> None:
         """Shows the state of a job."""
@@ -202,6 +219,7 @@ class _Progress(Card):
         self.pause.setVisible(not is_waiting)
         self.pause.setEnabled(job["state"] == "running")
         self.cancel.setText("Discard" if is_waiting else "Cancel")
+        self.cancel.setShortcut("Alt+C")  # which a new text takes away
         self.cancel.setEnabled(job["state"] not in ("pausing", "cancelling"))
         if is_waiting:
             self.head.setText(f"{'Paused' if job['state'] == 'paused' else 'Interrupted'} at {share}")

@@ -59,7 +59,7 @@ class Notes(Page):
     def _change(self, folders: list[str]) -> None:
         if self._request is not None:
             self._request.cancel()
-        self._backend.settings.folders = folders
+        self._backend.change(folders=folders)
         self.trouble.say()
         clear(self._result)
         self._show_folders()

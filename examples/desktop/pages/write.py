@@ -19,7 +19,7 @@ class Write(Page):
     """An editor with ghost text. Its text is kept in a file between two starts."""
 
     def __init__(self, backend: Backend, draft: Path):
-        super().__init__("Write", "Grey words are suggestions: Tab takes one, End takes all, Escape none.")
+        super().__init__("Write", "Grey words are suggestions: Tab takes one, → takes all, Escape none.")
         self._backend, self._draft, self._request = backend, draft, None
         self.editor = GhostEdit()
         self.editor.setAccessibleName("Text")

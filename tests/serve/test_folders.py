@@ -1,0 +1,103 @@
+"""The folders that an app may use hold when a job runs, goes on and writes, not only when it is asked for."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+from command import LONGER
+from served import Server
+from stored_adapter import RECORD, FakeAdaptation
+
+from sebp_edge import AdapterStore, Folder
+from sebp_edge.adapters.jobs import JobRecord
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.where import Where
+from sebp_edge.events import TensorWritten, TextsRead
+from sebp_edge.serve.messages import Refusal, ResumeJobParams
+from sebp_edge.serve.methods import refuse_outside
+from sebp_edge.serve.work import Worker, _paths_of
+
+
+@pytest.fixture
+def allowed(tmp_path, notes_folder):
+    """A folder that an app may use, with notes in it, and one beside it that it may not."""
+    for name in ("allowed", "outside"):
+        shutil.copytree(notes_folder, tmp_path / name / "sub")
+    (tmp_path / "allowed" / "test.toml").write_text(LONGER)
+    return tmp_path / "allowed"
+
+
+def swap(folder):
+    """Puts a link to the folder outside into the place of one that is allowed."""
+    shutil.rmtree(folder)
+    folder.symlink_to(folder.parents[1] / "outside" / "sub")
+
+
+@pytest.mark.slow
+def test_a_folder_that_became_a_link_to_outside_is_refused_when_a_job_begins_goes_on_or_writes(
+    allowed, tmp_path, model_folder
+):
+    common = {"model": str(model_folder), "device": "cpu", "recipe": str(allowed / "test.toml")}
+    with Server(warm=True) as server:
+        folders = [str(allowed), str(model_folder)]
+        server.initialize(store=str(tmp_path / "store"), folders=folders)
+        for name in ("first", "paused"):
+            shutil.copytree(allowed / "sub", allowed / name)
+
+        def start(id, kind="adapt", **params):
+            server.call("jobs.start", id=id, kind=kind, params=common | {"name": id} | params)
+            server.call("jobs.subscribe", id=id)
+
+        start("paused", paths=[str(allowed / "paused")])
+        server.event("paused", lambda event: event["event"] == "step")
+        server.call("jobs.pause", expected_job_id="paused")
+        server.state("paused", {"paused"})
+        start("first", paths=[str(allowed / "first")])
+        start("second", paths=[str(allowed / "sub")])
+        start("export", kind="export", to=str(allowed / "sub" / "out"))
+        start("forget", kind="forget", documents=[str(allowed / "sub" / "note-00.md")])
+        server.call("jobs.resume", id="paused")
+        question = {"question": "What?", "model": str(model_folder), "device": "cpu", "paths": [str(allowed / "sub")]}
+        server.event("first", lambda event: event["event"] == "texts_read")
+        for name in ("sub", "paused"):
+            swap(allowed / name)
+        server.call("jobs.cancel", expected_job_id="first")
+        for id in ("second", "export", "forget", "paused"):
+            ended = server.state(id, {"refused", "failed", "done", "interrupted"})
+            assert (ended["state"], ended["error"]["code"]) == ("refused", "folder_not_allowed"), (id, ended)
+        with pytest.raises(Exception, match="outside of the folders"):
+            server.call("ask", **question)
+        assert not (tmp_path / "outside" / "sub" / "out").exists()
+        assert {"second", "forget"}.isdisjoint(AdapterStore(tmp_path / "store").names())
+
+
+@pytest.mark.parametrize("event", [TextsRead(1, 1, 1, 0.0, ()), TensorWritten(1, 2)])
+def test_it_is_checked_again_once_texts_are_read_and_while_an_export_is_written(allowed, event):
+    told = []
+    worker = Worker(None, None)
+    worker._tell = lambda *what, **values: told.append(values)
+    worker._meanwhile = lambda: None
+    worker._refuse_outside = partial(refuse_outside, [str(allowed / "sub" / "x")], [allowed])
+    worker._on_event("first", event)
+    swap(allowed / "sub")
+    with pytest.raises(Refusal, match="outside of the folders"):
+        worker._on_event("first", event)
+    assert len(told) == 1
+
+
+def test_what_is_read_to_forget_counts_too(allowed, tmp_path):
+    """A document is forgotten by a training on the others, which are read from where they were learnt."""
+    store = AdapterStore(tmp_path / "store")
+    where = Where(((Folder(str(allowed / "sub")),),))
+    adapter = store.adapter("mine")
+    adapter.save(FakeAdaptation(b"x"), AdapterRecord(**RECORD), activate=True, where=where)
+    options = {"documents": ["note-00.md"]}
+    record = JobRecord(kind="forget", adapter="mine", settings={"model": "tiny"}, options=options)
+    store.jobs.begin(record, "first")
+    paths = _paths_of(store.jobs.get("first"), ResumeJobParams(id="first"), store)
+    refuse_outside(paths, [allowed])
+    swap(allowed / "sub")
+    with pytest.raises(Refusal, match="outside of the folders"):
+        refuse_outside(paths, [allowed])
+    assert str(Path(paths[-1])) == str(allowed / "sub")
