@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_564
+MAX_LINES = 52_565
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
@@ -68,7 +68,7 @@ MAX_LINES_OF_ROOM = {
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,
-    "texts": 10_581,
+    "texts": 10_582,
     "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22

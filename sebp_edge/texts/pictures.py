@@ -38,6 +38,7 @@ _ALONE = re.compile(rf"{_SIGNATURE}{_LINE}{{{MIN_LENGTH},}}+{_WRAPPED}")
 _ADDRESS = re.compile("data:", re.IGNORECASE)
 _IN_TAG = re.compile(rf"\"\s*data:[^\"]*\"|'\s*data:[^']*'|(?<==){_DATA}", re.IGNORECASE)
 # Lines of base64 between marks, as of PGP and of certificates: quoted, indented, in a string with "\n", or cut off.
+_LONG = re.compile("[A-Za-z0-9+/]{40}")
 _CODE, _NEXT, _LINE_END = "[A-Za-z0-9+/]", r"(?:[\s>]|\\[rn])", r"[ \t]*\n[ \t>]*+"
 _LAST_LINE = rf"(?:{_LINE_END}(?=\S*[\d+/=]){_CODE}{{1,76}}+=*+(?=[ \t]*$))?"
 _ARMOUR = rf"""
@@ -53,7 +54,7 @@ _SECRET = re.compile(
       {_ARMOUR}
     | AAAA(?:[BC]3NzaC1|E2VjZHNh|[GI]nNr){_CODE}{{40,}}+=*+               # public keys of SSH
     | \beyJ[\w-]{{20,}}+\.eyJ[\w-]{{20,}}+\.[\w-]{{20,}}+                  # signed tokens
-    | (?<![\w+/.:%-])(?=[A-Z\d+/]{{0,59}}[a-z])(?=[a-z\d+/]{{0,59}}[A-Z])(?=[A-Za-z+/]{{0,59}}\d)
+    | (?<![\w+/.:%-])(?={_CODE}{{60}})(?=[A-Z\d+/]{{0,59}}[a-z])(?=[a-z\d+/]{{0,59}}[A-Z])(?=[A-Za-z+/]{{0,59}}\d)
       (?:{_CODE}{{128,}}+|{_CODE}{{60,}}+(?={_LINE_END}{_CODE}{{60}}))(?:{_LINE_END}{_CODE}{{60,}}+)*+
       {_LAST_LINE}={{0,2}}(?![\w+/.:%-])
     """,
@@ -94,7 +95,7 @@ def _without(text: str, found: Counter[str]) -> str:
     if _ADDRESS.search(text):
         text = _PICTURE.sub(rest, text)
     text, num_alone = _ALONE.subn("", text)
-    text, num_secrets = _SECRET.subn("", text)
+    text, num_secrets = _SECRET.subn("", text) if _LONG.search(text) else (text, 0)
     found["data of pictures and files within the text"] += number + num_alone
     found["keys, certificates and other data in base64 within the text"] += num_secrets
     return _SIGNED.sub("", text) if num_secrets else text

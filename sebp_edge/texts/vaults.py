@@ -12,8 +12,8 @@ from sebp_edge.texts.not_theirs import reason_against_folder
 
 # In bytes.
 MAX_SETTINGS = 1_000_000
-# Without settings, a folder is a vault of Obsidian if this share of its notes have marks that only Obsidian writes, so
-# many notes or one with so many marks; or so many notes if .gitignore names the settings. The page of studies says why.
+# Without settings, a folder is Obsidian's if this share of its notes have marks that nothing else writes: so many notes
+# or one with so many; or if so many have them and .gitignore names the settings (kernels/bench/formats/vaults.md).
 SHARE, MIN_NOTES, MIN_MARKS = 0.06, 2, 3
 # How many notes of a folder are searched, and how much of each one, in bytes.
 MAX_NOTES, SEARCHED = 2_000, 50_000
