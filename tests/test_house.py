@@ -48,27 +48,27 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_671
+MAX_LINES = 53_105
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_664,
-    "adapters": 3_635,
+    "adapters": 3_637,
     "ask": 722,
-    "basics": 777,
+    "basics": 793,
     "basics.pages": 326,
-    "cli": 3_083,
+    "cli": 3_100,
     "export": 1_990,
-    "machine": 903,
+    "machine": 933,
     "memory": 1_765,
     "models": 5_099,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_456,
-    "serve": 2_941,
+    "run": 5_481,
+    "serve": 2_977,
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,
-    "texts": 10_612,
+    "texts": 10_751,
     "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22

@@ -56,7 +56,11 @@ def show_inspection(found) -> None:
         )
         _show_list("people", [describe_author(author) for author in found.authors])
     for group in found.left_out:
-        _show_list(f"left out, {group.reason}", group.sources)
+        if group.counts:
+            counts = [f"{source}: {count}" for source, count in zip(group.sources, group.counts, strict=True)]
+            _show_list(f"left out in {plural(len(counts), 'file')}, {group.reason}", counts, is_counted=True)
+        else:
+            _show_list(f"left out, {group.reason}", group.sources)
     groups = [", ".join(group) for group in found.near_duplicates]
     _show_list("near-duplicates, or with a long passage in common, groups", groups)
     _show_list("look like templates, but would be read", found.templates)
@@ -78,9 +82,9 @@ def show_inspection(found) -> None:
     out.print(f"[{'yellow' if found.refusal else 'green'}]{escape(found.summary)}[/]")
 
 
-def _show_list(title: str, lines) -> None:
+def _show_list(title: str, lines, *, is_counted: bool = False) -> None:
     if lines:
-        out.print(f"{escape(title)}: {len(lines):,}")
+        out.print(escape(title) + ("" if is_counted else f": {len(lines):,}"))
         for line in lines[:MAX_LINES]:
             out.print(f"  {escape(printable(line))}", style="dim")
         if len(lines) > MAX_LINES:
@@ -102,4 +106,4 @@ def _one_line(text: str) -> str:
     if len(text) > MAX_RUN:
         left_out = f" [... {len(text) - MAX_RUN:,} characters ...] "
         text = text[: MAX_RUN // 2] + left_out + text[-MAX_RUN // 2 :]
-    return printable(text.replace("\n", " ⏎ "))
+    return printable(text.replace("\n", " ⏎ ").replace("\t", "    "))

@@ -39,10 +39,11 @@ _SEARCHED = 100_000
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason why something is left out, and its sources."""
+    """A reason why something is left out, and its sources; with counts if only so much of each is, the most first."""
 
     reason: str
     sources: tuple[str, ...]
+    counts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -223,10 +224,13 @@ def _words_of_people(contents: list[Content], role: str) -> int:
 
 
 def _by_reason(left_out: list[LeftOut]) -> tuple[Reason, ...]:
-    found = defaultdict(list)
-    for item in left_out:
-        found[item.kind].append(item.source)
-    return tuple(Reason(reason, tuple(found[reason])) for reason in sorted(found, key=lambda each: -len(found[each])))
+    found: dict[str, list[LeftOut]] = defaultdict(list)
+    for item in sorted(left_out, key=lambda item: -item.number):
+        found[item.kind].append(item)
+    return tuple(
+        Reason(reason, tuple(item.source for item in items), tuple(item.count for item in items if items[0].count))
+        for reason, items in sorted(found.items(), key=lambda each: -len(each[1]))
+    )
 
 
 def _near_duplicates(reading: Reading, dataset: Dataset) -> tuple[tuple[str, ...], ...]:

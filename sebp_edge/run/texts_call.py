@@ -8,7 +8,7 @@ from typing import Self
 from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
-from sebp_edge.basics.units import sizes_apart
+from sebp_edge.basics.units import plural, sizes_apart
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Event, Notice
 from sebp_edge.machine.host import resident
@@ -99,6 +99,10 @@ class TextsCall(ABC):
         reading = read_for(self.recipe, texts, limit, self.progress, self.me)
         if reading.exports:
             self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
+        for sentence in reading.styles:
+            self.notify(Notice(sentence))
+        if number := sum(bool(document.front_matter) for document in reading.documents):
+            self.notify(Notice(f"The properties of {plural(number, 'note')} are not learnt; only `ask` reads them."))
         return reading
 
     def with_texts(self, texts, adapter: Adapter | None = None) -> tuple[Self, Reading]:

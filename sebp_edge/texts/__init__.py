@@ -6,7 +6,7 @@ documents, records               what a document holds; a record -> the content 
 patterns, vaults, folders        which files of a folder are read
 not_theirs, foreign              what its owner did not write; other programs' files, which are not read
 no_notes                         folders that nobody would call notes
-edits, pictures                  replaced spans of a text; texts without the data of pictures
+edits, pictures                  replaced spans of a text; texts without data of pictures, keys and the like
 chats                            chats and mails -> whose words they are, and the owner's documents
 formats, exports, readers        files, strings, folders and records -> texts and chats -> documents
 templates, template_child        a conversation -> a text; strangers' templates in a child process within limits

@@ -47,6 +47,9 @@ def turns_with_loss(messages: Sequence[Message]) -> list[int]:
 Content = str | Completion | Conversation
 
 
+_COUNT = re.compile(r": ([\d,]*\d(?: of [\d,]+)?)\Z| \((?:byte|line) [\d,]+\)")
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """Something that was not used, and why."""
@@ -59,7 +62,18 @@ class LeftOut:
         """The reason without the name of another document, without counts and without a place in the file."""
         if self.reason.startswith("the same as "):
             return "the same as another one"
-        return re.sub(r": [\d,]+(?: of [\d,]+)?\Z| \((?:byte|line) [\d,]+\)", "", self.reason)
+        return _COUNT.sub("", self.reason)
+
+    @property
+    def count(self) -> str:
+        """How much of a file this is about, such as "37 of 120" words; empty if that is all of it."""
+        found = _COUNT.search(self.reason)
+        return (found and found[1]) or ""
+
+    @property
+    def number(self) -> int:
+        """The count; 0 without one."""
+        return int((self.count or "0").split()[0].replace(",", ""))
 
 
 class Unreadable(Exception):

@@ -19,7 +19,7 @@ from sebp_edge.texts.patterns import (
     read_ignore_files,
     relative_name,
 )
-from sebp_edge.texts.vaults import Vault, find_vault, vault_around
+from sebp_edge.texts.vaults import Vault, find_by_marks, find_vault, vault_around
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class _Walk:
         """Reads the ignore files of a folder, and looks whether it is a vault."""
         outermost = folder == self._root
         above = [] if outermost else self._ignore_files[folder.parent]
-        vault = find_vault(folder) or (vault_around(folder.parent) if outermost else self._vaults[folder.parent])
+        around = (vault_around(folder) or find_by_marks(folder)) if outermost else self._vaults[folder.parent]
         own = read_ignore_files(folder)
         for file in own:
             for number in file.invalid_lines:
                 self._leave_out_path(folder / file.name, f"line {number} is not a valid pattern, and is not applied")
-        self._ignore_files[folder], self._vaults[folder] = above + own, vault
+        self._ignore_files[folder], self._vaults[folder] = above + own, find_vault(folder) or around
 
     def _reason_against_folder(self, path: Path) -> str | None:
         if path.name.startswith("."):

@@ -1,9 +1,10 @@
-"""Leaves out the data of pictures and files that stand within a text, alone or as addresses that begin with "data:".
+"""Leaves out data that nobody reads within a text: of pictures and files, keys, certificates and encrypted messages.
 
 The data of one photo would be more tokens than all of its owner's notes.
 """
 
 import re
+from collections import Counter
 
 from sebp_edge.texts.documents import Completion, Content
 
@@ -36,42 +37,65 @@ _PICTURE = re.compile(
 _ALONE = re.compile(rf"{_SIGNATURE}{_LINE}{{{MIN_LENGTH},}}+{_WRAPPED}")
 _ADDRESS = re.compile("data:", re.IGNORECASE)
 _IN_TAG = re.compile(rf"\"\s*data:[^\"]*\"|'\s*data:[^']*'|(?<==){_DATA}", re.IGNORECASE)
+# Lines of base64 between marks, as of PGP and of certificates: quoted, indented, in a string with "\n", or cut off.
+_LONG = re.compile("[A-Za-z0-9+/]{40}")
+_CODE, _NEXT, _LINE_END = "[A-Za-z0-9+/]", r"(?:[\s>]|\\[rn])", r"[ \t]*\n[ \t>]*+"
+_LAST_LINE = rf"(?:{_LINE_END}(?=\S*[\d+/=]){_CODE}{{1,76}}+=*+(?=[ \t]*$))?"
+_ARMOUR = rf"""
+    -{{4,5}}[ ]?BEGIN[ ](?P<kind>[A-Z0-9. ]{{2,60}}?)[ ]?-{{4,5}}
+    (?:{_NEXT}*+[A-Z][\w-]{{1,40}}:[^\n\\]*)*+
+    (?:
+      (?=(?:{_CODE}|=|{_NEXT})*?{_CODE}{{40}})(?:{_CODE}|=|{_NEXT})*+-{{4,5}}[ ]?END[ ](?P=kind)[ ]?-{{4,5}}
+    | (?:{_NEXT}++{_CODE}{{40,}}+=*+)++{_LAST_LINE}
+    )
+"""
+_SECRET = re.compile(
+    rf"""
+      {_ARMOUR}
+    | AAAA(?:[BC]3NzaC1|E2VjZHNh|[GI]nNr){_CODE}{{40,}}+=*+               # public keys of SSH
+    | \beyJ[\w-]{{20,}}+\.eyJ[\w-]{{20,}}+\.[\w-]{{20,}}+                  # signed tokens
+    | (?<![\w+/.:%-])(?={_CODE}{{60}})(?=[A-Z\d+/]{{0,59}}[a-z])(?=[a-z\d+/]{{0,59}}[A-Z])(?=[A-Za-z+/]{{0,59}}\d)
+      (?:{_CODE}{{128,}}+|{_CODE}{{60,}}+(?={_LINE_END}{_CODE}{{60}}))(?:{_LINE_END}{_CODE}{{60,}}+)*+
+      {_LAST_LINE}={{0,2}}(?![\w+/.:%-])
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+_SIGNED = re.compile(r"^[ \t>]*-----BEGIN PGP SIGNED MESSAGE-----\n(?:[ \t>]*Hash:.*\n)*", re.MULTILINE)
 
 
-def without_data(content: Content) -> tuple[Content, int]:
-    """Returns a content without the data of pictures and files, and how many there were. What describes them stays."""
+def without_data(content: Content) -> tuple[Content, Counter[str]]:
+    """Returns a content without data that nobody reads, and how many of each kind. What describes them stays."""
+    found: Counter[str] = Counter()
     if isinstance(content, str):
-        return _without(content)
+        return _without(content, found), found
     if isinstance(content, Completion):
-        (prompt, first), (completion, second) = map(_without, content)
-        return Completion(prompt, completion), first + second
-    number, messages = 0, []
-    for message in content.messages:
-        text, found = _without(message["content"])
-        number += found
-        messages.append({**message, "content": text})
-    return content._replace(messages=tuple(messages)), number
+        return Completion(*(_without(text, found) for text in content)), found
+    messages = ({**message, "content": _without(message["content"], found)} for message in content.messages)
+    return content._replace(messages=tuple(messages)), found
 
 
-def _without(text: str) -> tuple[str, int]:
+def _without(text: str, found: Counter[str]) -> str:
     number = 0
 
-    def rest(found: re.Match) -> str:
+    def rest(mark: re.Match) -> str:
         nonlocal number
         number += 1
-        if found["begin"]:
-            return found["begin"] + found["end"]
-        if found["tag"]:
-            if not _IN_TAG.search(found[0]):
+        if mark["begin"]:
+            return mark["begin"] + mark["end"]
+        if mark["tag"]:
+            if not _IN_TAG.search(mark[0]):
                 number -= 1
-                return found[0]
-            return _IN_TAG.sub('""', found[0]) if _ALT.search(found[0]) else ""
-        if found["other"] and len(found[0]) < MIN_LENGTH:
+                return mark[0]
+            return _IN_TAG.sub('""', mark[0]) if _ALT.search(mark[0]) else ""
+        if mark["other"] and len(mark[0]) < MIN_LENGTH:
             number -= 1
-            return found[0]
-        return found["words"] or ""
+            return mark[0]
+        return mark["words"] or ""
 
     if _ADDRESS.search(text):
         text = _PICTURE.sub(rest, text)
     text, num_alone = _ALONE.subn("", text)
-    return text, number + num_alone
+    text, num_secrets = _SECRET.subn("", text) if _LONG.search(text) else (text, 0)
+    found["data of pictures and files within the text"] += number + num_alone
+    found["keys, certificates and other data in base64 within the text"] += num_secrets
+    return _SIGNED.sub("", text) if num_secrets else text

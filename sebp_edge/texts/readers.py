@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from sebp_edge.basics.units import gigabytes
+from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
 from sebp_edge.texts.chats import Author, Chat, Chats, Names
 from sebp_edge.texts.documents import (
@@ -28,7 +28,7 @@ from sebp_edge.texts.documents import (
 from sebp_edge.texts.exports import BY_ENDING, Part, read_file
 from sebp_edge.texts.exports.archives import find_members, is_archive, read_member
 from sebp_edge.texts.folders import Folder, expand_user, find_files
-from sebp_edge.texts.formats import FORMATS, text_size
+from sebp_edge.texts.formats import FORMATS, MARKDOWN, text_size
 from sebp_edge.texts.formats.records import Read, read_records
 from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
@@ -57,6 +57,7 @@ class Reading:
         exports: what chats and mails were found, such as "a WhatsApp chat with 3 people, 12,345 messages".
         authors: whose words the chats and mails hold.
         chats: those that are no documents yet, since it is not known who of the authors the owner is.
+        styles: as which programs' notes Markdown was read, a sentence each.
     """
 
     documents: list[Document] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Reading:
     exports: tuple[str, ...] = ()
     authors: tuple[Author, ...] = ()
     chats: Chats = field(default_factory=Chats)
+    styles: tuple[str, ...] = ()
 
 
 def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me: str | Sequence[str] = ()) -> Reading:
@@ -118,6 +120,9 @@ def read_all(texts, memory: int | None = None, progress: Progress = SILENT, kept
         sources.append(source)
         progress.advance(0)
     sources = _with_different_names(sources)
+    vaults = (source.vault for source in sources if source.vault and source.path.suffix.lower() in MARKDOWN)
+    found = Counter((vault.app, vault.evidence) for vault in vaults).items()
+    reading.styles = tuple(f"Read as {app}'s: {plural(num, 'note')}{evidence}." for (app, evidence), num in found)
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     progress.begin("reading", size)
@@ -181,7 +186,8 @@ def _load_changed(source: "_TextSource", kept: Kept, read_now: Kept) -> Iterable
         status = None  # Reading it says what is wrong.
     if status is None:
         return source.load()
-    key = (str(source.path), status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+    app = source.vault and source.vault.app
+    key = (str(source.path), app, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
     read_now[key] = kept[key] if key in kept else list(source.load())
     return read_now[key]
 
@@ -217,10 +223,8 @@ class _Additions:
         self, name: str, content: Content | Unreadable, faults: "_Faults", front_matter: str = "", *, is_named: bool
     ) -> None:
         """Adds a document, or what is wrong with it to the faults."""
-        content, num_pictures = _cleaned(content)
-        if num_pictures:
-            reason = f"data of pictures and files within the text: {num_pictures:,}"
-            self._reading.left_out.append(LeftOut(name, reason))
+        content, data = _cleaned(content)
+        self._reading.left_out += [LeftOut(name, f"{kind}: {number:,}") for kind, number in data.items() if number]
         if isinstance(content, Unreadable):
             faults.add(name, str(content), content.reason)
         elif (key := _digest(content)) in self._seen:
@@ -231,16 +235,16 @@ class _Additions:
             self._reading.documents.append(Document(name, content, name if is_named else None, front_matter))
 
 
-def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, int]:
-    """Returns the content to learn, and how many data of pictures were left out of it."""
-    num_pictures = 0
+def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, Counter[str]]:
+    """Returns the content to learn, and how many data were left out of it, by their kind."""
+    data: Counter[str] = Counter()
     try:
         if not isinstance(content, Unreadable):
-            content, num_pictures = without_data(clean_content(content))
-            content = clean_content(content) if num_pictures else content
+            content, data = without_data(clean_content(content))
+            content = clean_content(content) if data.total() else content
     except Unreadable as reason:
         content = reason.with_traceback(None)
-    return content, num_pictures
+    return content, data
 
 
 class _Faults:
@@ -321,6 +325,7 @@ class _TextSource(NamedTuple):
         is_named: whether its owner knows it by this name.
         folder: the folder that the name of a file is relative to.
         path: of a file that is no archive.
+        vault: the vault that the file is in, if any.
     """
 
     name: str
@@ -329,6 +334,7 @@ class _TextSource(NamedTuple):
     is_named: bool = False
     folder: Path | None = None
     path: Path | None = None
+    vault: Vault | None = None
 
 
 def _sources(texts, reading: Reading) -> Iterator[_TextSource]:
@@ -389,7 +395,9 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSo
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
-        yield _TextSource(file.name, text_size(file.path), load, is_named=True, folder=root, path=file.path)
+        yield _TextSource(
+            file.name, text_size(file.path), load, is_named=True, folder=root, path=file.path, vault=file.vault
+        )
 
 
 def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSource]:

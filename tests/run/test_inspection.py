@@ -153,6 +153,24 @@ def test_the_command_marks_the_trained_part_in_words(texts):
     assert "left out, binary file: 1" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_command_says_how_notes_are_read_and_what_of_them_is_not(tmp_path):
+    (tmp_path / ".obsidian").mkdir()
+    for number, text in enumerate(make_sentences(8, words=60)):
+        front, lost = "---\ntags: [a]\n---\n" * (number < 2), "%%a%%" * (number == 3) + "%%a%% %%b%%" * (number == 4)
+        (tmp_path / f"{number}.md").write_text(f"{front}See [[Soup]]. {text} {lost}")
+    (tmp_path / "0.md").write_text("---\ntags: [a]\n---\n[[Soup]]\tbread\n\t- and butter")
+    done = run("inspect", tmp_path, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    notes = " ".join(done.stderr.split())
+    assert "Read as Obsidian's: 8 notes." in notes
+    assert "The properties of 2 notes are not learnt; only `ask` reads them." in notes
+    lines = done.stdout.splitlines()
+    at = lines.index("left out in 2 files, comments")
+    assert lines[at + 1 : at + 3] == ["  4.md: 2", "  3.md: 1"]
+    assert "  trained  Soup    bread ⏎     - and butter<|eos|>" in lines
+
+
 def test_the_command_prints_one_line_of_json_after_the_progress(texts):
     done = run("inspect", texts, "--device", "cpu", "--json")
     *events, last = map(json.loads, done.stdout.splitlines())

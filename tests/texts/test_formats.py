@@ -31,6 +31,12 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
         "---\ntitle: not closed\n\nText.",
         "---\ntitle: closed by another mark\n+++\nText.",
         "---\n\nBetween two rules.\n\n---\n\nText.",
+        "---\n\nNote: it rains.\n\n---\nText.",
+        "---\n\nremember: milk\n\n---\nText.",
+        "---\n\nMilk: 2\nEggs: 6\n\n---\nText.",
+        "---\n\nDate: in May\n\n---\nText.",
+        "---\n\ntitle: Fern\n\nThe fern stands in the hall.\n\n---\nText.",
+        "---\n\n# Fern\n\ntitle: Fern\n\n---\nText.",
         "----\ntitle: four\n----\nText.",
         "Text.\n---\nkey: value\n---\nMore.",
         "---\nSection one, the first thought.\n\n---\n\nSection two.",
@@ -68,6 +74,13 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
         + "---",
         '+++\ntitle = "Soup"\n[extra]\nx = 1\n+++',
         '{\n"title": "Soup"\n}',
+        "---\n\ntitle: Fern\ntags: [plants]\n\n---",  # as Excalidraw writes it
+        "\ufeff--- \r\n\r\n \t\r\n\r\ntitle: Fern\r\n\r\n...\r\n",
+        "---\n\ntitle: Fern: the second\n\ntags:\n\n- plants\n---",
+        "---\n\ncssclasses: wide\n---",
+        "---\n\nup: Soups\nrelated: Stew\n---",
+        "+++\n\ntitle = 'Fern'\n\n+++",
+        "---\n\n---",
     ],
 )
 def test_a_mapping_at_the_top_is_front_matter(tmp_path, front):
@@ -106,7 +119,36 @@ def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_a
     assert contents(write_file(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
     assert contents(write_file(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
     write_file(tmp_path, "c.md", "---\ntitle: nothing else\n---")
-    assert left_out(tmp_path)["c.md"] == "empty"
+    assert left_out(tmp_path)["c.md"] == "only properties"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("Citro&euml;n &amp; caf&#233; &#xE9;&nbsp;&mdash; 5&nbsp;km &lt;b&gt;", "Citroën & café é — 5 km <b>"),
+        ("AT&T; &unknown; &amp x; \\&amp; &copy &notit;", "AT&T; &unknown; &amp x; \\&amp; &copy &notit;"),
+        ("`&amp;` &amp; ``a ` &lt;``", "`&amp;` & ``a ` &lt;``"),
+        ("&amp;\n\n```html\n&euml;\n```\n\n~~~\n&euml;\n~~~", "&\n\n```html\n&euml;\n```\n\n~~~\n&euml;\n~~~"),
+        ("&amp;\n\n    &euml; &amp;\n\n&amp;", "&\n\n    &euml; &amp;\n\n&"),
+        ("- a\n  ```\n  &amp;\n  ```\n- &amp;", "- a\n  ```\n  &amp;\n  ```\n- &"),
+        ("A <!-- &amp; --> &amp; &lt;!-- kept --&gt;", "A & <!-- kept -->"),
+        ("&#0;&#xD800;&#1114112;", "\ufffd" * 3),
+    ],
+)
+@pytest.mark.parametrize("ending", [".md", ".ipynb"])
+def test_entities_of_html_are_signs_in_markdown_but_not_in_code(tmp_path, written, read, ending):
+    if ending == ".ipynb":
+        cells = [{"cell_type": "markdown", "source": written}]
+        assert contents(write_file(tmp_path, "a.ipynb", json.dumps({"cells": cells}))) == [read]
+        return
+    path = write_file(tmp_path, "a.md", written)
+    assert contents(path) == [read]
+    assert [item.reason for item in read_texts(path).left_out if "words" in item.reason] == []
+
+
+def test_entities_of_components_are_signs_and_begin_none(tmp_path):
+    path = write_file(tmp_path, "a.mdx", "<B>caf&eacute;</B> &lt;A&gt; &#123;x&#125; `&amp;` {gone}")
+    assert contents(path) == ["café <A> {x} `&amp;`"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The data of pictures within a text is left out of every format; what describes a picture is read."""
 
+import base64
 import json
+import random
 
 import pytest
 from pace import at_most
@@ -74,9 +76,66 @@ def test_data_is_left_out_of_every_format_and_counted(tmp_path):
     assert (reading.left_out[-1].source, reading.left_out[-1].reason) == ("d.md", "empty")
 
 
+LINES = "\n".join(base64.b64encode(random.Random(1).randbytes(240)).decode()[at : at + 64] for at in range(0, 320, 64))
+PGP = f"-----BEGIN PGP MESSAGE-----\nVersion: GnuPG v2\n\n{LINES}\n=aB3d\n-----END PGP MESSAGE-----"
+KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{LINES}\nAAAE=\n-----END OPENSSH PRIVATE KEY-----"
+NUL = "\n".join("abcdef0123456789" * 4 for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (f"A\n{PGP}\nB", "A\n\nB"),
+        (f"A\n```\n{KEY}\n```\nB", "A\n```\n\n```\nB"),
+        (f"A {PGP.replace('MESSAGE', 'PUBLIC KEY BLOCK')} B", "A  B"),
+        (f"A\n{KEY.replace('OPENSSH PRIVATE KEY', 'CERTIFICATE')}\nB", "A\n\nB"),
+        (
+            f"A\n{KEY[:30]}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES,01\n\n{LINES}",
+            f"A\n{KEY[:30]}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES,01",
+        ),
+        (f"A\n{PGP[:200]}\nB is here.", "A\n\nB is here."),
+        ("A\n> " + PGP.replace("\n", "\n> ") + "\nB", "A\n> \nB"),
+        ('A {"k": "' + KEY.replace("\n", "\\n") + '"} B', 'A {"k": ""} B'),
+        (f"A\n---- BEGIN SSH2 PUBLIC KEY ----\nComment: me\n{LINES}\n---- END SSH2 PUBLIC KEY ----\nB", "A\n\nB"),
+        (
+            "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\nMy words.\n" + PGP.replace("MESSAGE", "SIGNATURE"),
+            "My words.",
+        ),
+        ("A ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "J0Yk0kPQ8f" * 4 + "Abc me@home B", "A ssh-ed25519  me@home B"),
+        (f"A ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB{LINES[:64]} me B", "A ssh-rsa  me B"),
+        (f"A\n{LINES}\n\nB", "A\n\n\nB"),
+        (f"A\n{LINES}\nAfter", "A\n\nAfter"),
+        ("A `" + LINES.replace("\n", "") + "` B", "A `` B"),
+        *[
+            (text, text)
+            for text in (
+                "Write `-----BEGIN PGP MESSAGE-----` and `-----END PGP MESSAGE-----`.",
+                "-----BEGIN CERTIFICATE-----\nMIIB... in base64\n-----END CERTIFICATE-----",
+                "-----BEGIN NOTES-----\nThe words of a note that is somewhat long\n-----END NOTES-----",
+                f"Sums:\n{NUL}\n{'ACGT' * 40}",
+                "https://a.org/" + LINES.replace("\n", ""),
+                "src/Main1/java/" * 12 + "Main.java",
+            )
+        ],
+    ],
+)
+@pytest.mark.parametrize("ending", [".md", ".txt"])
+def test_keys_and_other_data_in_base64_are_left_out_and_counted(tmp_path, written, read, ending):
+    reading = read_texts(write_file(tmp_path, f"a{ending}", written))
+    assert [document.content for document in reading.documents] == [read]
+    reasons = ["keys, certificates and other data in base64 within the text: 1"] * (written != read)
+    assert [item.reason for item in reading.left_out] == reasons
+
+
 @pytest.mark.parametrize(
     "piece",
     [
+        "-----BEGIN A B-----\n",
+        "-----BEGIN A-----\nB: c\n",
+        "-----BEGIN A-----\n" + "A" * 40 + "\n",
+        "aB1" * 22 + "\n",
+        "aB1" * 22 + "\n" + "a" * 20 + "\n",
+        "eyJ",
         "data:",
         "data:a/b;base64,",
         "![](data:a/b,",

@@ -1,12 +1,14 @@
 """Vaults of Obsidian and Logseq are read as their owner reads them: links as text, no plugins' blocks, no templates."""
 
 import json
+import zipfile
 
 import pytest
 from pace import at_most
 from reading import contents, left_out, write_file
 
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.ask.index import Index
+from sebp_edge.texts.readers import read_all, read_texts
 
 
 @pytest.fixture
@@ -116,7 +118,11 @@ UUID = "6499f1b5-7d0c-4b4a-9a51-2f3e4b5c6d7e"
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("title:: Soup\ntags:: a, b\n\n- Lentils [[ns/Carrots]] #[[two words]].", "- Lentils Carrots #two words."),
+        ("title:: Soup\ntags:: a, b\n\n- Lentils [[ns/Carrots]] #[[two words]].", "- Lentils ns/Carrots #two words."),
+        ("- Compare [[Git/CLI/clone]] with [[Hg/CLI/clone]].", "- Compare Git/CLI/clone with Hg/CLI/clone."),
+        ("- #[[Home/Shed]], #Home/Roof, [ask]([[Home/Anna]]).", "- #Home/Shed, #Home/Roof, ask."),
+        ("- On [[Jan 1st, 2024]], [[Ada [[Example]] Lane]].", "- On Jan 1st, 2024, Ada Example Lane."),
+        ("- `[[A/B]]` is [[A/B]].", "- `[[A/B]]` is A/B."),
         (f"- A block\n  id:: {UUID}\n  collapsed:: true\n\t- Inner.", "- A block\n\t- Inner."),
         (f"- See (({UUID})) and [that]((({UUID}))) or [this]([[Page]]).", "- See  and that or this."),
         ("- A.\n- {{embed [[Page]]}}\n- {{query (todo TODO)}}\n- B.", "- A.\n- B."),
@@ -150,7 +156,139 @@ def test_what_logseq_keeps_for_itself_is_left_out(logseq):
     write_file(logseq, "journals/2024_01_01.md", "- Snow.")
     write_file(logseq, "pages/templates.md", "- Day\n  template:: day\n\t- Mood:")
     assert contents(logseq) == ["- Snow."]
-    assert left_out(logseq) == {"logseq/": "Logseq's settings and backups", "pages/templates.md": "empty"}
+    assert left_out(logseq) == {
+        "logseq/": "Logseq's settings and backups",
+        "pages/templates.md": "only properties, embeds, queries, templates or comments",
+    }
+
+
+@pytest.mark.parametrize(
+    ("written", "properties", "read"),
+    [
+        ("alias:: Gear\ntags:: [[Home]]\n\n- Saw.", "alias:: Gear\ntags:: [[Home]]\n", "- Saw."),
+        ("- alias:: Gear\n  tags:: home\n- Saw.\n  id:: 7", "- alias:: Gear\n  tags:: home\n", "- Saw."),
+        ("---\ntitle: Tools\n---\nalias:: Gear\n- Saw.", "---\ntitle: Tools\n---\nalias:: Gear\n", "- Saw."),
+        ("- template:: day\n\t- Mood:\n- Saw.", "", "- Saw."),
+        ("- Saw.\n  alias:: Gear", "", "- Saw."),
+        ("- std::vector\n- Saw.", "", "- std::vector\n- Saw."),
+    ],
+)
+def test_properties_of_a_page_of_logseq_are_searched_and_not_learnt(logseq, written, properties, read):
+    [document] = read_texts(write_file(logseq, "pages/a.md", written)).documents
+    assert (document.front_matter, document.content) == (properties, read)
+
+
+def test_an_alias_of_a_page_of_logseq_is_found(logseq):
+    write_file(logseq, "pages/Tools.md", "alias:: Instruments\n\n- The saw hangs on the wall.")
+    write_file(logseq, "pages/Soup.md", "- Lentils and carrots.")
+    index = Index()
+    index.update(read_texts(logseq).documents)
+    assert index.search("Where are the instruments?")[0].passage.document == "pages/Tools.md"
+
+
+def test_a_graph_without_settings_is_known_by_its_journals(tmp_path):
+    write_file(tmp_path, "pages/a.md", "id:: 1\n- See [[A/B]].")
+    assert contents(tmp_path) == ["id:: 1\n- See [[A/B]]."]
+    write_file(tmp_path, "journals/2024_01_31.md", "- Snow.")
+    assert contents(tmp_path) == ["- Snow.", "- See A/B."]
+    assert read_texts(tmp_path).styles == ("Read as Logseq's: 2 notes.",)
+
+
+MARKED = "See [[Soup]], ![[photo.png]] and %%not%% this."
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        [MARKED],
+        ["See [[Soup]]. ![[Pasted image 2024.png|300]]", *["Plain [[Soup]]."] * 14, "![[a.pdf#page=2]]"],
+        ["---\n\nkanban-plugin: basic\n\n---\n## Now", "See ![[plan.canvas]]."],
+        ["```dataview\nLIST\n```\n> [!note]- A\n> B", "%%x%% and\n> [!tip]+ [[Soup]]"],
+    ],
+)
+def test_a_folder_without_settings_is_obsidians_by_marks_that_nothing_else_writes(tmp_path, notes):
+    write_file(tmp_path, "Templates/day.md", "# {{date}}")
+    write_file(tmp_path, "a.md", "See [[Recipes/Soup]]. ^id")
+    for number, text in enumerate(notes):
+        write_file(tmp_path, f"deep/{number}.md", text)
+    reading = read_texts(tmp_path)
+    assert reading.documents[0].content == "See Soup."
+    assert left_out(tmp_path)["Templates/"] == "Obsidian's templates"
+    [style] = reading.styles
+    assert style.startswith(f"Read as Obsidian's: {len(notes) + 1} notes, by the marks in ")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (30, "See [[Soup]], [[a|b]] and ![[Soup#Lentils]]."),  # Dendron, Foam
+        (3, "> [!NOTE]\n> As on GitHub. [[link]] ^id"),
+        (3, "Write `![[a.png]]`, `%%x%%` and\n\n```dataview\nLIST\n```\n\n~~~md\n![[a.png]]\n> [!note]- x\n~~~"),
+        (1, "Pictures are shown as ![[a.png]]."),
+        (2, "![a](a.png) 5%% and 6%%\n> [!note] A title"),
+    ],
+)
+def test_other_folders_are_not_taken_for_obsidians(tmp_path, names, text):
+    for number in range(names):
+        write_file(tmp_path, f"{number}.md", f"{number}. {text}")
+    reading = read_texts(tmp_path)
+    assert [document.content for document in reading.documents] == [
+        f"{number}. {text}" for number in sorted(range(names), key=str)
+    ]
+    assert reading.styles == ()
+
+
+def test_few_marks_suffice_if_git_ignores_the_settings(tmp_path):
+    write_file(tmp_path, "a.md", "![[a.png]] [[A]]")
+    write_file(tmp_path, "b.md", "![[b.png]] [[B]]")
+    for number in range(60):
+        write_file(tmp_path, f"{number}.md", f"{number} [[C]]")
+    assert "0 [[C]]" in contents(tmp_path)
+    write_file(tmp_path, ".gitignore", "*.tmp\n/.obsidian/workspace.json\n")
+    assert "0 C" in contents(tmp_path)
+
+
+def test_marks_in_a_vault_do_not_make_one_of_the_folder_around_it(tmp_path):
+    write_file(tmp_path, "blog.md", "As [[it]] is.")
+    write_file(tmp_path, "vault/.obsidian/app.json", "{}")
+    write_file(tmp_path, "vault/a.md", MARKED)
+    assert contents(tmp_path) == ["As [[it]] is.", "See Soup,  and this."]
+    assert read_texts(tmp_path).styles == ("Read as Obsidian's: 1 note.",)
+
+
+def test_a_file_that_is_kept_is_read_again_if_its_folder_becomes_a_vault(tmp_path):
+    write_file(tmp_path, "a.md", "See [[Soup]].")
+    kept = {}
+    assert read_all(tmp_path, kept=kept).documents[0].content == "See [[Soup]]."
+    (tmp_path / ".obsidian").mkdir()
+    assert read_all(tmp_path, kept=kept).documents[0].content == "See Soup."
+
+
+def test_drawings_and_boards_are_known_in_any_folder_and_archive(tmp_path):
+    write_file(
+        tmp_path, "notes/renamed.md", "---\n\nexcalidraw-plugin: parsed\ntags: [a]\n\n---\n# Text Elements\nPump"
+    )
+    write_file(tmp_path, "notes/old.excalidraw.md", "# Text Elements\nPump")
+    write_file(tmp_path, "notes/board.md", "---\nkanban-plugin: basic\n---\n## Now\n- [ ] Sow\n%% kanban:settings\n%%")
+    write_file(tmp_path, "notes/about.md", "---\ntitle: x\n---\nWrite excalidraw-plugin: parsed.")
+    with zipfile.ZipFile(tmp_path / "notes.zip", "w") as archive:
+        for path in (tmp_path / "notes").iterdir():
+            archive.write(path, path.name)
+    for given in (tmp_path / "notes", tmp_path / "notes.zip", [tmp_path / "notes" / "renamed.md", tmp_path / "notes"]):
+        assert set(contents(given)) == {"## Now\n- [ ] Sow", "Write excalidraw-plugin: parsed."}
+        drawings = [item for item in read_texts(given).left_out if item.reason == "an Excalidraw drawing"]
+        assert {item.source.split("/")[-1] for item in drawings} == {"renamed.md", "old.excalidraw.md"}
+
+
+def test_notes_without_text_are_said_to_have_none(obsidian):
+    write_file(obsidian, "a.md", "---\nrating: 7\nauthor: Ada\n---\n")
+    write_file(obsidian, "b.md", "---\nrating: 7\nauthor: Ada\n---\n![[Books.base]]")
+    write_file(obsidian, "c.md", "\n")
+    write_file(obsidian, "d.md", "A text.")
+    found = left_out(obsidian)
+    assert found["a.md"] == "only properties"
+    assert found["b.md"] == "only properties, embeds, queries, templates or comments"
+    assert found["c.md"] == "empty"
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def _mdx_text(path: Path) -> Iterator[str]:
     text = _markdown_bytes(path)
     for _ in range(6):
         text = _BRACES.sub(" ", text)
-    return _from_bytes(_MDX_MARK.sub(" ", text))
+    return map(html.unescape, _from_bytes(_MDX_MARK.sub(" ", text)))
 
 
 # The raw text of a file in parts, by its ending.
@@ -225,7 +225,7 @@ COUNTED: dict[str, Callable[[Path], Iterable[str]]] = {
     **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), _word_text),
     ".ipynb": _notebook_text,
     ".org": _org_text,
-    **dict.fromkeys((".md", ".markdown"), lambda path: _from_bytes(_markdown_bytes(path))),
+    **dict.fromkeys((".md", ".markdown"), lambda path: map(html.unescape, _from_bytes(_markdown_bytes(path)))),
     ".mdx": _mdx_text,
     **dict.fromkeys((".odt", ".ott", ".fodt"), _open_document_text),
     ".rtf": _rich_text,

@@ -28,6 +28,7 @@ _LINE = re.compile(r"^([\w.-]{1,60}):[ \t]*(.*)$", re.MULTILINE)
 _WELL_KNOWN = {
     *("title", "subtitle", "date", "tags", "keywords", "aliases", "layout", "author", "authors", "slug", "created"),
     *("updated", "modified", "category", "categories", "id", "description", "summary", "abstract", "source", "status"),
+    *("cssclass", "cssclasses", "publish", "draft", "permalink", "excalidraw-plugin", "kanban-plugin"),
 }
 _SENTENCE = re.compile(r"[^\[{&*!|>'\"](?:.*[.!?…]|\S*(?: \S+){2,})", re.DOTALL)
 
@@ -41,12 +42,13 @@ def front_matter(text: str) -> str:
     if not closing:
         return ""
     content = text[mark.end() : closing.start()]
-    if not content:
+    if not content.strip():
         return text[: closing.end()] if closing[0].startswith(mark[1]) else ""
-    # As in Pandoc, a mark before a blank line is a rule.
-    if not content.split("\n", 1)[0].strip():
+    # Before a blank line, a mark may be a rule, and what follows a heading.
+    may_be_rule = not content.split("\n", 1)[0].strip()
+    if may_be_rule and content.lstrip().startswith("#"):
         return ""
-    is_mapping = _is_yaml(content) or (mark[1] == "+++" and _is_toml(content))
+    is_mapping = _is_yaml(content, may_be_rule) or (mark[1] == "+++" and _is_toml(content))
     return text[: closing.end()] if is_mapping else ""
 
 
@@ -68,7 +70,7 @@ def _is_toml(content: str) -> bool:
         return False
 
 
-def _is_yaml(content: str) -> bool:
+def _is_yaml(content: str, may_be_rule: bool) -> bool:
     try:
         # Composed only: to construct the values of a hostile mapping can take for ever.
         node = yaml.compose(content, Loader=_LOADER)
@@ -83,8 +85,11 @@ def _is_yaml(content: str) -> bool:
         ]
     if not pairs or not all(isinstance(key, str) and _KEY.fullmatch(key) for key, _ in pairs):
         return False
+    are_names = all(key == key.lower() and " " not in key for key, _ in pairs)
     if any(key.lower() in _WELL_KNOWN for key, _ in pairs):
-        return True
+        return are_names or len(pairs) > 1 or not may_be_rule
+    if may_be_rule and not (are_names and len(pairs) > 1):
+        return False
     # A slide's heading rather than a comment, or prose such as "Note: it rains.".
     has_sentence = any(_SENTENCE.fullmatch(value) for _, value in pairs)
     is_prose = has_sentence and (len(pairs) == 1 or all(key[0].isupper() for key, _ in pairs))

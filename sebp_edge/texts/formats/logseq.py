@@ -26,13 +26,15 @@ _MARK = re.compile(
       \{{\{{[ \t]*(?:\[\[)?(?:{_MACROS})\b{_INNER}\}}\}}
     | !?\(\([0-9a-fA-F-]{{36}}\)\)                                 # a reference to a block
     | \[(?P<label>[^\[\]\n]*)\]\((?:\[\[[^\[\]\n]*\]\]|\(\([0-9a-fA-F-]{{36}}\)\))\)
-    | \[\[(?P<link>[^\[\]\n]+)\]\]
+    | \[\[(?P<link>(?:[^\[\]\n]|\[\[[^\[\]\n]+\]\])++)\]\]          # whole names, which may have links within
     """,
     re.VERBOSE,
 )
 _BULLET = re.compile(r"([ \t]*)[-*](?:[ \t]+|$)")
 _EMPTY_BULLET = re.compile(r"^[ \t]*[-*][ \t]*(?:\n|\Z)", re.MULTILINE)
 _PROPERTY = re.compile(r"[ \t]*(?:[-*][ \t]+)?[\w/.?-]{1,100}::(?:[ \t]|$)")
+# Those of a page are its first block.
+_OF_PAGE = re.compile(r"\s*+(?:[-*][ \t]+)?(?:[ \t]*[\w/.?-]{1,100}::(?:[ \t][^\n]*)?(?:\n|\Z))++")
 _TEMPLATE = re.compile(r"[ \t]*(?:[-*][ \t]+)?template::[ \t]*\S", re.IGNORECASE)
 _PLANNED = re.compile(r"[ \t]*(?:SCHEDULED|DEADLINE|CLOSED):[ \t]*[<\[]")
 # What begins a drawer, a query or a comment, and its last line.
@@ -51,6 +53,12 @@ def read_as_logseq(text: str, parts: Parts, comments: list[Edit]) -> str:
     return replace_marks(_EMPTY_BULLET, lambda mark, text: "", text, code)[0]
 
 
+def page_properties(text: str) -> str:
+    """Returns the properties at the beginning of a page, such as its aliases and tags; "" if it has none."""
+    found = _OF_PAGE.match(text)
+    return found[0] if found and not re.search(r"\btemplate::", found[0], re.IGNORECASE) else ""
+
+
 def _cloze_marks(text: str, code: list[Span]) -> Iterator[Edit]:
     for cloze in _CLOZE.finditer(masked(text, code)):
         yield cloze.start(), cloze.start("words"), ""
@@ -59,7 +67,7 @@ def _cloze_marks(text: str, code: list[Span]) -> Iterator[Edit]:
 
 def _text_of(mark: re.Match, text: str) -> str:
     if mark["link"]:
-        return text[slice(*mark.span("link"))].rpartition("/")[2].strip()
+        return text[slice(*mark.span("link"))].replace("[[", "").replace("]]", "").strip()
     return text[slice(*mark.span("label"))] if mark["label"] else ""
 
 

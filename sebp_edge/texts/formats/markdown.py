@@ -9,6 +9,8 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import unescape
+from html.entities import html5
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
 from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.edits import Span
+from sebp_edge.texts.edits import Edit, Span, masked
 
 # Of the processor, so that a busy machine reads the same texts.
 MAX_SECONDS = 20
@@ -73,8 +75,8 @@ def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
     Raises:
         Unreadable: the text takes too long to parse, or has too many short lines.
     """
-    is_marked = syntax.marks and syntax.marks.search(text) and _CODE.search(text)
-    if not (is_marked or _MAY_HIDE.search(text)):
+    is_marked = _ENTITY.search(text) or (syntax.marks and syntax.marks.search(text))
+    if not ((is_marked and _CODE.search(text)) or _MAY_HIDE.search(text)):
         return Parts()
     if (num_lines := text.count("\n")) > MAX_SHORT_LINES and len(text) < SHORT * num_lines:
         raise Unreadable(f"more than {MAX_SHORT_LINES:,} very short lines; split it to use it")
@@ -82,6 +84,12 @@ def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
     parser.block.parse(text, parser, {"search": search}, _LastToken())
     search.parts.code.sort()
     return search.parts
+
+
+def entities(text: str, code: list[Span]) -> list[Edit]:
+    """Returns the edits that put signs in the place of entities of HTML, such as "&euml;", outside of code."""
+    found = (mark for mark in _ENTITY.finditer(masked(text, code)) if mark[1] == "#" or mark[0][1:] in html5)
+    return [(mark.start(), mark.end(), unescape(mark[0]).replace("\xa0", " ")) for mark in found]
 
 
 # ---------------------------------------------------------------------------------------------- the parser
@@ -92,9 +100,10 @@ _CLOSED_BY = {
     "%%": re.compile("%%"),
     "$$": re.compile(r"\$\$"),
 }
-# What may begin a comment, and code or mathematics. In indented code only marks of Obsidian matter.
+# What may begin a comment, and code or mathematics. In indented code only entities and marks of Obsidian matter.
 _MAY_HIDE = re.compile(r"%%|<!--|\]:\s*(?:#|<>)")
-_CODE = re.compile(r"[`$]|~~~|^(?: {4}| {0,3}\t).*(?:\[\[| \^)", re.MULTILINE)
+_CODE = re.compile(r"[`$]|~~~|^(?: {4}| {0,3}\t).*(?:\[\[| \^|&)", re.MULTILINE)
+_ENTITY = re.compile(r"(?<!\\)&(?:(#)(?:\d{1,7}|[xX][0-9a-fA-F]{1,6})|[A-Za-z][A-Za-z\d]{1,31});", re.ASCII)
 # What ends an address such as "https://a.org/50%%20off", and its length in characters.
 _ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.

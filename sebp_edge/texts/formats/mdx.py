@@ -8,7 +8,7 @@ from sebp_edge.texts.documents import NotRead, unix_newlines
 from sebp_edge.texts.edits import Span, edit, masked
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.front_matter import front_matter
-from sebp_edge.texts.formats.markdown import Syntax, find_parts
+from sebp_edge.texts.formats.markdown import Syntax, entities, find_parts
 from sebp_edge.texts.formats.notes import Seen, comments_not_read
 
 MDX = Syntax(has_indented_code=False, has_html=False, marks=re.compile(r"[<{]|^(?:import|export) ", re.MULTILINE))
@@ -46,17 +46,14 @@ def read_mdx(path: Path) -> list[str | NotRead]:
         text, code = edit(text, [(begin, end, "") for begin, end in parts.comments], code)
     spans, counts = _find_components(text, masked(text, code) if code else text)
     # A character that is four bytes makes each one four bytes, so that no more of these are kept than must be.
-    mask, kept, end = bytearray(text.encode("latin-1", errors="replace")), [], 0
+    mask = bytearray(text.encode("latin-1", errors="replace"))
     for begin, stop in spans:
         mask[begin:stop] = bytes(stop - begin)
-    for left_out in _LEFT_OUT.finditer(mask):
-        kept.append(text[end : left_out.start()])
-        end = left_out.end()
-    kept.append(text[end:])
-    del text
+    edits = [(left_out.start(), left_out.end(), "") for left_out in _LEFT_OUT.finditer(mask)]
+    text, _ = edit(text, [*edits, *entities(text, code)], [])
     reasons = [f"{kind}: {counts[kind]:,}" for kind in _KINDS if counts[kind]]
     seen = Seen("", num_comments + counts["comments"], parts.is_cut)
-    return ["".join(kept), *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
+    return [text, *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
 
 
 def _find_components(text: str, shown: str) -> tuple[list[Span], Counter[str]]:

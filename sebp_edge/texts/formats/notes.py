@@ -11,8 +11,8 @@ from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.front_matter import front_matter
 from sebp_edge.texts.formats.html import html_text
 from sebp_edge.texts.formats.joplin import JOPLIN, JOPLIN_MARK, find_metadata, read_links
-from sebp_edge.texts.formats.logseq import LOGSEQ, read_as_logseq
-from sebp_edge.texts.formats.markdown import COMMON, find_parts
+from sebp_edge.texts.formats.logseq import LOGSEQ, page_properties, read_as_logseq
+from sebp_edge.texts.formats.markdown import COMMON, entities, find_parts
 from sebp_edge.texts.formats.notion import NOTION, NOTION_MARK, is_notion_page, without_properties
 from sebp_edge.texts.formats.obsidian import OBSIDIAN, read_as_obsidian
 from sebp_edge.texts.vaults import Vault
@@ -24,9 +24,12 @@ _APPS = {
     "Notion": (NOTION, partial(read_links, NOTION_MARK)),
 }
 _BLANKS = re.compile(r"[ \t]*")
+# A setting of a plugin of Obsidian, which a note keeps in any folder.
+_PLUGIN = re.compile(r"^[\"']?([\w-]+)-plugin[\"']?:", re.MULTILINE)
+_WORD = re.compile(r"\w")
 
 
-def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
+def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead | Unreadable]:
     """Returns the text of a Markdown file that a person sees, and what was not read.
 
     Raises:
@@ -34,19 +37,27 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead]:
     """
     text = unix_newlines(decode(path))
     front = front_matter(text)
-    is_drawing = path.stem.lower().endswith(".excalidraw") or "excalidraw-plugin:" in front
-    if is_drawing and vault and vault.app == "Obsidian":
+    plugins = _PLUGIN.findall(front)
+    if path.stem.lower().endswith(".excalidraw") or "excalidraw" in plugins:
         raise Unreadable("an Excalidraw drawing")
     text = text[len(front) :]
     if note := joplin_note(text):
         return note
-    app, not_read = vault.app if vault else None, [NotRead("", front)] * bool(front)
+    app = vault.app if vault else "Obsidian" if plugins else None
+    if app == "Logseq":
+        front += (properties := page_properties(text))
+        text = text[len(properties) :]
+    not_read = [NotRead("", front)] * bool(front)
     if app is None and is_notion_page(path.name):
         app = "Notion"
         text, num_properties = without_properties(text)
         not_read += [NotRead(f"Notion's properties: {num_properties:,}")] * bool(num_properties)
     seen = visible_text(text, app)
-    return [seen.text, *not_read, *comments_not_read(seen)]
+    read: str | Unreadable = seen.text
+    if not read.strip() and (front or _WORD.search(text)):
+        others = ", embeds, queries, templates or comments" if _WORD.search(text) else ""
+        read = Unreadable(f"only properties{others}")
+    return [read, *not_read, *comments_not_read(seen)]
 
 
 def joplin_note(text: str) -> list[str | NotRead]:
@@ -99,5 +110,6 @@ def visible_text(text: str, app: str | None = None) -> Seen:
     syntax, read_marks = _APPS.get(app, (COMMON, None))
     parts = find_parts(text, syntax)
     comments: list[Edit] = [(begin, _BLANKS.match(text, end).end(), "") for begin, end in parts.comments]
-    seen = read_marks(text, parts, comments) if read_marks else edit(text, comments, [])[0]
+    edits = [*comments, *entities(text, parts.code)]
+    seen = read_marks(text, parts, edits) if read_marks else edit(text, edits, [])[0]
     return Seen(seen, len(comments), parts.is_cut)
