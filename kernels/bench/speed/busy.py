@@ -1,6 +1,6 @@
 """Times generating, asking and training on two cores of the CPU while other programs keep them busy.
 
-    python kernels/bench/speed/busy.py [--at-once 1] [--rounds 1] [--record [FILE]]
+    python kernels/bench/speed/busy.py [--beside 0 1 2 4] [--at-once 1] [--rounds 1] [--record [FILE]]
 
 Beside so many processes that only compute, one process generates text, asks the example notes, and trains on texts of
 128 tokens, one a step. The model is "tiny", and one of the shape of SmolLM2-135M with random weights. The ways are
@@ -40,7 +40,7 @@ WAYS = {
 }
 BESIDE = (0, 1, 2, 4)
 BUSY = "while True: sum(range(1000))"
-NEW_TOKENS, STEPS, LIMIT = 24, 8, 90.0
+NEW_TOKENS, STEPS, LIMIT = 64, 12, 45.0
 RECIPE = {"batch_tokens": 128, "context_length": 128, "epochs": 1, "learning_rate": 1e-5}
 FIGURES = ("token_s", "ask_s", "step_s")
 
@@ -49,6 +49,7 @@ def main() -> None:
     parser = evidence.parser(__doc__)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--beside", type=int, nargs="+", default=BESIDE, metavar="PROCESSES")
     parser.add_argument("--model", help="of a process that is measured")
     options = parser.parse_args()
     if options.model:
@@ -70,7 +71,7 @@ def main() -> None:
         return rows_beside(number, models, options.rounds, own.cores)
 
     with ThreadPoolExecutor(options.at_once, initializer=take_cores) as at_once:
-        rows = [evidence.show(row) for found in at_once.map(beside, BESIDE) for row in found]
+        rows = [evidence.show(row) for found in at_once.map(beside, options.beside) for row in found]
     evidence.record("busy", SOURCES, rows, options.record, on_cpu=True)
 
 
