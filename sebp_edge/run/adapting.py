@@ -126,6 +126,8 @@ class Adapting:
             call.notify(active.name_in_use)
         if not fresh:
             self.preparation.learn_on_from(active, sync=sync)
+            if self.preparation.starts_over:
+                call.notify(Notice(self.preparation.starts_over))
         return None
 
     def run(self) -> AdaptResult | UnchangedResult:
@@ -180,7 +182,7 @@ class Adapting:
         if self.beginning.has_nothing_new:
             return False
         self.beginning.refuse_other_base(base.fingerprint)
-        if self.beginning.event is not None:
+        if self.beginning.event is not None and self.beginning.summary != preparation.starts_over:
             call.notify(self.beginning.event)
         token = seconds_of_a_token(base)
         if planned is not None:

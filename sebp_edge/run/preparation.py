@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from sebp_edge.basics.units import sizes_apart
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
 from sebp_edge.memory.budget import MemoryBudget
@@ -16,9 +17,9 @@ from sebp_edge.questions.examples import encode_practice
 from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.start import Beginning, Start
+from sebp_edge.run.start import Beginning, Start, all_again, latest_history
 from sebp_edge.run.texts_call import TextsCall
-from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.general_probe import encode_probe
@@ -26,9 +27,11 @@ from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import TEST
 from sebp_edge.texts.schedule import Schedule, make_schedules
-from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
+from sebp_edge.texts.splits import FOLDS_BELOW, draw_splits
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
+TESTED_IN_TURN = f"has learnt from each of its documents, and from {FOLDS_BELOW} on some are kept for tests alone"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Preparation:
 
     Attributes:
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
+        active: the active version beside the texts, if it was to be learnt on from.
     """
 
     def __init__(
@@ -64,9 +68,19 @@ class Preparation:
     ):
         self._call, self.reading, self.recipe = call, reading, call.recipe
         self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
-        self._active: TextsComparison | None = None
+        self.active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False
+
+    @classmethod
+    def under(cls, call: TextsCall, texts, adapter: Adapter) -> "Preparation":
+        """Reads texts; prepares what `adapt` would do with them under the name of an adapter."""
+        earlier = latest_history(adapter)
+        call, reading = call.with_texts(texts, adapter)
+        preparation = cls(call, reading, earlier)
+        given = call.store, adapter.name, call.reference, call.recipe, call.seed, reading
+        preparation.learn_on_from(compare_with_active(*given), sync=False)
+        return preparation
 
     def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
         """Lets the training begin at the active version, if it can.
@@ -74,7 +88,7 @@ class Preparation:
         Args:
             sync: whether documents that are gone are to be forgotten.
         """
-        self._active, self._sync = active, sync
+        self.active, self._sync = active, sync
         if active is None:
             return
         self._start = Start.at(active, self._call.store, self._call.refuse_damaged)
@@ -82,6 +96,20 @@ class Preparation:
             self.recipe = self._start.fill_in(self.recipe)
             if self.recipe.questions:
                 self._start = LEARNT_TOGETHER
+            elif len(self._start.states) > 1 and self._has_enough_for_tests():
+                self._start = TESTED_IN_TURN
+
+    @property
+    def starts_over(self) -> str:
+        """Says why the training does not begin at the active version; empty if that is not known yet."""
+        return all_again(self.active.version, self._start) if self._start and isinstance(self._start, str) else ""
+
+    def _has_enough_for_tests(self) -> bool:
+        """Whether the documents get one split instead of folds, told without the model's tokenizer."""
+        texts = {number: document.own_text for number, document in enumerate(self.reading.documents)}
+        seed, earlier, keeps = self._drawing.seed, self._drawing.earlier, self._drawing.keeps
+        fingerprints = take_fingerprints(texts, earlier.salt, self._call.progress)
+        return draw_splits(fingerprints, seed, earlier, keeps=keeps).kind == "split"
 
     def read_dataset(self) -> Prepared:
         """Returns the dataset for a model that is not loaded."""
@@ -170,7 +198,7 @@ class Preparation:
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)
         return Prepared(
-            dataset, Beginning.of(self._active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
+            dataset, Beginning.of(self.active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
         )
 
     def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
@@ -185,8 +213,20 @@ class Preparation:
         )
 
 
-def plan_for(call: TextsCall, texts, gpu: str | int | None) -> Plan:
+def plan_for(call: TextsCall, texts, name: str | None, gpu: str | int | None) -> Plan:
     """See `Personalizer.plan`."""
-    size = None if gpu is None else call.parse_gpu_memory(gpu)
     with quiet_libraries():
-        return Preparation(*call.with_texts(texts)).plan(gpu=size).plan
+        if gpu is not None:  # of another machine, with a store of its own
+            return Preparation(*call.with_texts(texts)).plan(gpu=call.parse_gpu_memory(gpu)).plan
+        preparation = Preparation.under(call, texts, call.store.adapter(name or call.recipe.default_name))
+        active = preparation.active
+        if active is not None and active.name_in_use is not None:
+            call.notify(active.name_in_use)
+        prepared = preparation.read_dataset()
+        if prepared.beginning.event is not None:
+            call.notify(prepared.beginning.event)
+        if prepared.beginning.has_nothing_new:
+            call.notify(Notice(f"{prepared.beginning.summary} This plan is for learning all of them again."))
+            preparation.learn_on_from(None, sync=False)
+            prepared = preparation.read_dataset()
+        return preparation.plan(prepared).plan
