@@ -175,7 +175,7 @@ def test_an_event_set_before_the_call_stops_it(make, notes_folder):
 def test_an_event_set_during_the_call_stops_it_and_the_best_state_is_saved(make, notes_folder):
     stop = threading.Event()
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
-    worker = Worker(make, StepDone, 2, recipe=recipe)
+    worker = Worker(make, StepDone, 6, recipe=recipe)
     worker.run(lambda personalizer: personalizer.adapt(notes_folder, stop_when=stop), stop.set)
     assert worker.error.version == 1
 

@@ -90,8 +90,8 @@ def adapt(
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
     If the adapter exists, train on what is new or has changed, and do nothing if there is no such document. If it was
-    made from other texts, for another model or with another recipe, say so first; on a terminal, ask for a name. Ask, too,
-    before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
+    made from other texts, for another model or with another recipe, say so first; on a terminal, ask for a name. Ask,
+    too, before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
 
     --resume needs no other option, since the job knows them; `sebp-edge jobs` lists the jobs. Give PATH only if the
     texts were moved.

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from sebp_edge.basics.units import sizes_apart
 from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
 from sebp_edge.memory.budget import MemoryBudget
@@ -20,6 +20,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.start import Beginning, Start, all_again, latest_history
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
+from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.general_probe import encode_probe
@@ -44,11 +45,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A plan, with what it is for."""
+    """A plan, with what it is for, and the seconds of a token's forward pass; None if they are unknown."""
 
     prepared: Prepared
     schedules: list[Schedule]
     plan: Plan
+    token: float | None
 
 
 class Preparation:
@@ -132,7 +134,9 @@ class Preparation:
         else:
             target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
         plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
-        return PlannedTraining(prepared, schedules, plan)
+        token = None if plan.chosen.seconds is None else planned_seconds_of_a_token(plan.chosen, schedules)
+        plan = with_all_phases(plan, prepared.dataset, schedules, num_earlier=int(self.active is not None))
+        return PlannedTraining(prepared, schedules, plan, token)
 
     def plan_within_budget(self) -> PlannedTraining | None:
         """Plans a training, and says what it will do; returns None without a memory budget."""

@@ -273,7 +273,7 @@ def test_the_sentence_says_what_was_saved_and_how_sure_it_is(after, words):
 
 def test_words_are_kept_by_a_checkpoint(tmp_path):
     before = outcome([30, 31])
-    state = RunState(0.5, 1.0, [TrainingProgress("train", before=before, after=HeldOutLoss())])
+    state = RunState(1.0, [TrainingProgress("train", before=before, after=HeldOutLoss())])
     CheckpointFiles(tmp_path).write(state)
     (progress,) = CheckpointFiles(tmp_path).read().progress
     assert progress.before == before and progress.after == HeldOutLoss()
