@@ -357,9 +357,10 @@ class Adapting:
         try:
             # The state of a training whose loss is not measured tells nobody whether it is of use.
             if training.result is None and not (progress.best_epoch and progress.best_validation):
-                goes_on = then and self._work.can_go_on
                 found = f"{reason} No state better than the start was found, so"
-                return error_type(f"{found} no version was saved. To{then}" if goes_on else f"{found} nothing was saved.")
+                goes_on = then and self._work.can_go_on
+                outcome = f"no version was saved. To{then}" if goes_on else "nothing was saved."
+                return error_type(f"{found} {outcome}")
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
             report = Report.of(training, None, texts)
