@@ -19,13 +19,13 @@ from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import (
+    Evaluated,
     JobProgress,
     JobStarted,
     LearningOn,
     NameInUse,
     Notice,
     PreparationProgress,
-    StepDone,
     TrainingStarted,
 )
 from sebp_edge.texts import readers
@@ -394,11 +394,11 @@ def test_an_interruption_leaves_the_active_version_whole(make):
     first = personalizer.store.adapter("default").open(1).path
     files = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
 
-    def stop_at_a_step(event):
-        if isinstance(event, StepDone):
+    def stop_after_an_epoch(event):
+        if isinstance(event, Evaluated) and event.epoch:
             personalizer.stop()
 
-    personalizer.on_event = stop_at_a_step
+    personalizer.on_event = stop_after_an_epoch
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
     assert personalizer.store.adapter("default").active() == 1

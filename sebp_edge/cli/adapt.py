@@ -90,7 +90,7 @@ def adapt(
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
     If the adapter exists, train on what is new or has changed, and do nothing if there is no such document. If it was
-    made from other texts, for another model or with another recipe, say so first; on a terminal, ask for a name. Ask,
+    made from other texts, for another model or with another recipe, say so first; on a terminal, propose a name. Ask,
     too, before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
 
     --resume needs no other option, since the job knows them; `sebp-edge jobs` lists the jobs. Give PATH only if the
@@ -227,14 +227,16 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
 
 
 def _ask_for_name(event: NameInUse, *, as_json: bool, yes: bool) -> str:
-    """Says that the name has another adapter, and returns the name to go on with; on a terminal, asks for it."""
+    """Says that the name has another adapter, and returns the name to go on with; on a terminal, asks which."""
     if as_json:
         print_json(event)
         return event.name
     err.print(f"note: {event.message}", style="yellow", markup=False)
     if yes or not (sys.stdin.isatty() and err.is_terminal):
         return event.name
-    return typer.prompt(f"Name of this adapter ({event.name!r} goes on there)", default=event.proposal, err=True)
+    return (
+        event.proposal if typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True) else event.name
+    )
 
 
 def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:

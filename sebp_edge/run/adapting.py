@@ -192,7 +192,7 @@ class Adapting:
         self._lay_out(prepared, schedules, token)
         if (seconds := call.job.seconds_left) > SLOW_SECONDS:
             device, less = call.device.type.upper(), "a smaller model, fewer texts or fewer epochs take less time"
-            call.notify(Notice(f"The adaptation will take about {duration(seconds)} on this {device}; {less}."))
+            call.notify(Notice(f"Training will take about {duration(seconds)} on this {device}; {less}."))
         if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)

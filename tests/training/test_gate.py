@@ -59,7 +59,11 @@ def test_a_fall_above_the_margin_is_kept():
         (0.044, -math.inf, "predicts the text 4.4 % better than the base model, which may be chance"),
         (0.0001, -0.0002, r"predicts the text 0\.01 % better than the base model, which may be chance"),
         (0.02, 0.00997, r"surely predicts the text only 0\.997 % better .*, and the gate asks for 1\.000 %"),
-        (math.nan, -math.inf, "predicts nothing, since its loss, which measures how wrong it is, is not a finite number"),
+        (
+            math.nan,
+            -math.inf,
+            "predicts nothing, since its loss, which measures how wrong it is, is not a finite number",
+        ),
     ],
 )
 def test_a_bound_is_said_with_the_sign_of_its_sentence(gain, lower, words):
