@@ -49,11 +49,16 @@ def export(
         if as_json:
             print_json({"event": "result", "result_of": "export"} | result.to_dict())
         else:
-            _show(result)
+            _show(result, on_texts=bool(texts))
 
 
-def _show(result) -> None:
-    """Prints the figures and the summary."""
+def _show(result, *, on_texts: bool) -> None:
+    """Prints the figures and the summary.
+
+    Args:
+        on_texts: whether losses are those of the user's texts. On general text an adapter is mostly worse than the base
+            model, which says nothing of what it was made for.
+    """
     if result.merged_into:
         out.print(f"merged into    {result.merged_into}", markup=False)
     if result.mean_difference is not None:
@@ -62,9 +67,12 @@ def _show(result) -> None:
             f"{result.largest_difference:.1g}; the same likeliest token for {percent(result.same_likeliest)}"
         )
     if result.loss is not None:
+        where, base = "general text, not on yours (--texts measures on yours)", ""
+        if on_texts:
+            where, base = "your texts", f"{result.loss_base:.3f} base model, "
         out.print(
-            f"loss           {result.loss_base:.3f} base model, {result.loss_adapter:.3f} adapter, {result.loss:.3f} "
-            "these files, in nats per token"
+            f"loss           {base}{result.loss_adapter:.3f} adapter, {result.loss:.3f} these files: how wrong each "
+            f"predicts, in nats per token, on {where}"
         )
     if result.gain_kept:
         columns = ["quant", "rounded base model", "with the adapter", "gain kept"]
