@@ -190,8 +190,8 @@ class Inspection:
         chosen = self.plan.chosen
         time = "" if chosen.seconds is None else f", about {duration(chosen.seconds)}"
         sentences = [
-            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}: "
-            f"at most {gigabytes(chosen.peak)}{time}."
+            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}, "
+            f"with the recipe {self.recipe!r}: at most {gigabytes(chosen.peak)} of memory{time}."
         ]
         if self.beginning:
             sentences.append(self.beginning)
