@@ -114,7 +114,7 @@ def generate(
         if as_json:
             print_json({"event": "result", "result_of": "generate", "prompt": request, "text": text})
         else:
-            typer.echo()
+            show("\n")
 
 
 def _prompt_or_messages(prompt: str | None, system: str | None, messages: str | None) -> str | list:

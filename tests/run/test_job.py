@@ -1,6 +1,7 @@
 """One progress figure for a whole call, corrected by what its parts really take; and a stop that counts for nothing."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -386,3 +387,34 @@ def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):
     job.enter("samples")
     spend(job, 3)
     assert told(job)[-1].seconds_left <= 52
+
+
+@pytest.mark.parametrize(("is_busy", "why"), [(True, "This machine is busy"), (False, "This machine is slower")])
+def test_an_estimate_that_doubles_says_why(job, monkeypatch, is_busy, why):
+    monkeypatch.setattr("sebp_edge.machine.host.is_busy", lambda: is_busy)
+    job.lay_out(layout(6.0, steps=40))
+    train(job, 6.0, steps=20)
+    assert not [event for event in job.events if isinstance(event, Notice)]
+    for number in range(21, 31):
+        spend(job, 60.0, step(number, 40))
+    notices = [event.message for event in job.events if isinstance(event, Notice)]
+    assert notices and all(notice.startswith(why) for notice in notices)
+    # From what is told at any time, what is told later is at most twice as much, or a sentence stands between.
+    begin, least = job.events[0], math.inf
+    for event in job.events:
+        if isinstance(event, Notice):
+            least = math.inf
+        elif isinstance(event, JobProgress) and event.seconds_left and event.fraction:
+            whole = event.seconds_left / (1 - event.fraction)
+            assert whole <= 2 * least + 31 or event is begin
+            least = min(least, whole)
+
+
+def test_what_an_earlier_process_has_done_is_no_longer_ahead(job):
+    phase = Phase("train", {STEPS: 10}, {STEPS: 100.0})
+    phase.leave_out(STEPS, 0.4)
+    job.lay_out([phase])
+    job(TrainingStarted("train", 1, 1, 1, 1))
+    assert job.seconds_left == pytest.approx(60)
+    spend(job, 10.0, step(5, 10))
+    assert told(job)[-1].seconds_left == pytest.approx(50)

@@ -19,6 +19,7 @@ from sebp_edge.events import (
     AdapterSaved,
     Evaluated,
     ExamplesEvaluated,
+    JobProgress,
     JobStarted,
     ModelLoaded,
     Notice,
@@ -61,9 +62,13 @@ PLACES = {
 }
 
 
+def fractions(made):
+    return [event.fraction for event in made.events if isinstance(event, JobProgress)]
+
+
 @pytest.mark.parametrize("number", PLACES)
 def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, tmp_path, number):
-    store, job = AdapterStore(tmp_path / "store"), None
+    store, job, told = AdapterStore(tmp_path / "store"), None, []
     for place, at in PLACES[number].items():
         paused = personalizer(**(job.arguments() if job else {"model": model}), store=store, at=at)
         with pytest.raises(Paused) as error:
@@ -72,8 +77,12 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
         assert store.names() == []
         job = store.jobs.get()
         assert (job.id, job.state) == (error.value.job, "paused"), place
+        told += fractions(paused)
+        assert not told or round(job.progress, 4) == told[-1], place
     resumed = personalizer(**job.arguments(), store=store)
     result = resumed.resume()
+    told += fractions(resumed)
+    assert told == sorted(told) and told[-1] == 1  # from each pause, progress goes on
     assert (bits(store), verdict(result)) == whole[number][:2]
     assert result.report.training.curves == whole[number][2]
     assert store.jobs.list() == []
