@@ -58,7 +58,7 @@ class WordFigures:
         """What the keystrokes show, without figures; empty if there are too few documents."""
         if self.saved_more_lowest is None or self.saved_more_highest is None:
             return ""
-        saved = "as many keystrokes as"
+        saved = "about as many keystrokes as"
         if self.saved_more_lowest > 0:
             saved = "more keystrokes than"
         elif self.saved_more_highest < 0:

@@ -179,7 +179,7 @@ def test_names_of_documents_cannot_control_the_terminal(monkeypatch):
 
 def test_the_first_line_says_what_decided_and_typing_does_not_contradict_it(monkeypatch):
     """Whatever the keystrokes show: the gate decides by predictions."""
-    for lowest, highest, saved in ((0.01, 0.02, "more"), (-0.01, 0.02, "as many"), (-0.02, -0.01, "fewer")):
+    for lowest, highest, saved in ((0.01, 0.02, "more"), (-0.01, 0.02, "about as many"), (-0.02, -0.01, "fewer")):
         words = replace(WORDS, saved_more_lowest=lowest, saved_more_highest=highest)
         first, *lines = shown(outcome(replace(PLAIN, words=words)), monkeypatch)
         assert first == "Better: version 12 of 'default' is active, since it predicts your texts better."

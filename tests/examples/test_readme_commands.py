@@ -88,7 +88,6 @@ def test_under_a_name_of_another_model_or_of_other_texts_the_recipe_is_chosen_an
 @pytest.mark.usefixtures("unassessed", "own_data_folder")
 def test_a_plan_is_for_what_the_next_adaptation_does(home, model):
     options = ["--model", model, "--name", "one", "--device", "cpu"]
-    first = json.loads(run("plan", "notes", *options, "--json").stdout.splitlines()[-1])
     assert run("adapt", "notes", *options, "--activate-anyway").exit_code == 0
     again = run("plan", "notes", *options)
     assert "Nothing is new in 20 documents" in again.output and "learning all of them again" in again.output
@@ -96,4 +95,3 @@ def test_a_plan_is_for_what_the_next_adaptation_does(home, model):
     later = run("plan", "notes", *options, "--json").stdout.splitlines()
     events = [json.loads(line) for line in later]
     assert [event["new"] for event in events if event["event"] == "learning_on"] == [1]
-    assert events[-1]["seconds"] < first["seconds"]
