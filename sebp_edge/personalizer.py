@@ -231,8 +231,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         for learning all documents again. Without a budget, plans for the memory that is free now; if nothing fits, a
         MachineError says what would. Counts the tokens of a model that has not been downloaded with the bundled model's
         tokenizer, which produces more. With `gpu`, the memory of an absent GPU ("8GB" or a number of bytes), the plan
-        is for a first adaptation on an NVIDIA GPU with bf16 and unknown speed, in a host with enough memory; `device`
-        and `name` are ignored.
+        is for an NVIDIA GPU with bf16 and unknown speed, in a host with enough memory; `device` is ignored.
         """
         with self._calls.beside(self._make_call, stop_when) as call:
             return plan_for(call, texts, name, gpu)

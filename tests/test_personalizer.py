@@ -93,7 +93,9 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     assert result.tokens_per_second > 0
     assert result.peak_memory_bytes > 1e6
     assert (result.adapter_path / "adapter_model.safetensors").is_file()
-    assert result.summary.startswith("Better: version 1 of 'mine' is active. On 5 documents held out of the training,")
+    assert result.summary.startswith(
+        "Better: version 1 of 'mine' is active, since it predicts your texts better. On 5 documents"
+    )
     assert str(result.adapter_path) in result.summary
     planned = next(event for event in events if isinstance(event, TrainingStarted))
     assert (planned.train_documents, planned.validation_documents, planned.test_documents) == (15, 4, 5)

@@ -42,7 +42,7 @@ class VersionReport:
             "loss": lambda loss: "–" if loss is None else f"{loss:.3f}",
             "percent": lambda share: "–" if share is None else percent(share),
             "change": _change,
-            "better": _better,
+            "better": lambda gain: f"{percent(abs(gain))} {'worse' if gain < 0 else 'better'}",
             "count": lambda number: "–" if number is None else f"{number:,}",
             "counted": plural,
             "size": lambda size: "–" if size is None else gigabytes(size),
@@ -57,11 +57,6 @@ class VersionReport:
             training=self.training,
             chart=chart,
         )
-
-
-def _better(gain: float) -> str:
-    """Formats the share by which a loss fell: "4.4 % better"."""
-    return f"{percent(abs(gain))} {'worse' if gain < 0 else 'better'}"
 
 
 def _change(gain: float | None) -> str:

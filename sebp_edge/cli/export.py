@@ -53,12 +53,7 @@ def export(
 
 
 def _show(result, *, on_texts: bool) -> None:
-    """Prints the figures and the summary.
-
-    Args:
-        on_texts: whether losses are those of the user's texts. On general text an adapter is mostly worse than the base
-            model, which says nothing of what it was made for.
-    """
+    """Prints the figures and the summary; leaves out that of the base model on general text, which shows no gain."""
     if result.merged_into:
         out.print(f"merged into    {result.merged_into}", markup=False)
     if result.mean_difference is not None:
@@ -67,9 +62,8 @@ def _show(result, *, on_texts: bool) -> None:
             f"{result.largest_difference:.1g}; the same likeliest token for {percent(result.same_likeliest)}"
         )
     if result.loss is not None:
-        where, base = "general text, not on yours (--texts measures on yours)", ""
-        if on_texts:
-            where, base = "your texts", f"{result.loss_base:.3f} base model, "
+        where = "your texts" if on_texts else "general text, not on yours (--texts measures on yours)"
+        base = f"{result.loss_base:.3f} base model, " if on_texts else ""
         out.print(
             f"loss           {base}{result.loss_adapter:.3f} adapter, {result.loss:.3f} these files: how wrong each "
             f"predicts, in nats per token, on {where}"

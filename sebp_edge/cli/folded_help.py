@@ -1,7 +1,4 @@
-"""Lets the tables of help fold words that are longer than their column, which typer would cut. Imported for help only.
-
-typer has no setting for it.
-"""
+"""Lets the tables of help fold words that typer would cut, which has no setting for it. Imported for help only."""
 
 from rich import columns
 from rich.table import Table

@@ -11,6 +11,7 @@ from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 from sebp_edge.errors import OptionError
+from sebp_edge.events import PreparationProgress
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -42,7 +43,8 @@ def plan(
     """
     if gpu is not None and request.settings["device"] is not None:
         raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
-    with personalizing(request.as_json, memory_budget=memory, **request.settings) as personalizer:
+    settings = request.settings | {"memory_budget": memory}
+    with personalizing(request.as_json, hides=PreparationProgress, **settings) as personalizer:
         result = personalizer.plan(request.texts, name=name, gpu=gpu)
     if request.as_json:
         print_json({"event": "plan", **result.to_dict()})

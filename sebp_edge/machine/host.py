@@ -47,11 +47,6 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def is_busy() -> bool:
-    """Whether programs wait for a core in the last minute's mean: more of them run than there are cores, by half."""
-    return psutil.getloadavg()[0] > 1.5 * (psutil.cpu_count() or 1)
-
-
 def nvidia_smi(query: str) -> str:
     """Returns nvidia-smi's answer, a line for each GPU or process; "" if it is missing or fails."""
     command = ending_with_this(["nvidia-smi", query, "--format=csv,noheader,nounits"])

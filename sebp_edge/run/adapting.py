@@ -28,7 +28,7 @@ from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.encoding import TrainingPreparation
-from sebp_edge.run.job import STEPS, Phase
+from sebp_edge.run.job import Phase
 from sebp_edge.run.phases import LOAD
 from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.reporting import Report
@@ -332,10 +332,6 @@ class Adapting:
             earlier |= {*read_standing(self._place.adapter).best[:1]}
         recipe = self.preparation.recipe.with_defaults()
         ahead = phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
-        if (resumed := self._work.resumed) is not None and resumed.state is not None:
-            trainings = (phase for phase in ahead if STEPS in phase.units)
-            for phase, progress in zip(trainings, resumed.state.progress, strict=False):
-                phase.leave_out(STEPS, 1 if progress.is_over else progress.steps / max(1, progress.total_steps))
         self._call.job.lay_out([*before, *ahead])
 
     def _activate(self, saved: SavedAdapter) -> tuple[SavedAdapter, int | None]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import TypeVar
 
+import psutil
+
 from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import Check, StopSignal
 from sebp_edge.basics.units import duration
@@ -36,7 +38,6 @@ from sebp_edge.events import (
     new_job,
     now,
 )
-from sebp_edge.machine import host
 from sebp_edge.models.libraries import quiet_libraries
 
 Result = TypeVar("Result")
@@ -72,11 +73,6 @@ class Phase:
     name: str
     units: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-
-    def leave_out(self, kind: str, share: float) -> None:
-        """Leaves out a share of the units of a kind, and of their time: what an earlier process has done."""
-        self.units[kind] = round(self.units[kind] * (1 - share))
-        self.seconds[kind] *= 1 - share
 
 
 class Job:
@@ -263,7 +259,9 @@ class Job:
         told = self._told = min(total, math.inf if self._told is None else self._told)
         if total > max(2 * told, told + WORTH_A_NOTICE):
             self._told = total
-            why = "This machine is busy" if host.is_busy() else "This machine is slower than was expected"
+            # More programs want to compute than there are cores, by half, in the last minute's mean.
+            is_busy = psutil.getloadavg()[0] > 1.5 * (psutil.cpu_count() or 1)
+            why = "This machine is busy" if is_busy else "This machine is slower than was expected"
             notice = f"{why}: it takes about {duration(total)} in all, and not {duration(told)}."
             self._on_event(Notice(notice).of_job(self.id))
 

@@ -17,7 +17,7 @@ from sebp_edge.questions.examples import encode_practice
 from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.start import Beginning, Start, all_again, latest_history
+from sebp_edge.run.start import Beginning, Start, latest_history
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
@@ -77,9 +77,8 @@ class Preparation:
     @classmethod
     def under(cls, call: TextsCall, texts, adapter: Adapter) -> "Preparation":
         """Reads texts; prepares what `adapt` would do with them under the name of an adapter."""
-        earlier = latest_history(adapter)
         call, reading = call.with_texts(texts, adapter)
-        preparation = cls(call, reading, earlier)
+        preparation = cls(call, reading, latest_history(adapter))
         given = call.store, adapter.name, call.reference, call.recipe, call.seed, reading
         preparation.learn_on_from(compare_with_active(*given), sync=False)
         return preparation
@@ -90,7 +89,7 @@ class Preparation:
         Args:
             sync: whether documents that are gone are to be forgotten.
         """
-        self.active, self._sync = active, sync
+        self.active, self._start, self._sync = active, "", sync
         if active is None:
             return
         self._start = Start.at(active, self._call.store, self._call.refuse_damaged)
@@ -104,14 +103,13 @@ class Preparation:
     @property
     def starts_over(self) -> str:
         """Says why the training does not begin at the active version; empty if that is not known yet."""
-        return all_again(self.active.version, self._start) if self._start and isinstance(self._start, str) else ""
+        return Beginning(self.active, obstacle=self._start).summary if isinstance(self._start, str) else ""
 
     def _has_enough_for_tests(self) -> bool:
         """Whether the documents get one split instead of folds, told without the model's tokenizer."""
-        texts = {number: document.own_text for number, document in enumerate(self.reading.documents)}
-        seed, earlier, keeps = self._drawing.seed, self._drawing.earlier, self._drawing.keeps
-        fingerprints = take_fingerprints(texts, earlier.salt, self._call.progress)
-        return draw_splits(fingerprints, seed, earlier, keeps=keeps).kind == "split"
+        texts, drawing = dict(enumerate(each.own_text for each in self.reading.documents)), self._drawing
+        fingerprints = take_fingerprints(texts, drawing.earlier.salt, self._call.progress)
+        return draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps).kind == "split"
 
     def read_dataset(self) -> Prepared:
         """Returns the dataset for a model that is not loaded."""
@@ -219,18 +217,15 @@ class Preparation:
 
 def plan_for(call: TextsCall, texts, name: str | None, gpu: str | int | None) -> Plan:
     """See `Personalizer.plan`."""
+    size = None if gpu is None else call.parse_gpu_memory(gpu)
     with quiet_libraries():
-        if gpu is not None:  # of another machine, with a store of its own
-            return Preparation(*call.with_texts(texts)).plan(gpu=call.parse_gpu_memory(gpu)).plan
         preparation = Preparation.under(call, texts, call.store.adapter(name or call.recipe.default_name))
-        active = preparation.active
-        if active is not None and active.name_in_use is not None:
-            call.notify(active.name_in_use)
-        prepared = preparation.read_dataset()
-        if prepared.beginning.event is not None:
-            call.notify(prepared.beginning.event)
+        prepared, active = preparation.read_dataset(), preparation.active
+        event = prepared.beginning.event
         if prepared.beginning.has_nothing_new:
-            call.notify(Notice(f"{prepared.beginning.summary} This plan is for learning all of them again."))
+            event = Notice(f"{prepared.beginning.summary} This plan is for learning all of them again.")
             preparation.learn_on_from(None, sync=False)
             prepared = preparation.read_dataset()
-        return preparation.plan(prepared).plan
+        for each in filter(None, (active and active.name_in_use, event)):
+            call.notify(each)
+        return preparation.plan(prepared, gpu=size).plan

@@ -135,7 +135,7 @@ class Beginning:
         if self.has_nothing_new:
             return UnchangedResult.of(self.active).summary
         if self.obstacle:
-            return all_again(self.active.version, self.obstacle)
+            return f"All documents are learnt again, since version {self.active.version} {self.obstacle}."
         return self.event.summary if self.lessons else ""
 
     @property
@@ -169,11 +169,6 @@ class Beginning:
     def folders(self) -> list[Path]:
         """The folders of the states that the trainings begin in, the last training's last; empty without a version."""
         return [*self.start.states, self.start.comparison.saved.path] if self.start else []
-
-
-def all_again(version: int, obstacle: str) -> str:
-    """Says that no training learns on from a version; `obstacle` is why, as a sentence's predicate."""
-    return f"All documents are learnt again, since version {version} {obstacle}."
 
 
 def latest_history(adapter: Adapter) -> SplitHistory:

@@ -60,11 +60,6 @@ class TextsComparison:
         return self.name_in_use.message if self.name_in_use else ""
 
     @property
-    def num_known(self) -> int:
-        """The number of texts that the version has learnt."""
-        return len({*self.known.texts, *self.known.gone}) if self.known else 0
-
-    @property
     def num_missing(self) -> int:
         """The number of texts that the version has learnt and that are not there: gone, or changed."""
         return len({*self.known.texts, *self.known.gone} - set(self.hashes)) if self.known else 0
@@ -108,28 +103,20 @@ def compare_with_active(
     return replace(compared, name_in_use=find_name_in_use(saved, reasons, store, reference, recipe, reading.folders))
 
 
-def made_for_others(
-    adapter: Adapter, saved: SavedAdapter, reference: ModelReference, reading: Reading
-) -> dict[str, str]:
-    """Returns why a version is one of other "texts" and of another "model", as a sentence's predicates.
+def made_for_others(adapter: Adapter, saved: SavedAdapter, reference: ModelReference, reading: Reading) -> dict:
+    """Returns why a version is of other "texts" and of another "model", as a sentence's predicates, or empty strings.
 
-    They are empty if it is not.
-
-    Raises:
-        AdapterError: its list of texts is damaged.
+    Raises an AdapterError if its list of texts is damaged.
     """
-    known = KnownTexts.read(saved.path)
-    reasons = {"texts": "", "model": _other_model(saved.record, known, reference)}
+    known, texts = KnownTexts.read(saved.path), ""
     if known is not None:
         learnt, hashes = {*known.texts, *known.gone}, _hashes(reading, known)
-        num_learnt = sum(each in learnt for each in hashes)
-        reasons["texts"] = other_texts(adapter, len(hashes), num_learnt, len(learnt), reading.folders)
-    return reasons
+        texts = other_texts(adapter, len(hashes), sum(map(learnt.__contains__, hashes)), len(learnt), reading.folders)
+    return {"texts": texts, "model": _other_model(saved.record, known, reference)}
 
 
 def _hashes(reading: Reading, known: KnownTexts | None) -> list[str]:
-    salt = known.salt if known else b""
-    return [document.hash(salt) for document in reading.documents]
+    return [document.hash(known.salt if known else b"") for document in reading.documents]
 
 
 def _obstacle(

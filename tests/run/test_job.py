@@ -391,7 +391,7 @@ def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):
 
 @pytest.mark.parametrize(("is_busy", "why"), [(True, "This machine is busy"), (False, "This machine is slower")])
 def test_an_estimate_that_doubles_says_why(job, monkeypatch, is_busy, why):
-    monkeypatch.setattr("sebp_edge.machine.host.is_busy", lambda: is_busy)
+    monkeypatch.setattr("psutil.getloadavg", lambda: (1000.0 * is_busy, 0.0, 0.0))
     job.lay_out(layout(6.0, steps=40))
     train(job, 6.0, steps=20)
     assert not [event for event in job.events if isinstance(event, Notice)]
@@ -408,13 +408,3 @@ def test_an_estimate_that_doubles_says_why(job, monkeypatch, is_busy, why):
             whole = event.seconds_left / (1 - event.fraction)
             assert whole <= 2 * least + 31 or event is begin
             least = min(least, whole)
-
-
-def test_what_an_earlier_process_has_done_is_no_longer_ahead(job):
-    phase = Phase("train", {STEPS: 10}, {STEPS: 100.0})
-    phase.leave_out(STEPS, 0.4)
-    job.lay_out([phase])
-    job(TrainingStarted("train", 1, 1, 1, 1))
-    assert job.seconds_left == pytest.approx(60)
-    spend(job, 10.0, step(5, 10))
-    assert told(job)[-1].seconds_left == pytest.approx(50)
