@@ -50,12 +50,12 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
 MAX_LINES = 52_411
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_659,
-    "adapters": 3_622,
+    "files at the root": 1_668,
+    "adapters": 3_626,
     "ask": 722,
     "basics": 777,
     "basics.pages": 326,
-    "cli": 3_083,
+    "cli": 3_117,
     "export": 1_990,
     "machine": 903,
     "memory": 1_765,
@@ -63,12 +63,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_456,
+    "run": 5_556,
     "serve": 2_737,
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,
-    "texts": 10_443,
+    "texts": 10_445,
     "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22
