@@ -69,7 +69,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             the GPU, or of the host on the CPU. If no plan fits into what is free of it, `adapt` loads nothing.
         seed: the random seed.
         me: the owner's name in chats and mails, or a list, since each service may have another one.
-        politeness: how trainings give way to other programs; by default, they do not.
+        politeness: how trainings give way to other programs; by default, they do not. Its threads are every call's.
         on_event: receives every event (see `sebp_edge.events`).
     """
 

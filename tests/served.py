@@ -54,7 +54,7 @@ with socket.socket(socket.AF_UNIX) as tests:
     sys.exit(int(tests.recv(10) or 1))
 """
 # A machine that runs other tests too would leave nothing to a worker of low priority.
-AS_USUAL = "import sebp_edge.serve.work; sebp_edge.serve.work.lower_priority = lambda: None\n"
+AS_USUAL = "import sebp_edge.serve.work; sebp_edge.serve.work.lower_priority_of_thread = lambda: None\n"
 # What a machine that runs other tests too may take; nothing waits for so long that is not broken.
 SECONDS = 120
 

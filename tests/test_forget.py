@@ -209,6 +209,15 @@ def test_a_receipt_is_verified_by_a_training_that_gives_the_same_weights(make, l
     found = personalizer.verify_forgotten()
     assert (found.verified, found.version, found.receipt) == (True, 2, receipt.path)
     assert found.weights == found.trained_again == receipt.weights == adapter.open(2).weights_hash()
+    # With as many threads as then.
+    record = adapter.version_folder(2) / "sebp_edge.json"
+    text, seen = record.read_text(), set()
+    record.write_text(json.dumps(json.loads(text) | {"threads": 3}))
+    personalizer.on_event = lambda event: event.event != "step" or seen.add(torch.get_num_threads())
+    personalizer.verify_forgotten()
+    assert seen == {3} and json.loads(text)["threads"] == torch.get_num_threads()
+    record.write_text(text)
+    personalizer.on_event = silent
     assert "version 2 is, bit for bit, what a training on its 23 documents gives" in found.explanation
     assert listing(personalizer.store.folder) == before
     assert personalizer.in_use.adapter_folder == adapter.version_folder(2)

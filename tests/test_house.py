@@ -48,27 +48,27 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_517
+MAX_LINES = 52_797
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_668,
-    "adapters": 3_626,
+    "adapters": 3_628,
     "ask": 722,
-    "basics": 777,
+    "basics": 793,
     "basics.pages": 326,
-    "cli": 3_117,
+    "cli": 3_127,
     "export": 1_990,
-    "machine": 903,
+    "machine": 933,
     "memory": 1_765,
     "models": 5_061,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_556,
-    "serve": 2_737,
+    "run": 5_573,
+    "serve": 2_772,
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,
-    "texts": 10_445,
+    "texts": 10_614,
     "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22

@@ -49,6 +49,7 @@ class AdapterRecord:
             older records.
         learnt_on_from: the version that it learnt on from; None if it began at the base model, and in older records.
         packages: the versions of Python and of the packages that compute; None in older records.
+        threads: how many threads computed on the CPU; None on a GPU, and in older records.
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
@@ -88,6 +89,7 @@ class AdapterRecord:
     refused: int | None = None
     learnt_on_from: int | None = None
     packages: dict[str, str] | None = None
+    threads: int | None = None
     quiz: dict[str, int | None] | None = None
     words: WordFigures | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))

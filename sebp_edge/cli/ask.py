@@ -12,8 +12,9 @@ import typer
 from sebp_edge.ask.answer import NOT_FOUND, NUM_PASSAGES, Answer, is_found
 from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
-from sebp_edge.cli.options import Device, Exclude, Include, Json, select
+from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
 from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import READER
 from sebp_edge.texts.documents import check_text, printable
@@ -34,6 +35,7 @@ def ask(
         int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")
     ] = NUM_PASSAGES,
     device: Device = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Answer a question from your texts, and say where the answer stands. Without QUESTION, ask in a conversation."""
@@ -43,20 +45,21 @@ def ask(
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
         settings, adapter = choose_model(name, None, model, defaults=(READER, "default"))
+        settings |= {"device": device, "politeness": Politeness.of(threads=threads)}
         reference = resolve(settings["model"])
         if question is not None:
             index = _search(question, texts, passages)
             if index is None:  # without a model, whose libraries take seconds to import
                 _show(Answer(NOT_FOUND, found=False), question, as_json)
                 return
-            personalizer = personalizer_class()(**settings, device=device)
+            personalizer = personalizer_class()(**settings)
             answer = _answer(personalizer, question, index, [], adapter, passages, as_json)
             if answer.quoted and adapter != READER and out.is_terminal and not as_json:
                 named = shlex.quote(reference.location if reference.has_path else reference.name)
                 advice = f"sebp-edge adapt --recipe ask --model {named} trains the model to read."
                 out.print(advice, style="dim", markup=False)
             return
-        personalizer, before = personalizer_class()(**settings, device=device), []
+        personalizer, before = personalizer_class()(**settings), []
         for asked in _typed():
             try:
                 answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)

@@ -12,8 +12,9 @@ from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json, print_note
-from sebp_edge.cli.options import Device, Json, path_option
+from sebp_edge.cli.options import Device, Json, Threads, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.machine.politeness import Politeness
 
 DEMONSTRATOR = "'tiny' is a demonstrator: it writes sentences, not sense; for real use, adapt another --model."
 # A prompt such as a Markdown list or front matter; options have no space before "=".
@@ -71,6 +72,7 @@ def generate(
         bool, typer.Option("--sparse-kernels", help="Compute with the compressed weights of a 2:4 model; GPU only.")
     ] = False,
     device: Device = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Generate text with an adapter: continue PROMPT, or answer a chat."""
@@ -80,7 +82,7 @@ def generate(
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
         wanted = adapter or name or ("default" if version is not None else None)
         settings, chosen = choose_model(wanted, version, model, load_in_4bit)
-        personalizer = personalizer_class()(**settings, device=device)
+        personalizer = personalizer_class()(**settings, device=device, politeness=Politeness.of(threads=threads))
         # A text is continued, so it is a part of what is written; a question of a chat is not.
         is_continued = chosen is None or personalizer.store.find(chosen, version).record.prompts == "text"
         begin = [partial(out.print, request, end="", style="bold", markup=False)] * (is_continued and prompt is request)

@@ -9,8 +9,9 @@ from rich.markup import escape
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import hanging, out, print_json, print_table
-from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.cli.options import FreeMemory, Request, Threads, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
+from sebp_edge.machine.politeness import Politeness
 from sebp_edge.texts.documents import printable
 
 # Lines of a list, and characters of a rendered run; JSON has all.
@@ -26,12 +27,14 @@ def inspect(
     request: Request,
     name: Annotated[str | None, typer.Option(help="Name of the adapter, whose documents keep their splits.")] = None,
     memory: FreeMemory = None,
+    threads: Threads = None,
 ) -> None:
     """Show what `adapt` would do with the texts in PATH: what is read, the split, examples, memory and time.
 
     Loads no weights and changes nothing. `plan` shows the memory by purpose.
     """
-    with personalizing(request.as_json, memory_budget=memory, **request.settings) as personalizer:
+    own = {"memory_budget": memory, "politeness": Politeness.of(threads=threads)}
+    with personalizing(request.as_json, **own, **request.settings) as personalizer:
         found = personalizer.inspect(request.texts, name=name)
     if request.as_json:
         print_json(found.to_dict())

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +73,39 @@ def lower_priority() -> None:
     # On Linux each thread has a niceness of its own, and new threads inherit it.
     threads = [thread.id for thread in psutil.Process().threads()] if sys.platform == "linux" else [0]
     for thread in threads:
-        with suppress(ProcessLookupError):  # it has ended
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
-    if os.getsid(0) == os.getpid():  # else it is the terminal's, where other programs run
-        with suppress(OSError):
-            _SESSION.write_text(f"{NICENESS}\n")
+        _lower(thread)
+    set_session_niceness(NICENESS)
+
+
+def lower_priority_of_thread() -> None:
+    """Gives this thread, and those that it starts, a low priority, for good.
+
+    Where only processes have a priority, gives it to this process.
+    """
+    if sys.platform == "linux":
+        _lower(threading.get_native_id())
+    else:
+        lower_priority()
+
+
+def set_session_niceness(niceness: int) -> None:
+    """Sets the niceness of this process's session if it leads one: Linux takes that back, up to ten times a second."""
+    if os.name == "nt" or os.getsid(0) != os.getpid():  # it is the terminal's, where other programs run
+        return
+    for _ in range(3):
+        try:
+            _SESSION.write_text(f"{niceness}\n")
+        except BlockingIOError:  # asked again too soon
+            time.sleep(0.1)
+        except OSError:
+            return
+        else:
+            return
+
+
+def _lower(thread: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def is_on_battery() -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -25,7 +26,7 @@ HELD_SECONDS = 300.0
 RETRY_SECONDS = 60.0
 # Memory that is left to other programs: a share of all, within limits in bytes.
 RESERVE, MIN_RESERVE, MAX_RESERVE = 0.05, 256 * 2**20, 2 * 2**30
-# A training on a GPU computes only little on the CPU. Each time, torch wakes a thread for every core that it sees; in a
+# A call on a GPU computes only little on the CPU. Each time, torch wakes a thread for every core that it sees; in a
 # container that lends fewer, all of them, the main one included, then wait until they are scheduled.
 THREADS_BESIDE_GPU = 4
 # What precedes this is not taken for work of the GPU, such as reading texts.
@@ -35,7 +36,7 @@ POWER, MEMORY, GPU = "power", "memory", "gpu"
 
 
 class GivingWay:
-    """How one call gives way to other programs, from `in_effect` on.
+    """How one call gives way to other programs.
 
     Args:
         job: receives the events; its clock stands still during a wait.
@@ -61,16 +62,26 @@ class GivingWay:
         self._look_at, self._reason, self._rested = 0.0, None, time.perf_counter()
 
     @contextmanager
-    def in_effect(self) -> Iterator[None]:
-        """Context in which the call waits for others, and computes with the threads that it may use."""
+    def limited_threads(self) -> Iterator[None]:
+        """Context in which the call computes with the threads that it may use."""
         threads = self.politeness.threads
         if threads is None and self._device.type == "cuda":
             threads = min(torch.get_num_threads(), THREADS_BESIDE_GPU)
         with devices.limited_threads(threads):
-            self._is_on = self.politeness.waits
-            if self._is_on:
-                self._watch()
             yield
+
+    @property
+    def recorded(self) -> Politeness:
+        """What a training's job records: with the threads that it began with on the CPU, as their number rounds."""
+        if self._device.type != "cpu":
+            return self.politeness
+        return replace(self.politeness, threads=torch.get_num_threads())
+
+    def wait_from_now_on(self) -> None:
+        """Waits for others from now on, if the call is to."""
+        self._is_on = self.politeness.waits
+        if self._is_on:
+            self._watch()
 
     @property
     def is_due(self) -> bool:

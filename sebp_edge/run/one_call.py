@@ -36,7 +36,7 @@ class OneCall:
                 self._signal = StopSignal(stop_when)
                 self._signal.check()
                 call = make(self._signal, interruptions)
-                with quiet_libraries(), without_cudnn_attention(), call.job:
+                with quiet_libraries(), without_cudnn_attention(), call.giving_way.limited_threads(), call.job:
                     yield call
                     call.job.finish()
 

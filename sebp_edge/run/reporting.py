@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
+import torch
+
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.training_report import (
     CopiedRun,
@@ -100,6 +102,7 @@ def _record(run: TrainingRun, report: TrainingReport, probed: Probed | None) -> 
         is_best=bool(result and result.is_best),
         refused=result.refused if result else None,
         packages=package_versions(),
+        threads=torch.get_num_threads() if base.model.device.type == "cpu" else None,
         trained_on_all=result.is_refit if result else False,
         general_loss_before=probed.general_before if probed else None,
         general_loss_after=probed.general_after if probed else None,

@@ -1,7 +1,7 @@
 """Begins adaptations and forgetting as jobs, and goes on with them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -30,18 +30,18 @@ def politely(call: Call, texts, do: Callable[..., Result], *arguments) -> Result
     Documents that change meanwhile are left for the next adaptation.
     """
     run = partial(do, call, *arguments)
-    with call.giving_way.in_effect():
-        while True:
-            try:
-                return run()
-            except Paused as error:
-                paused = error.with_traceback(None)  # whose frames hold the texts
-            if not call.giving_way.frees:
-                raise paused
-            call.interruptions.begin_again()
-            call.giving_way.wait_for(paused)
-            job = call.store.jobs.get(paused.job)
-            run = partial(resume, call, job, texts, "without")
+    call.giving_way.wait_from_now_on()
+    while True:
+        try:
+            return run()
+        except Paused as error:
+            paused = error.with_traceback(None)  # whose frames hold the texts
+        if not call.giving_way.frees:
+            raise paused
+        call.interruptions.begin_again()
+        call.giving_way.wait_for(paused)
+        job = call.store.jobs.get(paused.job)
+        run = partial(resume, call, job, texts, "without")
 
 
 def run_adapt(
@@ -115,7 +115,8 @@ def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | Unchanged
     place, options = Place(call.store, record.adapter), dict(record.options)
     newest = max(place.adapter.versions()) if place.adapter.exists() else 0
     if job.state == "queued":
-        job.update(settings=record.settings | {"device": call.device.type}, newest=newest)
+        begun = {"device": call.device.type, "politeness": asdict(call.giving_way.recorded)}
+        job.update(settings=record.settings | begun, newest=newest)
     elif newest > record.newest:
         raise JobError(
             f"Version {newest} of the adapter {record.adapter!r} was saved after the training had begun; adapt again."
@@ -126,12 +127,14 @@ def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | Unchanged
         with job.held():
             job.start_over()
     work = Work(call.store, job, changed)
-    if record.kind == "forget":
-        documents = [Path(one) if Path(str(one)).is_absolute() else one for one in options.pop("documents")]
-        return run_forget(call, place, documents, texts, options, work=work)
-    if texts is None and call.recipe.questions is None:
-        raise JobError("The training began with texts that are no files; give the same texts again (texts=).")
-    return run_adapt(call, place, texts, options, work)
+    # As many threads as it began with, since another number rounds differently.
+    with devices.limited_threads(job.arguments()["politeness"].threads):
+        if record.kind == "forget":
+            documents = [Path(one) if Path(str(one)).is_absolute() else one for one in options.pop("documents")]
+            return run_forget(call, place, documents, texts, options, work=work)
+        if texts is None and call.recipe.questions is None:
+            raise JobError("The training began with texts that are no files; give the same texts again (texts=).")
+        return run_adapt(call, place, texts, options, work)
 
 
 def _call_of(job: Job, call: Call) -> Call:

@@ -126,7 +126,7 @@ class Work:
         """
         if place.out is not None:
             return cls(call.store, None)
-        budget, politeness = call.budget and call.budget.size, call.giving_way.politeness
+        budget, politeness = call.budget and call.budget.size, call.giving_way.recorded
         settings = settings_of(call.reference, call.recipe, call.device.type, budget, call.seed, call.me, politeness)
         adapter = place.adapter
         record = JobRecord(

@@ -1,7 +1,13 @@
-"""What the worker does: jobs, and answers, also between the steps of a job."""
+"""What the worker does: jobs, and answers, also between the steps of a job.
+
+Answers are given in the main thread. Jobs run in another one, which alone has a low priority; it waits for the answer.
+"""
 
 import json
+import queue
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -10,7 +16,7 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, finite, silent
 from sebp_edge.machine import devices
-from sebp_edge.machine.politeness import lower_priority
+from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set_session_niceness
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.known_machine import remember_machine
 from sebp_edge.memory.shape_reader import read_shape
@@ -41,6 +47,8 @@ from sebp_edge.serve.tasks import Tasks
 
 # Of a job that an error ends: the first that fits.
 _STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (SebpEdgeError, "refused"), (Exception, "failed"))
+# Once an app asks, more requests follow: the session has its usual priority for so long, which is changed seldom.
+_SECONDS_UNTIL_LOW = 2.0
 
 
 class Worker:
@@ -51,6 +59,9 @@ class Worker:
         self._settings: dict = {}
         self._served: Personalizer | None = None  # which answers
         self._job: Personalizer | None = None  # which runs a job
+        self._jobs: ThreadPoolExecutor | None = None  # its only thread
+        self._handed: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None once the job has ended
+        self._lowers_priority, self._is_low, self._answered = True, False, 0.0
 
     def run(self) -> None:
         """Works until the process ends."""
@@ -61,12 +72,18 @@ class Worker:
         match task["do"]:
             case "settings":
                 self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
-                if task["low_priority"]:
-                    lower_priority()
+                self._lowers_priority = task["low_priority"]
+                lower = lower_priority_of_thread if self._lowers_priority else None
+                self._jobs = ThreadPoolExecutor(1, "sebp-edge job", lower)
             case "answer":
                 self._answer(task)
             case "job":
-                self._run_job(task)
+                job = self._jobs.submit(self._run_job, task)
+                job.add_done_callback(lambda _: self._handed.put(None))
+                while (answer := self._handed.get()) is not None:
+                    answer()
+                job.result()
+                self._be_low(False)
 
     def _tell(self, tells: str, **values) -> None:
         self._outbox.wait_for_room()
@@ -120,11 +137,23 @@ class Worker:
     def _meanwhile(self) -> None:
         """Answers what waits; pauses the job if that is asked for."""
         while not self._job.in_use.is_loading and (task := self._tasks.next_within_job()) is not None:
-            self._answer(task)
+            self._be_low(False)
+            answered = Future()
+            self._handed.put(lambda task=task, done=answered: done.set_result(self._answer(task)))
+            answered.result()
+            self._answered = time.monotonic()
             if self._job.memory_budget is not None:  # of which the training needs all
                 self._served.in_use.detach_adapter()
+        if time.monotonic() - self._answered > _SECONDS_UNTIL_LOW:
+            self._be_low(True)
         if self._tasks.job_pause.is_set():
             self._job.pause()
+
+    def _be_low(self, is_low: bool) -> None:
+        """Lowers the priority of the worker's session, or takes that back for an answer."""
+        if self._lowers_priority and is_low != self._is_low:
+            self._is_low = is_low
+            set_session_niceness(NICENESS if is_low else 0)
 
     # --------------------------------------------------------------------------------------------------------- answers
 

@@ -2,7 +2,9 @@
 
 import os
 import sys
+import traceback
 
+from sebp_edge.basics.openmp import spin_briefly
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.serve.streams import Outbox, take_streams
 from sebp_edge.serve.tasks import Tasks
@@ -11,6 +13,7 @@ from sebp_edge.serve.tasks import Tasks
 def main() -> None:
     """Works for the supervisor until that ends it."""
     end_with_parent(int(sys.argv[-1]))
+    spin_briefly()
     descriptors = take_streams()
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
     tasks = Tasks(descriptors[0], lambda task: outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]}))
@@ -20,7 +23,11 @@ def main() -> None:
         outbox.send({"tells": "broken", "why": f"{type(error).__name__}: {error}"})
         outbox.drain(1.0)
         raise
-    Worker(tasks, outbox).run()
+    try:
+        Worker(tasks, outbox).run()
+    finally:
+        traceback.print_exc()
+        os._exit(1)  # at once, though the thread of jobs may wait for an answer
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Uses the first of these methods that is sound for the template, and never guesses:
 
 1. generation marks: the template marks the assistant's text (`{% generation %}`);
-2. prefixes: the conversation rendered up to a turn is a prefix of what is rendered up to the next one;
+2. prefixes: the conversation rendered up to a turn, or what all answers share, is a prefix of what is rendered up to
+   the next one;
 3. turn by turn: for templates that rewrite earlier turns (Qwen3 drops their thoughts), renders one text per assistant
    turn, with loss on that turn only.
 """
@@ -12,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from sebp_edge.errors import ModelError
 from sebp_edge.texts.documents import Content, Conversation, Message, Unreadable, turns_with_loss
@@ -102,6 +104,8 @@ def plain_message(text: str) -> str:
 def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     """Renders a conversation with the generation prompt, which starts the assistant's answer.
 
+    If the template's own prompt opens a thought that answers without one do not have, it is what these begin with.
+
     Raises:
         ModelError: there is no chat template.
         Unreadable: see `render_conversation`.
@@ -109,9 +113,15 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     template = _ChatTemplate(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
     try:
-        return template.render_all(messages, prompt=True, **variables).text
+        prompt = template.render_all(messages, prompt=True, **variables).text
     except TemplateRefuses as error:
         raise Unreadable(f"it {error} these messages") from error
+    with suppress(TemplateRefuses, Unreadable):
+        answer = {"role": "assistant", "content": "answer"}
+        answered = template.render_all([*messages, answer], **variables).text
+        if not answered.startswith(prompt):
+            return _before_answers(messages, answer, answered, template, **variables)
+    return prompt
 
 
 def render_end_of_turn(tokenizer) -> str:
@@ -200,9 +210,9 @@ def _by_turns(messages: Messages, template: _ChatTemplate) -> Rendered:
     if turns[0] == 0:
         raise Unreadable("it begins with the assistant, whose text the model's chat template does not mark")
     whole, spans, apart = "", [], []
-    for before, after in _before_and_after(messages, turns, template):
+    for turn, (before, after) in zip(turns, _before_and_after(messages, turns, template), strict=True):
         if not after.startswith(before):
-            raise NotShown
+            before = _before_answers(messages[:turn], messages[turn], after, template)
         if not (apart or after.startswith(whole)):
             apart = [(whole[:end], [(begin, end)]) for begin, end in spans]
         whole = after
@@ -223,6 +233,23 @@ def _before_and_after(messages: Messages, turns: Sequence[int], template: _ChatT
         cuts = [cut for turn in some for cut in ((turn, True), (turn + 1, False))]
         texts = [rendering.text for rendering in template.render(messages[: some[-1] + 1], cuts)]
         yield from zip(texts[::2], texts[1::2], strict=True)
+
+
+def _before_answers(messages: Messages, answer: Message, rendered: str, template: _ChatTemplate, **variables) -> str:
+    """Returns what stands before an answer whatever it says: what it shares with another one, without a thought.
+
+    Prompts of thinking models open a thought, and templates write a last answer otherwise than an earlier one.
+    """
+    said = answer["content"].rpartition("</think>")[2].strip()
+    other = {"role": "assistant", "content": "b" if said.startswith("a") else "a"}
+    both = zip(rendered, template.render_all([*messages, other], **variables).text, strict=False)
+    before = rendered[: next((at for at, (one, another) in enumerate(both) if one != another), 0)]
+    has_all = all(_find(message["content"], before) is not None for message in messages)
+    if not (has_all and rendered[len(before) :].lstrip().startswith(said)):
+        if "reasoning_content" in answer or said != answer["content"].strip():
+            raise Unreadable("the model's chat template begins answers without a thought, and this one has one")
+        raise NotShown
+    return before
 
 
 def _refuse_lost(text: str, messages: Messages, turns: Sequence[int], tools: Sequence[dict]) -> None:

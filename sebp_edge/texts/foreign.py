@@ -19,7 +19,10 @@ _BY_ENDING = {
     ".doc .dot .wps .wpd": ("a document in an old format", "save it as .docx"),
     ".pages": ("a Pages document", "export it as Word (.docx)"),
     ".gdoc": ("a link to a Google document", "download it as .docx or .md"),
-    ".mobi .azw3 .fb2": ("an electronic book", "convert it to .epub if its text is yours"),
+    ".epub .mobi .prc .azw .azw3 .azw4 .kfx .fb2 .fbz .lit .lrf .ibooks": (
+        "a book, not a text of yours",
+        "save it as .txt or .docx if you wrote it",
+    ),
     ".ppt .pptx .odp .key": ("slides", "export their text as .txt or .pdf"),
     ".xls .xlsx .ods .numbers": ("a spreadsheet", 'export it as .csv with a column "text"'),
     ".mbx .pst .ost": ("a mailbox", "export it as .mbox"),

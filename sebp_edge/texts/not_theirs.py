@@ -1,7 +1,4 @@
-"""Recognises what lies in a folder of texts but was not written by its owner: licences, and what programs depend on.
-
-Books are told by their ending alone.
-"""
+"""Recognises what lies in a folder of texts but was not written by its owner: licences, and what programs depend on."""
 
 import re
 from pathlib import Path
@@ -50,7 +47,6 @@ _BEGINNING, _SEARCHED = 300, 5_000
 
 # Why such a file is left out.
 LICENCE = "a licence or a code of conduct; give the file itself to use it"
-BOOK = "a book, which others may have written; give the file itself to use it"
 
 
 def reason_against_folder(folder: Path) -> str | None:

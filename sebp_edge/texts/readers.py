@@ -30,7 +30,7 @@ from sebp_edge.texts.exports.archives import find_members, is_archive, read_memb
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, text_size
 from sebp_edge.texts.formats.records import Read, read_records
-from sebp_edge.texts.not_theirs import BOOK, LICENCE, is_licence
+from sebp_edge.texts.not_theirs import LICENCE, is_licence
 from sebp_edge.texts.pictures import without_data
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.vaults import Vault
@@ -403,9 +403,7 @@ def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSourc
 
 
 def _read_found(path: Path, vault: Vault | None) -> Iterator[Part]:
-    """Reads a file that was found in a folder, where it may be a licence or a book that others wrote."""
-    if path.suffix.lower() == ".epub":
-        raise Unreadable(BOOK)
+    """Reads a file that was found in a folder, where it may be a licence that others wrote."""
     for content in read_file(path, vault):
         if isinstance(content, str) and is_licence(path.name, content):
             raise Unreadable(LICENCE)

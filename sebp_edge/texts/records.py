@@ -284,7 +284,7 @@ _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", *R
 
 
 def _text(content) -> str:
-    """Returns a message's content; parts of text are joined.
+    """Returns a message's content; parts of text are one text, as in chat templates.
 
     Raises:
         Unreadable: a part is no text, for example an image.
@@ -299,7 +299,7 @@ def _text(content) -> str:
         if not isinstance(text, str):
             raise Unreadable("a message with a part that is not text, such as an image")
         texts.append(text)
-    return "\n".join(texts)
+    return "".join(texts)
 
 
 def _add_reasoning(message: Message, fields: _Fields) -> None:

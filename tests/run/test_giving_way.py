@@ -255,15 +255,49 @@ def test_the_threads_are_limited_during_a_training_and_restored(polite, notes_fo
     assert torch.get_num_threads() == before
 
 
+def test_the_threads_are_those_of_other_calls_too(make):
+    seen = set()
+    made = make(politeness=Politeness(threads=3))
+    made.generate("a boat", max_new_tokens=2, on_text=lambda text: seen.add(torch.get_num_threads()))
+    assert seen == {3} and torch.get_num_threads() != 3
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_as_many_threads_as_it_began_with_and_its_version_names_them(polite, notes_folder):
+    """However many there are later, and whatever is asked for then."""
+    before, seen = torch.get_num_threads(), []
+
+    def react(made, event):
+        if isinstance(event, StepDone):
+            seen.append(torch.get_num_threads())
+            assert len(seen) > 2 or made.pause()
+
+    torch.set_num_threads(3)
+    try:
+        made = polite(react)
+        with pytest.raises(Paused):
+            made.adapt(notes_folder)
+        torch.set_num_threads(2)
+        with pytest.raises(Paused):
+            made.resume()
+        made.politeness = Politeness(threads=1)
+        made.resume()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {3}
+    assert made.store.find("default", 1).record.threads == 3
+
+
 @pytest.mark.parametrize(
     ("device", "asked", "expected"), [("cuda", None, THREADS_BESIDE_GPU), ("cuda", 6, 6), ("cpu", None, 7)]
 )
-def test_a_training_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, asked, expected):
+def test_a_call_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, asked, expected):
     before = torch.get_num_threads()
     torch.set_num_threads(7)
     try:
         way = GivingWay(Politeness(threads=asked), torch.device(device), Job(lambda event: None), StopSignal())
-        with way.in_effect():
+        with way.limited_threads():
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 7
     finally:
@@ -290,8 +324,7 @@ def test_a_share_of_the_gpu_is_refused_on_the_cpu(make):
 def test_a_gpu_that_does_not_tell_who_uses_it_is_a_notice():
     events = []
     job = Job(events.append)
-    with GivingWay(Politeness(waits=True), torch.device("mps"), job, StopSignal()).in_effect():
-        pass
+    GivingWay(Politeness(waits=True), torch.device("mps"), job, StopSignal()).wait_from_now_on()
     (notice,) = of_kind(events, Notice)
     assert "does not wait" in notice.message
 

@@ -1,12 +1,14 @@
 """A worker's low priority, and a job that waits on battery power: it is shown, answers go on, and it can be paused."""
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 from fake_machine import write_supplies
-from served import Server
+from served import SECONDS, Server
 
 from sebp_edge.machine.politeness import NICENESS
 
@@ -25,11 +27,27 @@ def own_priority(server):
     return psutil.Process(server.process.pid).nice()
 
 
-def priority(pid):
-    """The niceness of a process, and of its session; as if it had one where Linux knows none."""
-    session = Path(f"/proc/{pid}/autogroup")
-    own = psutil.Process(pid).nice()
-    return own, int(session.read_text().split()[-1]) if session.exists() else own
+def priorities(pid):
+    """The niceness of each thread of a process."""
+    threads = [thread.id for thread in psutil.Process(pid).threads()]
+    return {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+
+
+def session(pid):
+    return Path(f"/proc/{pid}/autogroup")
+
+
+def session_niceness(pid):
+    """The niceness of a process's session; as if it had one where Linux knows none."""
+    return int(session(pid).read_text().split()[-1]) if session(pid).exists() else NICENESS
+
+
+def wait_for(condition):
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return True
 
 
 def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path, settings, training):
@@ -49,7 +67,6 @@ def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path,
         job = server.call("jobs.get", id="a")["job"]
         assert (job["state"], job["phase"]) == ("running", "waiting")
         model = {key: training[key] for key in ("model", "device")}
-        assert priority(server.worker())[0] == own_priority(server)  # the settings of these tests ask for that
         assert "text" in server.call("generate", prompt="a boat", max_new_tokens=2, **model)
         server.call("jobs.pause", expected_job_id="a")
         assert server.state("a")["resumable"]
@@ -61,11 +78,39 @@ def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path,
         server.state("a", {"interrupted"})
 
 
-def test_a_worker_of_low_priority_by_default_and_a_share_of_the_gpu_on_the_cpu_is_refused(settings, training):
-    del settings["low_priority"]
+@pytest.mark.parametrize("asked", ["default", False], ids=["by default", "unless the app asks"])
+def test_only_the_threads_of_a_job_have_a_low_priority_and_its_session_while_nothing_is_answered(
+    settings, training, asked
+):
+    if asked == "default":
+        del settings["low_priority"]
+    recipe = Path(training["recipe"])
+    recipe.write_text(recipe.read_text().replace("epochs = 5", "epochs = 1000\npatience = 1000"))
     with Server(warm=True) as server:
         server.answer(server.send("initialize", protocol=1, **settings))
+        usual, low = own_priority(server), max(NICENESS, own_priority(server)) if asked else own_priority(server)
+        model = {key: training[key] for key in ("model", "device")}
+        server.call("generate", prompt="a boat", max_new_tokens=2, **model)
+        assert {*priorities(server.worker()).values()} == {usual}
+        server.call("jobs.start", id="a", params=training | {"name": "mine"})
+        server.call("jobs.subscribe", id="a")
+        server.event("a", lambda event: event["event"] == "step")
+        of_session = NICENESS if asked else session_niceness(server.process.pid)
+        assert wait_for(lambda: session_niceness(server.worker()) == of_session)
+        found = priorities(server.worker())
+        assert found.pop(server.worker()) == usual
+        assert low in found.values()
+        assert "text" in server.call("generate", prompt="a boat", max_new_tokens=2, **model)
+        if asked:
+            assert wait_for(lambda: session_niceness(server.worker()) == 0 or not session(server.worker()).exists())
+        server.call("jobs.cancel", expected_job_id="a")
+        server.state("a", {"interrupted"})
+        assert priorities(server.worker())[server.worker()] == usual
+
+
+def test_a_share_of_the_gpu_on_the_cpu_is_refused(settings, training):
+    with Server(warm=True) as server:
+        server.initialize(**settings)
         server.call("jobs.start", id="a", params=training | {"name": "mine", "gpu_share": 50})
         server.call("jobs.subscribe", id="a")
         assert server.state("a")["error"]["code"] == "invalid_option"
-        assert priority(server.worker()) == (max(NICENESS, own_priority(server)), NICENESS)

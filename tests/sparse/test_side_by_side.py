@@ -20,7 +20,7 @@ NUMBER = 3
 
 @pytest.fixture
 def model():
-    return with_adapter(make_llama(num_hidden_layers=2))
+    return with_adapter(make_llama(num_hidden_layers=2)).double()
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def draw_adapters(model, number=NUMBER - 1):
     """Returns further adapters, of other random numbers than the model's."""
     generator = torch.Generator().manual_seed(5)
     return [
-        {own: (torch.randn(own.shape, generator=generator) / 4).requires_grad_() for own in trained(model)}
+        {own: (torch.randn(own.shape, generator=generator).to(own) / 4).requires_grad_() for own in trained(model)}
         for _ in range(number)
     ]
 
@@ -74,8 +74,10 @@ def alone(model, adapter, tokens):
 
 
 def assert_close(found, expected):
+    """A gradient that is zero in exact arithmetic, as of one token's queries, is rounding of terms as the largest."""
+    largest = max(other.norm() for other in expected)
     for one, other in zip(found, expected, strict=True):
-        assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
+        assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7 * largest
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (2,), (1, 0)], ids=str)

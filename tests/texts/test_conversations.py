@@ -9,7 +9,7 @@ from pace import at_most
 from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError
-from sebp_edge.texts.conversations import plain_message, render_conversation
+from sebp_edge.texts.conversations import plain_message, render_conversation, render_prompt
 from sebp_edge.texts.documents import Completion, Conversation, Document, Unreadable
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.prompts import encode_prompt
@@ -130,7 +130,7 @@ def test_a_template_that_ends_only_conversations_with_eos_is_rendered_turn_by_tu
     ]
 
 
-@pytest.mark.parametrize("template", [DEEPSEEK_R1, "{{ messages | length }}", "{{ messages[-1].content }}"])
+@pytest.mark.parametrize("template", ["{{ messages | length }}", "{{ messages[-1].content }}"])
 def test_a_template_that_does_not_show_the_assistants_part_is_refused(template):
     with pytest.raises(ModelError, match="does not show which part"):
         encode_one(TWO_TURNS, tokenizer_with(template))
@@ -290,6 +290,62 @@ def test_reasoning_has_loss():
     assert parts_with_loss((*messages_of("how large?"), answer), tokenizer_with(TOOL_USE)) == [
         ["<think>5 by 3</think>15<|im_end|>"]
     ]
+
+
+# Prompts open a thought, and answers without one have an empty one, which a variable of the template puts there.
+THINKING = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{% if m.reasoning_content %}"
+    "{{ '<think>\n' + m.reasoning_content + '</think>' }}{% else %}{{ '<think></think>' }}{% endif %}{% endif %}"
+    "{{ m.content + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>' }}"
+    "{{ '</think>' if enable_thinking is defined and not enable_thinking else '\n' }}{% endif %}"
+)
+# Prompts begin answers without a thought.
+NO_THINKING = THINKING.replace("and not enable_thinking else '\n'", "or true else ''")
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "parts"),
+    [
+        (THINKING, TWO_TURNS, [["at home<|end|>", "at six<|end|>"]]),
+        (THINKING, messages_of("a", "a"), [["a<|end|>"]]),
+        (THINKING, messages_of("a", ""), [["<|end|>"]]),
+        (THINKING, messages_of("a", "b", system="s"), [["b<|end|>"]]),
+        (THINKING, (*messages_of("a", "b"), {"role": "assistant", "content": "c"}), [["b<|end|>", "c<|end|>"]]),
+        (
+            THINKING,
+            (*messages_of("a"), {"role": "assistant", "content": "b", "reasoning_content": "c"}, *TWO_TURNS[:2]),
+            [["c</think>b<|end|>", "at home<|end|>"]],
+        ),
+        (DEEPSEEK_R1, TWO_TURNS, [["at home<|end|>", "at six<|end|>"]]),
+        (
+            QWEN_3,
+            (*TWO_TURNS[:2], {"role": "assistant", "content": "or not"}),
+            [["<think>\n\n</think>\n\nat home<|im_end|>\n"], ["or not<|im_end|>\n"]],
+        ),
+    ],
+)
+def test_answers_without_thoughts_of_thinking_models_have_loss(template, messages, parts):
+    assert parts_with_loss(messages, tokenizer_with(template)) == parts
+
+
+@pytest.mark.parametrize("template", [THINKING, DEEPSEEK_R1, QWEN_3, SMOLLM_2])
+@pytest.mark.parametrize("system", [None, "s"])
+def test_a_prompt_begins_what_was_learnt(template, system):
+    messages, tokenizer = (
+        messages_of("the map?", "at home", "and soup?", "at six", system=system),
+        tokenizer_with(template),
+    )
+    [*_, (text, [*_, (begin, _)])] = render_conversation(messages, tokenizer)
+    prompt = render_prompt(messages[:-1], tokenizer)
+    assert text.startswith(prompt) and len(prompt) == begin
+
+
+def test_a_thought_for_which_a_template_has_no_place_is_named():
+    thought = (*messages_of("a"), {"role": "assistant", "content": "b", "reasoning_content": "c"})
+    _, [item] = encode_one(thought, tokenizer_with(NO_THINKING))
+    assert item.reason == "the model's chat template begins answers without a thought, and this one has one"
+    _, [item] = encode_one(thought, tokenizer_with(DEEPSEEK_R1))
+    assert item.reason == 'the model\'s chat template has no place for "reasoning_content"'
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,17 @@ def test_counting_takes_linear_time(tmp_path, ending):
         path = write_file(tmp_path, f"a{ending}", piece * (60_000 // len(piece)))
         with at_most(0.7):
             with_coverage(path, [])
+
+
+def test_what_a_word_file_shows_and_no_run_holds_is_counted(tmp_path):
+    field = "<w:r><w:fldChar w:fldCharType='{}'>{}</w:fldChar></w:r>"
+    entries = "<w:listEntry w:val='one two'/><w:listEntry w:val='three'/>"
+    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
+        archive.writestr(
+            "word/document.xml",
+            "<w:document xmlns:w='w'><w:body><w:p><w:instrText>MACROBUTTON a one two</w:instrText></w:p><w:p>"
+            + field.format("begin", f"<w:ffData><w:ddList><w:result w:val='1'/>{entries}</w:ddList></w:ffData>")
+            + "<w:r><w:instrText>FORMDROPDOWN</w:instrText></w:r></w:p><w:p><w:r><w:sym w:font='Symbol' w:char='F061'/>"
+            "<w:sym w:font='Symbol' w:char='F0DE'/></w:r></w:p></w:body></w:document>",
+        )
+    assert with_coverage(tmp_path / "a.docx", []) == [NotRead("words that were not read: 5 of 5")]

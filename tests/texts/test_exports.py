@@ -72,6 +72,29 @@ def test_the_order_of_whatsapps_dates_is_found_over_the_whole_file(tmp_path, dat
     assert [day for _, day, _ in said(write_file(tmp_path, "a.txt", text))] == expected
 
 
+@pytest.mark.parametrize("begin", ["[13.03.24, 22:01:02] ", "13/03/2024, 22:01 - "])
+def test_a_colon_may_be_part_of_a_whatsapp_name(tmp_path, begin):
+    lines = [
+        *("Anna: Where: here?", "Bea: Garten: In the shed: left", "Bea: Garten: <Media omitted>", "Anna: Yes"),
+        *(
+            "Bea: Garten: https://a.b",
+            "A: B: C: One",
+            "A: B: C: Two",
+            "Anna: PS: no",
+            "Anna: At 10:30: tea",
+            "Bo: Todo: x",
+        ),
+    ]
+    assert said(write_file(tmp_path, "a.txt", "\n".join(f"{begin}{line}" for line in lines))) == [
+        (name, "2024-03-13", text)
+        for name, text in [
+            *(("Anna", "Where: here?"), ("Bea: Garten", "In the shed: left"), ("Anna", "Yes")),
+            *(("Bea: Garten", "https://a.b"), ("A: B: C", "One"), ("A: B: C", "Two"), ("Anna", "PS: no")),
+            *(("Anna", "At 10:30: tea"), ("Bo", "Todo: x")),
+        ]
+    ]
+
+
 def test_whatsapps_own_words_are_left_out(tmp_path):
     lines = [
         "13/03/2024, 22:00 - Messages and calls are end-to-end encrypted. Tap to learn more.",

@@ -44,7 +44,6 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
         "---\nAnna: Hello there!\nBen: Hello.\n---\nText.",
         "---\n...\nText.",
         "+++\nProse between marks.\n+++\nText.",
-        '{"a": 1}',
         '{"a": 1} and text\nText.',
         "---\n" + "[" * 10_000 + "\n---\nText.",
         "---\n" + "? " * 10_000 + "\n---\nText.",

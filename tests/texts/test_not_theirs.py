@@ -1,10 +1,9 @@
 """What an owner did not write is left out of a folder, and what is not read is named."""
 
 import json
-import zipfile
 
 import pytest
-from reading import contents, left_out, write_file
+from reading import contents, left_out, refusal, write_file
 
 from sebp_edge.texts.foreign import foreign_export, reason_against_name
 from sebp_edge.texts.formats import FORMATS
@@ -25,14 +24,12 @@ def test_licences_in_a_folder_are_left_out(folder):
     assert contents(folder / "terms.md") == [f"# {MIT}"]
 
 
-def test_a_book_in_a_folder_is_left_out_and_one_that_is_given_is_read(folder):
-    package = '<package><manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest>'
-    with zipfile.ZipFile(folder / "book.epub", "w") as archive:
-        archive.writestr("META-INF/container.xml", '<container><rootfile full-path="a.opf"/></container>')
-        archive.writestr("a.opf", f'{package}<spine><itemref idref="a"/></spine></package>')
-        archive.writestr("a.xhtml", "<p>Call me Anna.</p>")
-    assert left_out(folder) == {"book.epub": "a book, which others may have written; give the file itself to use it"}
-    assert contents(folder / "book.epub") == ["Call me Anna."]
+@pytest.mark.parametrize("ending", ["epub", "EPUB", "mobi", "azw", "azw3", "kfx", "fb2", "prc", "lit"])
+def test_a_book_is_left_out_of_a_folder_and_where_it_is_given(folder, ending):
+    write_file(folder, f"book.{ending}", b"PK\x03\x04Call me Anna.")
+    reason = f"a book, not a text of yours (.{ending.lower()}); save it as .txt or .docx if you wrote it"
+    assert left_out(folder) == {f"book.{ending}": reason}
+    assert reason in refusal(folder / f"book.{ending}")
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,37 @@ def test_styles_of_the_page_do_not_hide_text_and_common_ones_do(tmp_path):
     assert read(odt(tmp_path / "a.odt", body, **{"styles.xml": styles})) == "Seen"
 
 
+def test_signs_in_place_of_letters_are_read(tmp_path):
+    fonts = (
+        '<style:font-face style:name="Symbol1" svg:font-family="Symbol"/>'
+        '<style:font-face style:name="W" svg:font-family="\'Wingdings 3\'"/>'
+    )
+    style = '<style:style style:name="{}" style:family="{}" {}><style:text-properties {}/></style:style>'
+    styles = (
+        style.format("T1", "text", "", 'style:font-name="Symbol1"')
+        + style.format("T2", "text", 'style:parent-style-name="T1"', 'fo:color="#000"')
+        + style.format("T3", "text", "", 'style:font-name="Arial"')
+        + style.format("P1", "paragraph", "", 'fo:font-family="W"')
+    )
+    span = '<text:span text:style-name="{}">{}</text:span>'
+    body = (
+        f"<text:p>A {span.format('T1', chr(0xF0DE))} B{span.format('T2', 'b' + span.format('T3', 'b') + chr(0xF0F0))}"
+        f'</text:p><text:p text:style-name="P1">g{span.format("T9", "g")}{span.format("T3", "g")}</text:p>'
+    )
+    path = odt(tmp_path / "a.odt", body, f"{fonts}{styles}")
+    assert read(path) == "A ⇒ Bβb\n\n→→g"
+    assert left_out(path) == {"a.odt": "signs without an equivalent in Unicode: 1"}
+
+
+def test_text_with_metadata_is_read_and_metadata_are_not(tmp_path):
+    body = '<text:p>The <text:meta xml:id="a">map is at ho</text:meta>me<text:meta-field>.</text:meta-field></text:p>'
+    path = odt(tmp_path / "a.odt", body)
+    assert read(path) == "The map is at home."
+    assert left_out(path) == {}
+    flat = f"<a {NAMES}><office:meta><dc:title>Title</dc:title></office:meta><office:body><office:text>{body}"
+    assert read(write_file(tmp_path, "b.fodt", f"{flat}</office:text></office:body></a>")) == "The map is at home."
+
+
 def test_a_flat_file_is_read(tmp_path):
     text = content("<text:p>Flat</text:p>").replace("document-content", "document")
     assert read(write_file(tmp_path, "a.fodt", text)) == "Flat"

@@ -5,12 +5,13 @@ import json
 import tracemalloc
 
 import pytest
+from pace import at_most
 from reading import contents, left_out, refusal, write_file
 
 from sebp_edge.errors import MachineError
 from sebp_edge.texts.documents import Completion
 from sebp_edge.texts.formats import records
-from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_texts
+from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_all, read_texts
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -29,6 +30,51 @@ from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_texts
 )
 def test_json_is_read_as_what_it_is_whatever_the_ending(tmp_path, name, text):
     assert contents(write_file(tmp_path, name, text)) == ["One.", "Two."]
+
+
+BACKUP = {"version": "004", "items": [{"uuid": "x", "content_type": "Note", "content": {"text": "Lentils"}}]}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.TXT", "a.md", "a.markdown", "a.mdx", "a.org", "a.rst", "a.html", "a"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_json_in_a_file_of_prose_is_read_as_json(folder, name, encoding):
+    write_file(folder, name, json.dumps(BACKUP, indent=2).encode(encoding))
+    assert left_out(folder) == {name: "this looks like a Standard Notes backup; export the notes as plain text"}
+    for text in ('[\n{"text": "One."},\n"Two."]', '{"text": "One."}\n{"text": "Two."}\n'):
+        write_file(folder, name, text.encode(encoding))
+        assert contents(folder / name) == ["One.", "Two."]
+
+
+def test_an_export_of_chats_in_a_file_of_prose_is_read(folder):
+    messages = [{"type": "message", "ts": "1710000000.1", "user": "U1", "text": "Hi"}]
+    write_file(folder, "a.txt", json.dumps(messages))
+    assert next(part for _, part in read_all(folder / "a.txt").chats).service == "Slack"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[ ] task\n[x] done", "[[link]] to", "[link](a.md)", "[1] One.\n[2] Two.", "[1]", "[]", "[x]", "[", "{"),
+        *("{{ name }} asks", "{% if a %}b{% endif %}", "{a: 1}", '{"text": "a"} is how it looks.', '[["a"]]', "[1, 2]"),
+        '{"a": 1}\n\nNotes on it.',
+        '["a", 5]',
+        '{"text": "cut o',
+    ],
+)
+def test_prose_that_begins_like_json_stays_prose(tmp_path, text):
+    assert contents(write_file(tmp_path, "a.txt", text)) == [text]
+
+
+def test_looking_for_json_takes_linear_time_and_little_memory(tmp_path):
+    path = write_file(tmp_path, "a.txt", "[" + '{"a": [1, {}, 3.5, "b"]}, ' * 150_000 + "5] and so on")
+    tracemalloc.start()
+    with at_most(3):
+        assert len(contents(path)) == 1
+    assert tracemalloc.get_traced_memory()[1] < 15 * path.stat().st_size
+    tracemalloc.stop()
+    for piece in ("[", '{"a":', "[{}", "{}", "[{},", '{"a": 1}\n'):
+        with at_most(1):
+            read_all(write_file(tmp_path, "b.txt", piece * (1_000_000 // len(piece)) + " x"))
 
 
 def test_what_stands_before_a_fault_in_a_list_is_kept(tmp_path):

@@ -129,7 +129,24 @@ AREA = {"name": "area", "description": "Computes an area."}
                     assistant([{"type": "output_text", "text": "A"}]),
                 ]
             },
-            (user("Q\nR"), assistant("A")),
+            (user("QR"), assistant("A")),
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": [{"type": "text", "text": "the "}, {"type": "text", "text": "map?\n"}]},
+                    {"from": "gpt", "value": [{"text": "at home"}, {"text": " or in the car"}]},
+                ]
+            },
+            (user("the map?\n"), assistant("at home or in the car")),
+        ),
+        (
+            {
+                "history": [user([{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}])],
+                "prompt": [user([{"type": "text", "text": "Q"}, {"type": "text", "text": " "}])],
+                "completion": [assistant([{"type": "text", "text": "A"}, {"type": "text", "text": "B"}])],
+            },
+            (user("12"), user("Q "), assistant("AB")),
         ),
         (
             {"messages": [user("Q"), assistant("A", thinking="Hm.", refusal=None)]},
@@ -225,6 +242,10 @@ NO_PART = "a message with a part that is not text, such as an image"
         ({"messages": [user("Q"), assistant("A", reasoning=["Hm."])]}, '"reasoning_content" is not a string'),
         ({"messages": [user([{"type": "image_url", "image_url": {}}]), assistant("A")]}, NO_PART),
         ({"messages": [user([{"type": "text", "text": None}]), assistant("A")]}, NO_PART),
+        (
+            {"messages": [user([{"text": "Q"}, {"type": "image", "image": "x"}, {"text": "R"}]), assistant("A")]},
+            NO_PART,
+        ),
         ({"messages": [user({"text": "Q"}), assistant("A")]}, 'a message without "role" and "content" strings'),
         ({"messages": [user("Q"), assistant("", tool_calls="area")]}, NO_CALL),
         ({"messages": [user("Q"), assistant("", tool_calls=[{"function": {}}])]}, NO_CALL),

@@ -39,6 +39,28 @@ def read(folder, body: str | bytes, begin: str = r"{\rtf1\ansi\ansicpg1252\deff0
             "a | b c\nd\n\ne",
         ),
         (r"{\*\shppict{\*\shpinst}}{\shp{\*\shpinst{\sp{\sn a}{\sv b}}{\shptxt Boxed\par}}}", "Boxed"),
+        (r"{\loch\f0\*\cs7\cf0\rtlch The oven} is {\b \*\unknown old}", "The oven is old"),
+        (r"a{\*\cs7 b}{\*\b c}{\*\rtlch\ltrch d}{" + "\n" + r"\*" + "\n" + r"\unknown no}{\*\unknown\cs7 no}", "abcd"),
+        (r"{\*\expndtw4 a}{\*\ql b}{\*\charscalex90 c}{\*\ulnone d}{\*\htmltag64 no}{\*\bkmkstart no}", "abcd"),
+        (r"{\upr{Sch?n}{\*\ud{Sch\u246?n}}} so {\upr{a{\b b}}{\*\ud cd}}{\info{\upr{no}{\*\ud no}}}", "Schön so cd"),
+        (r"a{\*\footnote\pard b\par}", "a[^1]\n\n[^1]: b"),
+        (r"{\*\do\dobxpage\dptxbx{\dptxbxtext\pard Boxed\par}\dpx10}", "Boxed"),
+        (r"{\shp{\*\shpinst{\shptxt Boxed\par}}{\shprslt{\*\do\dptxbx{\dptxbxtext Boxed\par}}}}", "Boxed"),
+        (
+            r"{\mmath{\*\moMathPara{\moMathParaPr{\mctrlPr}}{\*\moMath{\mf{\mfPr{\mtype bar}}{\mnum{\mr a}}"
+            r"{\mden{\mr b}}}{\md{\mdPr{\mbegChr (}}{\me{\msSup{\me{\mr x}}{\msup{\mr 2}}}}}}}{\mmathPict{\pict 00}}}",
+            "a/b(x^2)",
+        ),
+        (
+            r"{\mmath{\*\moMath{\mnary{\mnaryPr{\mchr\u8721?}{\mlimLoc x}}{\msub{\mr i}}{\msup}{\me{\mr f}}}"
+            r"{\mnary{\mnaryPr{\mgrow on}}{\msub}{\msup}{\me{\mr g}}}}}",
+            "∑_if∫g",
+        ),
+        (
+            r"{\fonttbl{\f0 Arial;}{\f3\froman\fcharset2{\*\panose 05}Symbol{\*\falt x};}{\f4\fcharset2 Wingdings;}}"
+            r"\f0 A {\f3\'de} B {\f3 b\u-3999?\u-3874?}{\f4\'e0 }{\listtext\f4\'fc\tab}b\u-3999?",
+            "- A ⇒ B βα⇒→ b\uf061",
+        ),
     ],
 )
 def test_text_is_read(tmp_path, body, expected):
@@ -106,3 +128,11 @@ def test_damaged_files_are_read_in_part_or_refused(folder):
         damage(path, random.Random(seed))
         assert all("\n" not in item.reason and len(item.reason) < 200 for item in read_all(folder).left_out)
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+def test_signs_that_unicode_does_not_have_are_counted(tmp_path):
+    assert read(tmp_path, r"{\fonttbl{\f3 Symbol;}}a{\f3\u-3856?\u-3841?}{\v\f3\u-3856?}") == "a"
+    assert [item.reason for item in read_all(tmp_path).left_out if "words" not in item.reason] == [
+        "hidden and deleted texts: 1",
+        "signs without an equivalent in Unicode: 2",
+    ]

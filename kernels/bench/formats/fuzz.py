@@ -53,8 +53,6 @@ SHARES = {
     "weights": 0.05,
 }
 
-_CONTAINER = "<container><rootfiles><rootfile full-path='a'/></rootfiles></container>"
-_BOOK = "<a><item id='a' href='a.html' media-type='text/html'/><itemref idref='a'/></a>"
 _WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body/></w:document>'
 FILES = {
     "a.md": "---\ntitle: Soup\n---\n# Soup\n\n> [!note] Lentils\n\n![[b]] [[c|d]]\n\n| a | b |\n|---|---|\n| 1 | 2 |\n",
@@ -154,13 +152,8 @@ def make_kinds(folder: Path) -> dict[str, Callable[[random.Random], None]]:
         (files / name).write_text(content, encoding="utf-8")
     with zipfile.ZipFile(files / "a.docx", "w") as archive:
         archive.writestr("word/document.xml", _WORD)
-        archive.writestr("META-INF/container.xml", _CONTAINER)
     with zipfile.ZipFile(files / "a.odt", "w") as archive:
         archive.writestr("content.xml", FILES["a.fodt"])
-    with zipfile.ZipFile(files / "a.epub", "w") as archive:
-        archive.writestr("META-INF/container.xml", _CONTAINER)
-        archive.writestr("a", _BOOK)
-        archive.writestr("a.html", FILES["a.html"])
     (files / "a.jex").write_bytes(note_exports.joplin([("Soup", ["Lentils"])]))
 
     chats = folder / "chats"

@@ -113,22 +113,6 @@ def open_document(notes: Notes) -> bytes:
     return zipped({"content.xml": "".join([*pieces, "</office:text></a>"])})
 
 
-def book(notes: Notes) -> bytes:
-    kind = 'media-type="application/xhtml+xml"'
-    items = f'<item id="nav" href="nav.html" {kind} properties="nav"/>'
-    items += "".join(f'<item id="c{index}" href="{index}.html" {kind}/>' for index in range(len(notes)))
-    spine = "".join(f'<itemref idref="c{index}"/>' for index in range(len(notes)))
-    files = {
-        "META-INF/container.xml": '<a><rootfile full-path="a.opf"/></a>',
-        "a.opf": f'<a><manifest>{items}</manifest><spine><itemref idref="nav"/>{spine}</spine></a>',
-        "nav.html": f"<nav>{UNREAD}</nav>",
-    }
-    for index, (title, texts) in enumerate(notes):
-        body = "".join(f"<p>{text}</p>" for text in texts)
-        files[f"{index}.html"] = f"<html><head><title>{UNREAD}</title></head><h1>{title}</h1>{body}</html>"
-    return zipped(files)
-
-
 def rich_text(notes: Notes) -> str:
     def escaped(text: str) -> str:
         units = text.encode("utf-16-le")
@@ -152,7 +136,6 @@ WRITERS = {
     "notes.jex": joplin,
     "notion.zip": notion,
     "notes.odt": open_document,
-    "notes.epub": book,
     "notes.rtf": rich_text,
     "notes.mdx": components,
 }

@@ -29,7 +29,7 @@ from sebp_edge.texts.exports.slack import read_slack_day, read_slack_users
 from sebp_edge.texts.exports.telegram import read_telegram
 from sebp_edge.texts.exports.whatsapp import is_whatsapp, read_whatsapp
 from sebp_edge.texts.formats.encodings import decode
-from sebp_edge.texts.formats.records import Read
+from sebp_edge.texts.formats.records import Read, is_json, read_json
 from sebp_edge.texts.vaults import Vault
 
 # How much of a file is looked at to know what it is, in bytes.
@@ -40,6 +40,10 @@ MAX_EXPORT = 500_000_000
 MAX_MAILBOX = 20_000_000_000
 
 Part = Read | Chat | Names
+
+# The endings of prose, behind which programs write JSON, too; and how that begins.
+_PROSE = {"", ".txt", ".rst", ".org", ".mdx", ".html", ".htm", *formats.MARKDOWN}
+_MAY_BE_JSON = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*[\[{]")
 
 
 class Export(NamedTuple):
@@ -82,13 +86,16 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
     """
     ending = path.suffix.lower()
     try:
+        kind = ".json" if ending in _PROSE and _is_json(path) else ending
         if ending in BY_ENDING:
             read, largest = BY_ENDING[ending]
             formats.refuse_larger(formats.size_of(path), largest)
             return _read_open(path, read)
-        if ending in (".txt", ".json", ".csv") and (export := _export_of(path)):
+        if kind in (".txt", ".json", ".csv") and (export := _export_of(path, kind)):
             formats.refuse_larger(formats.size_of(path), MAX_EXPORT)
             return export(decode(path))
+        if kind != ending:
+            return read_json(path)
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
     return formats.read_file(path, vault)
@@ -102,15 +109,27 @@ def _read_open(path: Path, read: Callable[..., Iterable[Part]]) -> Iterator[Part
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 
 
-def _export_of(path: Path) -> Callable[[str], Iterable[Part]] | None:
+def _is_json(path: Path) -> bool:
+    if not path.is_file() or path.stat().st_size > formats.MAX_FILE_SIZE:
+        return False
+    with path.open("rb") as file:
+        if not _MAY_BE_JSON.match(file.read(1000).replace(b"\0", b"")):
+            return False
+    try:
+        return is_json(decode(path))
+    except Unreadable:
+        return False
+
+
+def _export_of(path: Path, kind: str) -> Callable[[str], Iterable[Part]] | None:
     """Returns the reader of an export; None if the file is none."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
         beginning = file.read(BEGINNING).decode("utf-8", errors="replace")
-    if path.suffix.lower() == ".txt":
+    if kind == ".txt":
         return read_whatsapp if is_whatsapp(beginning) else None
-    if path.suffix.lower() == ".csv":
+    if kind == ".csv":
         return (lambda text: read_discord_csv(text, path.parent.name)) if _DISCORD_TABLE.match(beginning) else None
     for export in EXPORTS:
         # In a text of a record the quotes would be escaped.

@@ -79,22 +79,36 @@ def read_whatsapp(text: str) -> Iterator[Chat]:
 
     days = _days(list(dict.fromkeys(header.group("a", "b", "c") for header in headers())))
     messages, left_out, names = [], Counter(), {}
+    numbers = Counter(author for header in headers() for author, _ in _authors(text, header.end()))
     for header, following in pairwise(chain(headers(), [None])):
         end, day = following.start() if following else len(text), days[header.group("a", "b", "c")]
-        author = _AUTHOR.match(text, header.end(), end)
+        author, begin = None, end
+        for longer, after in _authors(text, header.end()):
+            if author is None or numbers[longer] >= max(2, numbers[author] / 2):
+                author, begin = longer, after
         if author is None or day is None:
             left_out["system lines" if day else "messages without a valid date"] += 1
             continue
-        kind, said = _kind(text[author.end() : end].strip("\n "))
+        kind, said = _kind(text[begin:end].strip("\n "))
         if said:
-            if author[1] not in names:
-                names[author[1]] = " ".join(_MARKS.sub("", author[1]).removeprefix("~").split())
-            messages.append(ChatMessage(names[author[1]], day, said))
+            if author not in names:
+                names[author] = " ".join(_MARKS.sub("", author).removeprefix("~").split())
+            messages.append(ChatMessage(names[author], day, said))
         if kind:
             left_out[kind] += 1
     if not messages:
         raise Unreadable("a WhatsApp chat without a message")
     yield Chat("WhatsApp", "", messages, left_out=left_out)
+
+
+def _authors(text: str, begin: int) -> Iterator[tuple[str, int]]:
+    """Yields what may be the author of a message, whose name may have colons in it, and where the words begin then."""
+    at = begin
+    for _ in range(3):
+        if (found := _AUTHOR.match(text, at)) is None:
+            return
+        at = found.end()
+        yield text[begin : found.end(1)], at
 
 
 def _kind(said: str) -> tuple[str | None, str]:

@@ -9,9 +9,10 @@ mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
 org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
-docx                     Word files: docx_text their text, docx_styles their headings and lists
-odt, epub                OpenDocument texts and electronic books; `xml_parts` reads XML for these and for Word files
+docx                     Word files: docx_text their text, docx_fields their fields, docx_styles headings and lists
+odt                      OpenDocument texts; `xml_parts` reads XML for these and for Word files
 rtf                      Rich Text files
+signs                    the signs of the fonts Symbol, Wingdings and Webdings in Unicode
 pdf                      PDF files, with a library that is an extra
 records                  .json, .jsonl, .csv and .tsv
 
@@ -26,7 +27,6 @@ from sebp_edge.texts.foreign import reason_against_name
 from sebp_edge.texts.formats.coverage import COUNTED, with_coverage
 from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
-from sebp_edge.texts.formats.epub import read_epub
 from sebp_edge.texts.formats.html import read_html
 from sebp_edge.texts.formats.mdx import read_mdx
 from sebp_edge.texts.formats.notebook import read_notebook
@@ -109,7 +109,7 @@ def _one(read: Callable[[Path], Content]) -> Reader:
 
 MARKDOWN = {".md", ".markdown"}
 WORD = {".docx", ".docm", ".dotx", ".dotm"}
-PACKED = {*WORD, ".odt", ".ott", ".epub", ".pdf"}
+PACKED = {*WORD, ".odt", ".ott", ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
     ".rst": read_rst,
@@ -121,7 +121,6 @@ FORMATS: dict[str, Reader] = {
     **dict.fromkeys(WORD, read_docx),
     **dict.fromkeys((".odt", ".ott", ".fodt"), read_odt),
     ".rtf": read_rtf,
-    ".epub": read_epub,
     ".pdf": _one(read_pdf),
     **dict.fromkeys((".json", ".jsonl"), read_json),
     **dict.fromkeys((".csv", ".tsv"), read_csv),

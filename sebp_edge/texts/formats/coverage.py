@@ -86,7 +86,15 @@ def _page_text(text: str) -> str:
 
 
 _WORD_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml", re.IGNORECASE)
-_WORD_TEXT = re.compile(r"<(?:\w+:)?t(?:\s[^<>]*)?>([^<]*)|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b")
+_WORD_LETTER = re.compile(
+    r"""<(?:\w+:)?sym\s(?=[^<>]*["']Symbol["'])[^<>]*["'](?:F0|00)?[4-7][0-9A-F]["'][^<>]*>""", re.I
+)
+# Texts, prompts of fields and the first entries of lists.
+_WORD_TEXT = re.compile(
+    r"<(?:\w+:)?(?:t(?:\s[^<>]*)?>|instrText[^<>]*>\s*(?:MACRO|GOTO)BUTTON\s+[^\s<]+"
+    r"|ddList>(?:\s*<(?:\w+:)?(?:result|default)\s[^<>]*>)*\s*<(?:\w+:)?listEntry\s[^<>=]*=)([^<]*)"
+    r"|</(?:\w+:)?p>|<(?:\w+:)?(?:tab|br|cr|ptab)\b"
+)
 
 
 def _parts(path: Path, names: re.Pattern) -> list[bytes]:
@@ -102,6 +110,7 @@ def _parts(path: Path, names: re.Pattern) -> list[bytes]:
 
 def _word_text(path: Path) -> list[str]:
     xml = " ".join(part.decode("utf-8", errors="replace") for part in _parts(path, _WORD_PART))
+    xml = _WORD_LETTER.sub("<t>x", xml)
     # The copies of text boxes for older programs, and of what was moved.
     for name in ("Fallback", "moveFrom"):
         xml = _without(xml, rf"<(?:\w+:)?{name}[\s>]", rf"</(?:\w+:)?{name}>")
@@ -109,7 +118,7 @@ def _word_text(path: Path) -> list[str]:
 
 
 _OPEN_DOCUMENT_PART = re.compile(r"content\.xml", re.IGNORECASE)
-_IN_LINE_XML = re.compile(r"</?text:(?:span|a|bookmark\S*|change\S*|soft-page-break)(?:\s[^<>]*)?>")
+_IN_LINE_XML = re.compile(r"</?text:(?:span|a|meta|bookmark\S*|change\S*|soft-page-break)(?:\s[^<>]*)?>")
 
 
 def _open_document_text(path: Path) -> Iterator[str]:
@@ -123,16 +132,10 @@ def _open_document_text(path: Path) -> Iterator[str]:
     return map(html.unescape, _from_bytes(_TAG.sub(" ", _IN_LINE_XML.sub("", xml))))
 
 
-_CHAPTER = re.compile(r"(?!.*(?:nav|toc)[^/]*\Z).*\.x?html?", re.IGNORECASE)
-
-
-def _book_text(path: Path) -> Iterator[str]:
-    return (_page_text(part.decode("utf-8", errors="replace")) for part in _parts(path, _CHAPTER))
-
-
 # How groups of a Rich Text file begin that are no text.
 _RTF_ASIDE = re.compile(
-    r"\s*\\(?:\*|(?:fonttbl|colortbl|stylesheet|info|pict|header|footer|fldinst|nonesttables|listtext|pntext)[lrf]?\b)"
+    r"\s*\\(?:\*(?!\s*\\(?:shpinst|do|moMath(?:Para)?|footnote|[cdt]s)\d*\b)|(?:fonttbl|colortbl|stylesheet|info|pict|header"
+    r"|footer|fldinst|nonesttables|listtext|pntext|shprslt|sp|m\w+P(?:r|ict))[lrf]?\b)"
 )
 _RTF_SIGN = re.compile(r"\\u-?\d+ ?(?:\?|\\'[0-9a-f]{2})?|\\'[0-9a-f]{2}", re.IGNORECASE)
 _RTF_BREAK = re.compile(r"\\(?:par|line|tab|cell|row)\b ?|\\[\r\n]")
@@ -140,7 +143,7 @@ _RTF_WORD = re.compile(r"\\[a-z]+-?\d* ?|\\.|[{}\r\n]", re.IGNORECASE)
 
 
 def _rich_text(path: Path) -> list[str]:
-    kept, aside = [], [False]
+    kept, aside, before = [], [False], ""
     for piece in re.split(r"(?<!\\)([{}])", path.read_bytes().decode("latin-1")):
         if piece == "{":
             aside.append(aside[-1])
@@ -149,8 +152,9 @@ def _rich_text(path: Path) -> list[str]:
             if len(aside) < 2:
                 break  # The file's only group ends.
         else:
-            aside[-1] |= bool(_RTF_ASIDE.match(piece))
+            aside[-1] |= before == "{" and bool(_RTF_ASIDE.match(piece))
             kept.append("" if aside[-1] else piece)
+        before = piece
     return [_RTF_WORD.sub("", _RTF_BREAK.sub(" ", _RTF_SIGN.sub("x", "".join(kept))))]
 
 
@@ -224,6 +228,5 @@ COUNTED: dict[str, Callable[[Path], Iterable[str]]] = {
     **dict.fromkeys((".md", ".markdown"), lambda path: _from_bytes(_markdown_bytes(path))),
     ".mdx": _mdx_text,
     **dict.fromkeys((".odt", ".ott", ".fodt"), _open_document_text),
-    ".epub": _book_text,
     ".rtf": _rich_text,
 }

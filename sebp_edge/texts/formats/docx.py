@@ -6,7 +6,8 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable
 from sebp_edge.texts.formats.docx_styles import Lists, Styles
-from sebp_edge.texts.formats.docx_text import Text, joined
+from sebp_edge.texts.formats.docx_text import Text
+from sebp_edge.texts.formats.layout import joined
 from sebp_edge.texts.formats.xml_parts import Attributes, Handler, Package, attribute, open_package
 
 _DAMAGED = "damaged, or not a Word file"
@@ -43,15 +44,13 @@ def _contents(package: Package) -> Iterator[str | NotRead]:
     for kind in {kind for kind, _ in text.references}:
         part = Text(styles, lists, package.deadline)
         package.read(related.get(f"{kind}s", ""), part)
+        text.left_out += part.left_out
         notes |= {(kind, id): blocks for id, blocks in part.notes.items()}
     for key, number in text.references.items():
         if note := joined(notes.get(key, [])).strip():
             blocks.append((f"[^{number}]: {note}", True))
     yield joined(blocks)
-    if text.num_inserted:
-        yield NotRead(f"inserted files, which are read once you save this one in Word: {text.num_inserted:,}")
-    if text.num_diagrams:
-        yield NotRead(f"diagrams and charts: {text.num_diagrams:,}")
+    yield from (NotRead(f"{kind}: {number:,}") for kind, number in sorted(text.left_out.items()))
 
 
 def _related(package: Package, name: str) -> dict[str, str]:

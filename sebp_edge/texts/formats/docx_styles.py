@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from sebp_edge.texts.formats.xml_parts import Attributes, Handler, attribute, is_on, number
 
+# Of letters of ASCII, and of others.
+Fonts = tuple[str, str]
 # Word follows fewer styles that are based on each other.
 _MAX_BASES = 20
 
@@ -23,6 +25,12 @@ class Style:
     is_hidden: bool | None = None
     list_id: int | None = None
     list_level: int | None = None
+    fonts: Fonts | None = None
+
+
+def fonts_of(attributes: Attributes) -> Fonts | None:
+    """Returns the fonts that an element names; None if others decide."""
+    return fonts if any(fonts := (attribute(attributes, "ascii"), attribute(attributes, "hAnsi"))) else None
 
 
 class Styles(Handler):
@@ -49,6 +57,8 @@ class Styles(Handler):
                 self._styles[self._id].level = int(level)
         elif name == "vanish":
             self._styles[self._id].is_hidden = is_on(attributes)
+        elif name == "rFonts":
+            self._styles[self._id].fonts = fonts_of(attributes)
         elif name == "numId":
             self._styles[self._id].list_id = number(attributes)
         elif name == "ilvl":

@@ -1,33 +1,30 @@
 """Turns the main part of a Word file into text in one pass: what a person sees on the page.
 
-That is also what stands in content controls, tracked insertions, text boxes and the results of fields. Field codes,
-tracked deletions and hidden text are not seen.
+That is also what stands in content controls, tracked insertions, text boxes and the results of fields, or in the codes
+of fields that have none. Tracked deletions and hidden text are not seen.
 """
 
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 
-from sebp_edge.texts.formats.docx_styles import Lists, Styles
+from sebp_edge.texts.formats.docx_fields import DATA, Field
+from sebp_edge.texts.formats.docx_styles import Fonts, Lists, Styles, fonts_of
+from sebp_edge.texts.formats.layout import Block
+from sebp_edge.texts.formats.signs import WITHOUT, has_signs, in_unicode
 from sebp_edge.texts.formats.xml_parts import Attributes, Deadline, Handler, attribute, is_on, number
-
-# A block of text, and whether it is an item of a list.
-Block = tuple[str, bool]
 
 # What is read of the elements that describe others.
 _PROPERTIES = {"pPr", "rPr", "trPr", "tcPr", "dPr", "naryPr"}
 # Elements whose text is not shown.
-_NOT_SHOWN = {"del", "moveFrom", "instrText", "delText", "delInstrText", "sectPr", "tblGrid", "ffData", "binData"}
+_NOT_SHOWN = {"del", "moveFrom", "delText", "delInstrText", "sectPr", "tblGrid", "binData"}
 # The same content for newer and older programs: the first that has text is read.
 _ALTERNATIVES = {"Choice", "Fallback"}
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # What stands before a part of a formula.
 _OPERATORS = {"den": "/", "sup": "^", "sub": "_"}
-# The characters of Word's fonts of symbols, from 0xF000 on in files.
-_SYMBOLS = {
-    "symbol": dict(zip("abcdefghijklmnopqrstuvwxyz", "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", strict=True))
-    | dict(zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", strict=True))
-    | dict(zip("£¥«¬\xad®¯°±³´µ¹»ÅÎÐÑÖå", "≤∞↔←↑→↓°±≥×∝≠≈⊕∈∠∇√∑", strict=True)),
-    "wingdings": dict(zip("ßàáâ\xa8ýþüûJKL", "←→↑↓☐☒☑✓✗☺😐☹", strict=True)),
-}
+_LETTERS = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
+_INSERTED = "inserted files, which are read once you save this one in Word"
 
 
 @dataclass(slots=True)
@@ -37,24 +34,27 @@ class _Story:
     Attributes:
         blocks: the finished paragraphs and tables.
         pieces: the text of the paragraph so far.
-        fields: of each field around the current place, the innermost last, whether this is its code, not its result.
-        num_codes: how many of these are.
+        fields: those around the current place, the innermost last.
+        codes: those of them in whose code it is.
         is_hidden: whether all of it is.
         goes_on: whether the next paragraph continues this one, since the mark between them is deleted or hidden.
         run_is_hidden: whether the current run is; None if the paragraph's style decides.
+        run_style, run_fonts: the style of the current run and its fonts; None if its style or the paragraph's decides.
     """
 
     is_hidden: bool = False
     blocks: list[Block] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     boxes: list[Block] = field(default_factory=list)
-    fields: list[bool] = field(default_factory=list)
-    num_codes: int = 0
+    fields: list[Field] = field(default_factory=list)
+    codes: list[Field] = field(default_factory=list)
     style: str = ""
     list_id: int | None = None
     list_level: int | None = None
     goes_on: bool = False
     run_is_hidden: bool | None = None
+    run_style: str = ""
+    run_fonts: Fonts | None = None
 
 
 @dataclass(slots=True)
@@ -79,15 +79,14 @@ class Text(Handler):
     Attributes:
         references: the notes that the text refers to, as ("footnote" or "endnote", id), with their numbers.
         notes: the notes in this part, by id.
-        num_inserted: how many places stand for other files, which are not read.
-        num_diagrams: how many diagrams and charts, whose words are not read, it has.
+        left_out: how many things of a kind are not read.
         has_body: whether this is the main part of a Word file at all.
     """
 
     def __init__(self, styles: Styles, lists: Lists, deadline: Deadline):
         self.references: dict[tuple[str, str], int] = {}
         self.notes: dict[str, list[Block]] = {}
-        self.num_inserted, self.num_diagrams, self.has_body = 0, 0, False
+        self.left_out, self.has_body = Counter(), False
         self._styles, self._lists, self._deadline = styles, lists, deadline
         self._stories: list[_Story] = [_Story()]
         self._tables: list[_Table] = []
@@ -108,12 +107,11 @@ class Text(Handler):
             "p": self._start_paragraph,
             "r": self._begin_or_end_run,
             "fldChar": self._field,
+            "fldSimple": self._start_simple_field,
             "tbl": self._start_table,
             "tr": self._start_row,
-            "tc": lambda _: self._start_story(),
-            "txbxContent": lambda _: self._start_story(),
-            "footnote": self._start_note,
-            "endnote": self._start_note,
+            **dict.fromkeys(("tc", "txbxContent"), lambda _: self._start_story()),
+            **dict.fromkeys(("footnote", "endnote"), self._start_note),
             "footnoteReference": lambda attributes: self._refer("footnote", attributes),
             "endnoteReference": lambda attributes: self._refer("endnote", attributes),
             "AlternateContent": lambda _: self._alternatives.append(self._num_texts),
@@ -121,20 +119,18 @@ class Text(Handler):
             "textpath": lambda attributes: self._add(attribute(attributes, "string")),
             "rt": self._start_reading,
             "d": self._start_brackets,
-            "altChunk": self._insert,
-            "subDoc": self._insert,
-            "relIds": self._diagram,
-            "chart": self._diagram,
+            **dict.fromkeys(("altChunk", "subDoc"), lambda _: self._leave_out(_INSERTED)),
+            **dict.fromkeys(("relIds", "chart"), lambda _: self._leave_out("diagrams and charts")),
         }
         self._ends = {
             "p": self._end_paragraph,
             "r": self._begin_or_end_run,
             "tbl": self._end_table,
             "tr": self._end_row,
+            "fldSimple": self._end_field,
             "tc": self._end_cell,
             "txbxContent": self._end_box,
-            "footnote": self._end_note,
-            "endnote": self._end_note,
+            **dict.fromkeys(("footnote", "endnote"), self._end_note),
             "AlternateContent": self._alternatives.pop,
             "rt": self._end_reading,
             "ruby": self._end_ruby,
@@ -154,8 +150,10 @@ class Text(Handler):
             self._property, self._depth, self._sum = name, 0, "∫"
         elif name in _NOT_SHOWN or name.endswith("Pr") or (name in _ALTERNATIVES and self._has_alternative()):
             self._skipped = 1
-        elif name == "t":
+        elif name in ("t", "instrText"):
             self._text = []
+        elif name in DATA and self._stories[-1].fields:
+            self._stories[-1].fields[-1].read_data(name, attributes)
         elif name in _CHARACTERS:
             self._add(_CHARACTERS[name])
         elif name in _OPERATORS:
@@ -172,9 +170,16 @@ class Text(Handler):
             self._skipped -= 1
         elif self._property:
             self._end_property(name)
-        elif name == "t" and self._text is not None:
+        elif name in ("t", "instrText") and self._text is not None:
             text, self._text = "".join(self._text).replace("\n", " "), None
-            self._add(text)
+            if name == "t":
+                story = self._stories[-1]
+                styles = (self._styles.get(style).fonts for style in (story.run_style, story.style))
+                fonts = next(filter(None, (story.run_fonts, *styles)), ("", ""))
+                for letters in _LETTERS.findall(text) if fonts[0] != fonts[1] else [text]:
+                    self._add_in_font(letters, fonts[not letters.isascii()])
+            elif codes := self._stories[-1].codes:
+                codes[-1].code.append(text)
         elif name in _OPERATORS:
             self._operator = ""
         elif end := self._ends.get(name):
@@ -187,27 +192,37 @@ class Text(Handler):
         hidden = story.run_is_hidden
         if hidden is None:
             hidden = self._styles.get(story.style).is_hidden
-        return not (hidden or story.is_hidden or story.num_codes)
+        return not (hidden or story.is_hidden or story.codes)
 
     def _has_alternative(self) -> bool:
         return bool(self._alternatives) and self._num_texts > self._alternatives[-1]
 
     def _add(self, text: str) -> None:
-        if text and self._is_seen():
-            self._stories[-1].pieces.append(self._operator + text)
+        story = self._stories[-1]
+        if text and story.codes:
+            story.codes[-1].code.append(text)  # The result of a field in the code of another.
+        elif text and self._is_seen():
+            story.pieces.append(self._operator + text)
             self._operator = ""
             self._num_texts += 1
 
+    def _add_in_font(self, text: str, font: str) -> None:
+        self._add(in_unicode(text, font, self.left_out if self._is_seen() else Counter()))
+
+    def _leave_out(self, kind: str) -> None:
+        if self._is_seen():
+            self.left_out[kind] += 1
+
     def _symbol(self, attributes: Attributes) -> None:
-        font = attribute(attributes, "font").lower()
         try:
-            code = int(attribute(attributes, "char"), 16)
-        except ValueError:
+            sign = chr(int(attribute(attributes, "char"), 16))
+        except (ValueError, OverflowError):
             return
-        if font in _SYMBOLS:
-            self._add(_SYMBOLS[font].get(chr(code & 0xFF), ""))
-        elif 0x20 <= code < 0xD800:  # What is above is a number in a font.
-            self._add(chr(code))
+        font = attribute(attributes, "font")
+        if "\ud800" <= sign < "\uf900" and not has_signs(font):
+            self._leave_out(WITHOUT)  # A number in a font.
+        elif sign >= " ":
+            self._add_in_font(sign, font)
 
     def _start_reading(self, _: Attributes) -> None:
         self._reading_start = len(self._stories[-1].pieces)
@@ -232,23 +247,33 @@ class Text(Handler):
         self._operator += "("
         self._brackets.append(")")
 
-    def _insert(self, _: Attributes) -> None:
-        self.num_inserted += 1
-
-    def _diagram(self, _: Attributes) -> None:
-        self.num_diagrams += self._is_seen()
-
     def _field(self, attributes: Attributes) -> None:
         story = self._stories[-1]
         kind = attribute(attributes, "fldCharType")
         if kind == "begin":
-            story.fields.append(True)
-            story.num_codes += 1
+            story.fields.append(Field())
+            story.codes.append(story.fields[-1])
+        elif kind == "end":
+            self._end_field()
         elif story.fields:
-            # The code ends; the field ends, too, or its result begins.
-            story.num_codes -= story.fields.pop()
-            if kind != "end":
-                story.fields.append(False)
+            self._end_code()
+
+    def _start_simple_field(self, attributes: Attributes) -> None:
+        self._stories[-1].fields.append(Field([attribute(attributes, "instr")], self._num_texts))
+
+    def _end_code(self) -> None:
+        story = self._stories[-1]
+        if story.fields[-1].num_texts is None:
+            story.codes.pop().num_texts = self._num_texts
+
+    def _end_field(self) -> None:
+        if fields := self._stories[-1].fields:
+            self._end_code()
+            field = fields.pop()
+            if field.num_texts == self._num_texts:
+                if (shown := field.shown()) is None:
+                    self._leave_out("fields that Word computes")
+                self._add(shown or "")
 
     # ---------------------------------------------------------------------------------------- properties
 
@@ -275,8 +300,12 @@ class Text(Handler):
                 story.goes_on = True
             case "rPr", "vanish":
                 story.run_is_hidden = is_on(attributes)
-            case "rPr", "rStyle" if story.run_is_hidden is None:
-                story.run_is_hidden = self._styles.get(attribute(attributes)).is_hidden
+            case "rPr", "rStyle":
+                story.run_style = attribute(attributes)
+                if story.run_is_hidden is None:
+                    story.run_is_hidden = self._styles.get(story.run_style).is_hidden
+            case "rPr", "rFonts":
+                story.run_fonts = fonts_of(attributes)
             case "trPr", "del" if self._tables:
                 self._tables[-1].row_is_deleted = True
             case "tcPr", "cellDel":
@@ -308,7 +337,8 @@ class Text(Handler):
         self.has_body = True
 
     def _begin_or_end_run(self, *_) -> None:
-        self._stories[-1].run_is_hidden = None
+        story = self._stories[-1]
+        story.run_is_hidden, story.run_style, story.run_fonts = None, "", None
 
     def _start_paragraph(self, _: Attributes) -> None:
         story = self._stories[-1]
@@ -321,7 +351,7 @@ class Text(Handler):
         story = self._stories[-1]
         # The rest of a field whose code never ends is shown.
         story.fields.clear()
-        story.num_codes = 0
+        story.codes.clear()
         if not story.goes_on:
             self._end_block(story)
         story.style = ""
@@ -409,14 +439,3 @@ class Text(Handler):
 
 def _on_one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\t", " ").strip()
-
-
-def joined(blocks: list[Block]) -> str:
-    """Returns the blocks as one text: items of lists on lines of their own, all else with blank lines between."""
-    pieces, after_item = [], False
-    for text, is_item in blocks:
-        if pieces:
-            pieces.append("\n" if is_item and after_item else "\n\n")
-        pieces.append(text)
-        after_item = is_item
-    return "".join(pieces)

@@ -53,11 +53,6 @@ def utf8_of(path: Path) -> bytes:
 
 
 def decode_html(path: Path) -> str:
-    """Returns the text of a web page; see `decode_page`."""
-    return decode_page(path.read_bytes())
-
-
-def decode_page(data: bytes) -> str:
     """Returns the text of a web page, in UTF-8 or the encoding that it names; if it is in neither, as `decode` does.
 
     Null characters and single damaged characters are no errors, as in browsers.
@@ -65,6 +60,7 @@ def decode_page(data: bytes) -> str:
     Raises:
         Unreadable: see `decode`.
     """
+    data = path.read_bytes()
     if data.startswith(_MARKS):
         return decode_bytes(data)
     if data.count(b"\0") * _RARE < len(data):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+# A block of text, and whether it is an item of a list.
+Block = tuple[str, bool]
 # What separates two texts.
 SPACE, LINE, PARAGRAPH = 1, 2, 3
 _SEPARATORS = ("", " ", "\n", "\n\n")
@@ -9,6 +11,17 @@ _SEPARATORS = ("", " ", "\n", "\n\n")
 LONGEST_ROW = 1000
 # Of a list within lists, in levels.
 MAX_INDENT = 9
+
+
+def joined(blocks: list[Block]) -> str:
+    """Returns the blocks as one text: items of lists on lines of their own, all else with blank lines between."""
+    pieces, after_item = [], False
+    for text, is_item in blocks:
+        if pieces:
+            pieces.append("\n" if is_item and after_item else "\n\n")
+        pieces.append(text)
+        after_item = is_item
+    return "".join(pieces)
 
 
 @dataclass(slots=True)

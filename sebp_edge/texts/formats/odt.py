@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable
 from sebp_edge.texts.formats.layout import LINE, PARAGRAPH, SPACE, Layout
+from sebp_edge.texts.formats.signs import in_unicode
 from sebp_edge.texts.formats.xml_parts import (
     Attributes,
     Deadline,
@@ -35,6 +36,8 @@ _DRAWN = {
     *("frame", "custom-shape", "g", "rect", "circle", "ellipse", "line", "path", "polygon", "polyline", "connector"),
     *("caption", "measure", "regular-polygon", "note-body"),
 }
+# Elements with a style, and what family it is of.
+_FAMILIES = {"p": "paragraph", "h": "paragraph", "span": "text"}
 _WHITE_SPACE = re.compile(r"[ \t\r\n]+")
 # Of blanks that are counted; and styles that are based on each other.
 _MAX_BLANKS, _MAX_BASES = 100, 20
@@ -91,9 +94,11 @@ class _Text(Handler):
         self._layouts, self._notes = [Layout()], []
         # How many elements around this place are not shown, and whether the innermost paragraph or drawing has text.
         self._skipped, self._has_text = 0, [False]
-        # Of styles by family and name: the one that it is based on, and whether it hides text. Of styles of lists,
-        # the first numbers of levels with numbers.
-        self._styles: dict[tuple[str, str], tuple[str, bool | None]] = {}
+        # Of styles by family and name: the one that it is based on, whether it hides text, and its font. Of styles of
+        # lists, the first numbers of levels with numbers.
+        self._styles: dict[tuple[str, str], tuple[str, bool | None, str | None]] = {}
+        # Those that styles name; and those of the open paragraphs and spans.
+        self._named_fonts, self._fonts = {}, [""]
         self._numbered: dict[tuple[str, int], int] = {}
         self._style, self._list_style = ("", ""), ""
         # Of the open lists, the style and the next number, and where lists of a style stopped.
@@ -113,6 +118,9 @@ class _Text(Handler):
                 self.left_out["deleted texts"] += 1
             return
         layout = self._layouts[-1]
+        if family := _FAMILIES.get(name):
+            font = self._of_style((family, attribute(attributes, "style-name")), 2)
+            self._fonts.append(self._fonts[-1] if font is None else font)
         match name:
             case "p" | "h":
                 self._has_text.append(True)
@@ -142,9 +150,16 @@ class _Text(Handler):
                 self._add("(")
             case "style" | "default-style":
                 self._style = attribute(attributes, "family"), attribute(attributes, "name")
-                self._styles[self._style] = attribute(attributes, "parent-style-name"), None
-            case "text-properties" if (display := attribute(attributes, "display")) and self._style in self._styles:
-                self._styles[self._style] = self._styles[self._style][0], display == "none"
+                self._styles[self._style] = attribute(attributes, "parent-style-name"), None, None
+            case "font-face":
+                self._named_fonts[attribute(attributes, "name")] = attribute(attributes, "font-family")
+            case "text-properties" if self._style in self._styles:
+                base, hides, font = self._styles[self._style]
+                if display := attribute(attributes, "display"):
+                    hides = display == "none"
+                if named := attribute(attributes, "font-name") or attribute(attributes, "font-family"):
+                    font = self._named_fonts.get(named, named)
+                self._styles[self._style] = base, hides, font
             case "list-style":
                 self._list_style = attribute(attributes, "name")
             case "list-level-style-number" if attribute(attributes, "num-format"):
@@ -164,6 +179,8 @@ class _Text(Handler):
             self._skipped -= 1
             return
         layout = self._layouts[-1]
+        if name in _FAMILIES:
+            self._fonts.pop()
         if name in ("p", "h"):
             self._has_text.pop()
             layout.separate(LINE if self._lists else PARAGRAPH)
@@ -187,7 +204,7 @@ class _Text(Handler):
     def text(self, text: str) -> None:
         if self._skipped or not self._has_text[-1]:
             return
-        text = _WHITE_SPACE.sub(" ", text.replace("\xad", ""))
+        text = in_unicode(_WHITE_SPACE.sub(" ", text.replace("\xad", "")), self._fonts[-1], self.left_out)
         if text[:1] == " ":
             self._layouts[-1].separate(SPACE)
         self._add(text.strip(" ").replace("\xa0", " "))
@@ -216,23 +233,24 @@ class _Text(Handler):
         """Returns whether an element is not shown; counts it."""
         if name == "automatic-styles":
             return not self.has_own_styles
-        if (kind := _LEFT_OUT.get(name)) is None:
-            family = {"p": "paragraph", "h": "paragraph", "span": "text"}.get(name)
+        if (kind := _LEFT_OUT.get(name)) is None or (name == "meta" and self.is_text):
+            family = _FAMILIES.get(name)
             if not (
                 (name == "section" and attribute(attributes, "display") == "none")
                 or attribute(attributes, "is-hidden") == "true"
                 or (name == "table-row" and attribute(attributes, "visibility") in ("collapse", "filter"))
-                or (family and self._hides((family, attribute(attributes, "style-name"))))
+                or (family and self._of_style((family, attribute(attributes, "style-name")), 1))
             ):
                 return False
             kind = "hidden texts"
         self.left_out[kind] += 1
         return True
 
-    def _hides(self, style: tuple[str, str]) -> bool:
+    def _of_style(self, style: tuple[str, str], place: int) -> bool | str | None:
+        """Returns one thing of a style, or of those that it is based on."""
         for _ in range(_MAX_BASES):
-            base, hides = self._styles.get(style, ("", False))
-            if hides is not None:
-                return hides
-            style = style[0], base
-        return False
+            found = self._styles.get(style)
+            if found is None or found[place] is not None:
+                return found and found[place]
+            style = style[0], found[0]
+        return None

@@ -97,6 +97,16 @@ def _object(pairs: list[tuple]):
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
+def is_json(text: str) -> bool:
+    """Returns whether a text is nothing but objects and texts, in a list or one after another."""
+    kinds = set()
+    for value in _values(text):
+        kinds.add(type(value))
+        if not kinds <= {dict, str}:
+            return False
+    return dict in kinds
+
+
 def _values(text: str) -> Iterator:
     """Yields the values in a text; for a faulty one, an Unreadable."""
     begin = _BLANK.match(text).end()

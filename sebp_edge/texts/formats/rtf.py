@@ -2,13 +2,14 @@
 
 import codecs
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sebp_edge.texts.documents import NotRead, Unreadable
-from sebp_edge.texts.formats.docx_text import Block, joined
+from sebp_edge.texts.formats.layout import Block, joined
+from sebp_edge.texts.formats.signs import has_signs, in_unicode
 from sebp_edge.texts.formats.xml_parts import Deadline
 
 # Groups within each other. Their number is a limit of memory.
@@ -16,14 +17,27 @@ MAX_DEPTH = 1000
 _TOKEN = re.compile(
     rb"\\([a-zA-Z]{1,32})(-?\d{1,9})? ?|\\'([0-9a-fA-F]{2})|\\(.)|([{}])|[\r\n\0]+|([^\\{}\r\n\0]+)", re.S
 )
-# Groups without text of the page; all others that programs may ignore are marked, but for these.
+# Groups without text of the page, and properties of formulas; all others that programs may ignore are marked.
 _LEFT_OUT = {
     *("fonttbl", "colortbl", "stylesheet", "info", "header", "headerl", "headerr", "headerf", "footer", "footerl"),
     *("footerr", "footerf", "fldinst", "ftnsep", "ftnsepc", "aftnsep", "aftnsepc", "annotation", "atnid", "atnauthor"),
     *("nonshppict", "pict", "sp", "xe", "tc", "rxe", "txe", "objdata", "upr", "nonesttables", "revtbl", "filetbl"),
+    *("shprslt", "mmathPict"),
 }
 _COUNTED = {"pict": "pictures", "object": "inserted files", "annotation": "comments"}
-_NOT_IGNORED = {"shpinst", "annotation"}
+_PROPERTIES = re.compile(r"m\w+Pr")
+# What a mark does not hide: groups with text, and formatting, which is no group.
+_NOT_IGNORED = re.compile(
+    r"shpinst|annotation|do|ud|moMath(?:Para)?|footnote|listtext|pntext|field|fldrslt|[cdt]?s|s?caps|a?(?:f|fs|b|i|cf|up|dn"
+    r"|lang\w*|ul\w*|strike\w*|caps|expnd\w*)|c[bf]|chcbpat|highlight|fcs|\w+rsid|super|sub|nosupersub|u"
+    r"|kerning|charscalex|outl|shad|embo|impr|v|uc|plain|pard|par|tab|line|noproof|cgrid|q[cjlr]|[lrf]in?|s[abl]|intbl|keepn?"
+    r"|(?:no)?widctlpar|itap|ilvl|ls|revised|ltr\w+|rtl\w+|loch|hich|dbch|[lr]dblquote|[lr]quote|e[mn]dash|bullet"
+)
+# Groups that stand within one that is left out, and are read instead of it.
+_INSTEAD = {"ud": "upr", "mchr": "mnaryPr"}
+# What the parts of a formula are written as.
+_FORMULAS = {"mden": "/{}", "msup": "^{}", "msub": "_{}", "md": "({})"}
+_ASIDE = {"footnote", "listtext", "pntext", *_FORMULAS}
 _CHARACTERS = {
     **{"tab": "\t", "line": "\n", "lbr": "\n", "softline": "\n", "emspace": " ", "enspace": " ", "qmspace": " "},
     **{"emdash": "—", "endash": "–", "lquote": "‘", "rquote": "’", "ldblquote": "“", "rdblquote": "”", "bullet": "•"},
@@ -85,11 +99,12 @@ class _Text:
         self.has_more = False
         self._group, self._outer = _Group(), []
         self._code_page, self._fonts, self._font = "cp1252", {}, -1
+        self._names: defaultdict[int, str] = defaultdict(str)
         self._pieces: list[str] = []
         # What stands before an item of a list, the cells of a table's row, and the notes with what is around them.
         self._label, self._cells, self._notes, self._around = "", [], [], []
         # Bytes that are not decoded yet, and how many fallbacks are still to be skipped.
-        self._bytes, self._skipped, self._may_be_ignored = bytearray(), 0, False
+        self._bytes, self._skipped, self._is_first, self._may_be_ignored = bytearray(), 0, False, False
         self._read(data)
         self._end_row() if self._cells else self._end_paragraph()
         notes = (f"[^{place}]: {note}" for place, note in enumerate(self._notes, start=1))
@@ -106,6 +121,8 @@ class _Text:
             at = token.end()
             if count % 10_000 == 0:
                 deadline.check()
+            if token.lastindex is None:
+                continue  # A line break means nothing.
             word, argument, code, sign, brace, run = token.groups()
             if word:
                 name, value = word.decode(), None if argument is None else int(argument)
@@ -117,14 +134,14 @@ class _Text:
                 if len(self._outer) == MAX_DEPTH:
                     raise Unreadable(f"its groups are nested more than {MAX_DEPTH:,} deep; save it as .docx to use it")
                 self._outer.append(self._group)
-                self._group = replace(self._group, kind="")
+                self._group = replace(self._group, kind="fonttbl" if self._group.kind == "fonttbl" else "")
             elif brace:
                 self._end_group()
                 if not self._outer:
                     self.has_more = bool(data[at:].strip(b"\0 \r\n\t}"))
                     return
             elif sign == b"*":
-                self._may_be_ignored = True
+                self._may_be_ignored = self._is_first
                 continue
             elif code or run:
                 self._add_bytes(bytes.fromhex(code.decode()) if code else run)
@@ -132,7 +149,7 @@ class _Text:
                 self._end_paragraph()
             elif sign and not self._is_fallback():
                 self._add(_SIGNS.get(sign, ""))
-            self._may_be_ignored = False
+            self._is_first, self._may_be_ignored = brace == b"{", False
 
     def _is_fallback(self) -> bool:
         self._skipped -= 1
@@ -143,12 +160,17 @@ class _Text:
         self._skipped = 0
         if name in _COUNTED and group.is_seen:
             self.left_out[_COUNTED[name]] += 1
-        if name == "fonttbl":
-            group.kind = name
-        if name in _LEFT_OUT or (self._may_be_ignored and name not in _NOT_IGNORED):
+        is_hidden = self._may_be_ignored and not _NOT_IGNORED.fullmatch(name)
+        if is_hidden or name in _LEFT_OUT or _PROPERTIES.fullmatch(name):
+            if name == "fonttbl" or (group.is_seen and name in _INSTEAD.values()):
+                group.kind = name
+            elif group.kind == "fonttbl":
+                group.kind = ""  # What is about a font, but its name.
             group.is_seen = False
+        elif self._outer and self._outer[-1].kind == _INSTEAD.get(name):
+            group.is_seen, self._outer[-1].kind = True, ""
         elif name == "u":
-            self._add(chr((value or 0) & 0xFFFF))
+            self._add(chr((value or 0) & 0xFFFF), self._names[group.font])
             self._skipped = group.num_fallbacks
         elif name in _CHARACTERS:
             self._add(_CHARACTERS[name])
@@ -162,7 +184,7 @@ class _Text:
             self._end_cell()
         elif name == "row":
             self._end_row()
-        elif name in ("footnote", "listtext", "pntext") and group.is_seen:
+        elif name in _ASIDE and group.is_seen:
             self._decode()
             group.kind = name
             self._around.append(self._pieces)
@@ -189,31 +211,38 @@ class _Text:
         self._decode()
         kind, self._group = self._group.kind, self._outer.pop()
         self._skipped = 0
-        if kind in ("footnote", "listtext", "pntext"):
+        if kind == "mnaryPr":
+            self._add("∫")
+        elif kind in _ASIDE:
             text, self._pieces = "".join(self._pieces).strip(), self._around.pop()
             if kind == "footnote":
                 self._notes.append(" ".join(text.split()))
                 self._add(f"[^{len(self._notes)}]")
+            elif kind in _FORMULAS:
+                self._add(_FORMULAS[kind].format(text) if text else "")
             elif self._group.is_seen:
                 self._label = text if any(sign.isalnum() for sign in text) else "-"
 
     def _add_bytes(self, data: bytes) -> None:
         skipped = min(max(0, self._skipped), len(data))
         self._skipped -= skipped
+        if self._group.kind == "fonttbl":
+            self._names[self._font] += data.decode("latin-1")
         if self._group.is_seen and not self._group.is_hidden:
             self._bytes += data[skipped:]
 
     def _decode(self) -> None:
         """Decodes the bytes so far, of which several may be one character."""
         if self._bytes:
-            encoding = self._fonts.get(self._group.font) or self._code_page
-            self._pieces.append(self._bytes.decode(encoding, errors="replace"))
+            font, encoding = self._names[self._group.font], self._fonts.get(self._group.font) or self._code_page
+            text = self._bytes.decode("latin-1" if has_signs(font) else encoding, errors="replace")
+            self._pieces.append(in_unicode(text, font, self.left_out))
             self._bytes.clear()
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str, font: str = "") -> None:
         self._decode()
         if self._group.is_seen and not self._group.is_hidden:
-            self._pieces.append(text)
+            self._pieces.append(in_unicode(text, font, self.left_out))
 
     def _paragraph(self) -> str:
         self._decode()
