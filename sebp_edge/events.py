@@ -145,7 +145,7 @@ class JobStarted(Event):
 
     Attributes:
         id: the id of its job in the store.
-        progress: how much of its steps is done, from 0 to 1.
+        progress: how much of it is done, from 0 to 1, as `JobProgress` tells it.
     """
 
     event: ClassVar[str] = "job_started"

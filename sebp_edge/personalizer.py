@@ -61,7 +61,8 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         model: a known name (`sebp-edge models` lists them), a folder with a model, a GGUF file, a model of Ollama or LM
             Studio ("ollama:llama3.2:3b", "lmstudio:NAME"), or a Hub id.
         recipe: a bundled recipe's name, a TOML file, or a Recipe. By default, that of the version that is learnt on
-            from; without one, "chat" if most texts are conversations, such as chats and mails, else "notes".
+            from; without one of these texts and this model, "chat" if most texts are conversations, such as chats and
+            mails, else "notes".
         device: "cuda", "mps" or "cpu"; by default the best available one.
         store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
         memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: of
@@ -216,16 +217,24 @@ class Personalizer(AbstractContextManager["Personalizer"]):
     def __exit__(self, *error) -> None:
         self.close()
 
-    def plan(self, texts=None, *, gpu: str | int | None = None, stop_when: threading.Event | None = None) -> Plan:
+    def plan(
+        self,
+        texts=None,
+        *,
+        name: str | None = None,
+        gpu: str | int | None = None,
+        stop_when: threading.Event | None = None,
+    ) -> Plan:
         """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
-        Loads no model. Without a budget, plans for the memory that is free now; if nothing fits, a MachineError says
-        what would. Counts the tokens of a model that has not been downloaded with the bundled model's tokenizer, which
-        produces more. With `gpu`, the memory of an absent GPU ("8GB" or a number of bytes), the plan is for an NVIDIA
-        GPU with bf16 and unknown speed, in a host with enough memory; `device` is ignored.
+        Loads no model. Plans what `adapt` would do with this name; if nothing is new, a notice says so, and the plan is
+        for learning all documents again. Without a budget, plans for the memory that is free now; if nothing fits, a
+        MachineError says what would. Counts the tokens of a model that has not been downloaded with the bundled model's
+        tokenizer, which produces more. With `gpu`, the memory of an absent GPU ("8GB" or a number of bytes), the plan
+        is for an NVIDIA GPU with bf16 and unknown speed, in a host with enough memory; `device` is ignored.
         """
         with self._calls.beside(self._make_call, stop_when) as call:
-            return plan_for(call, texts, gpu)
+            return plan_for(call, texts, name, gpu)
 
     def inspect(self, texts=None, *, name: str | None = None, stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.

@@ -48,14 +48,14 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_105
+MAX_LINES = 53_211
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_664,
-    "adapters": 3_637,
+    "files at the root": 1_673,
+    "adapters": 3_641,
     "ask": 722,
     "basics": 793,
     "basics.pages": 326,
-    "cli": 3_100,
+    "cli": 3_134,
     "export": 1_990,
     "machine": 933,
     "memory": 1_765,
@@ -63,12 +63,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_481,
+    "run": 5_581,
     "serve": 2_977,
     "sparse": 1_644,
     "sparse.patches": 2_406,
     "sparse.rows": 879,
-    "texts": 10_751,
+    "texts": 10_753,
     "training": 4_204,
 }
 MAX_ENTRIES_AT_ROOT = 22

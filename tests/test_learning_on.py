@@ -19,13 +19,14 @@ from sebp_edge.adapters.history import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import (
+    Evaluated,
     JobProgress,
     JobStarted,
     LearningOn,
+    ModelLoaded,
     NameInUse,
     Notice,
     PreparationProgress,
-    StepDone,
     TrainingStarted,
 )
 from sebp_edge.texts import readers
@@ -394,11 +395,11 @@ def test_an_interruption_leaves_the_active_version_whole(make):
     first = personalizer.store.adapter("default").open(1).path
     files = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
 
-    def stop_at_a_step(event):
-        if isinstance(event, StepDone):
+    def stop_after_an_epoch(event):
+        if isinstance(event, Evaluated) and event.epoch:
             personalizer.stop()
 
-    personalizer.on_event = stop_at_a_step
+    personalizer.on_event = stop_after_an_epoch
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
     assert personalizer.store.adapter("default").active() == 1
@@ -571,3 +572,18 @@ def test_known_texts_hold_no_text_and_no_path(make, model):
     assert "ferry" not in content and str(model) not in content
     assert (path / KNOWN_TEXTS).stat().st_mode & 0o077 == 0
     assert len(json.loads(content)["texts"]) == 30
+
+
+@pytest.mark.slow
+def test_more_documents_than_folds_are_for_are_all_learnt_again_and_that_is_said_before_the_model_is_loaded(make):
+    make().adapt(NOTES[:19], activate_anyway=True)
+    personalizer = make()
+    later = personalizer.inspect(NOTES[:22])
+    said = "All documents are learnt again, since version 1 has learnt from each of its documents, and from 20 on some"
+    assert later.beginning.startswith(said)
+    personalizer.adapt(NOTES[:22], activate_anyway=True)
+    events = personalizer.events
+    (notice,) = (n for n, event in enumerate(events) if isinstance(event, Notice) and event.message.startswith(said))
+    (loaded,) = (n for n, event in enumerate(events) if isinstance(event, ModelLoaded))
+    assert notice < loaded
+    assert personalizer.adapt(NOTES[:24], activate_anyway=True).learnt_on_from == 2

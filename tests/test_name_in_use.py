@@ -153,23 +153,25 @@ def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 2)])
-def test_on_a_terminal_it_asks(adapt, after_learning, other_folder, answer, code):
-    """Who goes on learns next that the budget is not valid."""
+@pytest.mark.parametrize(("answer", "name"), [("", "letters of Anna"), ("n", "default")])
+def test_on_a_terminal_it_asks_for_the_name(adapt, after_learning, other_folder, answer, name):
     after_learning(AdapterStore())
     ours, theirs = pty.openpty()
-    with process("adapt", other_folder, *adapt[2:], "--memory", "much", stdin=theirs, stderr=theirs) as going:
+    with process("adapt", other_folder, *adapt[2:], stdin=theirs, stderr=theirs) as going:
         os.close(theirs)
         os.write(ours, f"{answer}\n".encode())
-        assert going.wait(timeout=120) == code
+        going.communicate(timeout=120)
     said = b""
     while chunk := _read(ours):
         said += chunk
     os.close(ours)
     said = " ".join(" ".join(without_controls(said.decode())).split())
     assert "note: Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24." in said
-    assert "Go on with 'default'? [y/N]" in said
-    assert AdapterStore().adapter("default").versions() == [1]
+    assert "Name it 'letters of Anna' instead? [Y/n]" in said
+    versions = {each: AdapterStore().adapter(each).versions() for each in AdapterStore().names()}
+    assert versions == {"default": [1], name: [1, 2] if name == "default" else [1]}
+    # With its own name, it is compared with nothing, and so it is active.
+    assert going.returncode == (3 if name == "default" else 0)
 
 
 def _read(descriptor):

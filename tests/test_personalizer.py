@@ -93,7 +93,9 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     assert result.tokens_per_second > 0
     assert result.peak_memory_bytes > 1e6
     assert (result.adapter_path / "adapter_model.safetensors").is_file()
-    assert result.summary.startswith("Better: version 1 of 'mine' is active. On 5 documents held out of the training,")
+    assert result.summary.startswith(
+        "Better: version 1 of 'mine' is active, since it predicts your texts better. On 5 documents"
+    )
     assert str(result.adapter_path) in result.summary
     planned = next(event for event in events if isinstance(event, TrainingStarted))
     assert (planned.train_documents, planned.validation_documents, planned.test_documents) == (15, 4, 5)
@@ -188,6 +190,11 @@ def interrupt_at(step, error=KeyboardInterrupt):
     return sink
 
 
+def interrupt_when_better(event):
+    if isinstance(event, Evaluated) and event.epoch and event.best:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.slow
 def test_a_call_during_a_training_is_refused_and_the_training_continues(make, notes_folder):
     refused = []
@@ -233,7 +240,7 @@ def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_
     before = logits(personalizer, personalizer.in_use.load(silent).model)
 
     def sink(event):
-        if isinstance(event, StepDone) and event.step == 2:
+        if isinstance(event, Evaluated) and event.epoch:
             shutil.rmtree(personalizer.store.folder)
             personalizer.store.folder.write_text("a file where the folder should be")
             raise KeyboardInterrupt
@@ -303,7 +310,7 @@ def test_what_an_interruption_of_folds_saves_is_not_comparable(make):
 
 
 def test_an_interruption_of_out_leaves_no_unsalted_hashes_in_the_store(make, notes_folder, tmp_path):
-    personalizer = make(on_event=interrupt_at(2))
+    personalizer = make(on_event=interrupt_when_better)
     with pytest.raises(Interrupted, match="saved as version 1 of the adapter 'default'"):
         personalizer.adapt(notes_folder, out=tmp_path / "out")
     assert not (personalizer.store.adapter("default").open(1).path / "documents.json").exists()
@@ -403,7 +410,7 @@ def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):
     before = logits(personalizer, personalizer.in_use.load(silent).model)
     personalizer.load_adapter("default")
     personalizer.store.adapter("default").remove()
-    notices, interrupt = [], interrupt_at(2)
+    notices, interrupt = [], interrupt_when_better
 
     def sink(event):
         if isinstance(event, Notice):

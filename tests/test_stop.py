@@ -93,6 +93,14 @@ def test_a_training_that_has_no_step_yet_can_be_stopped(make, notes_folder):
     assert worker.personalizer.store.names() == []
 
 
+def test_a_stop_before_anything_was_measured_saves_no_version(make, notes_folder):
+    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
+    worker = Worker(make, StepDone, 1, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
+    assert "No state better than the start was found, so" in str(worker.error)
+    assert (worker.error.name, worker.error.version) == (None, None)
+    assert worker.personalizer.store.names() == []
+
+
 @pytest.mark.slow
 def test_an_evaluation_reports_its_progress(make):
     recipe = make().recipe.replace(context_length=128, epochs=1)
@@ -175,7 +183,7 @@ def test_an_event_set_before_the_call_stops_it(make, notes_folder):
 def test_an_event_set_during_the_call_stops_it_and_the_best_state_is_saved(make, notes_folder):
     stop = threading.Event()
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
-    worker = Worker(make, StepDone, 2, recipe=recipe)
+    worker = Worker(make, StepDone, 6, recipe=recipe)
     worker.run(lambda personalizer: personalizer.adapt(notes_folder, stop_when=stop), stop.set)
     assert worker.error.version == 1
 

@@ -31,6 +31,7 @@ from sebp_edge.basics.files import (
     storage_errors,
     write_checked_json,
 )
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, JobError, StorageError, suggest
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.models.catalog import ModelReference
@@ -57,6 +58,7 @@ class JobRecord:
         process: the number of the process that ran it last.
         newest: the newest version of the adapter that it knows of. Once there is a newer one, it is of no use.
         fixed: values that were chosen when it was begun.
+        progress: how much of it was done when it was paused or stopped, from 0 to 1.
     """
 
     kind: str
@@ -69,6 +71,7 @@ class JobRecord:
     process: int = 0
     newest: int = 0
     fixed: dict = field(default_factory=dict)
+    progress: float = 0.0
     format: int = _FORMAT
 
 
@@ -117,10 +120,10 @@ class Job:
 
     @property
     def progress(self) -> float:
-        """How much of its steps is done in its checkpoint, from 0 to 1."""
+        """How much of it is done, from 0 to 1: what was told last, or at its checkpoint if it was killed since."""
         with suppress(OSError, ValueError, TypeError):
-            return float(read_json(self.folder / CHECKPOINT).get("share", 0.0))
-        return 0.0
+            return max(self.record.progress, float(read_json(self.folder / CHECKPOINT).get("share", 0.0)))
+        return self.record.progress
 
     @property
     def has_checkpoint(self) -> bool:
@@ -165,7 +168,7 @@ class Job:
         """Deletes its checkpoint, and what was chosen when it was begun."""
         with storage_errors("Cannot delete in", self.folder, ""):
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
-            self.update(fixed={})
+            self.update(fixed={}, progress=0.0)
             for path in self.folder.iterdir():
                 if path.name not in (_RECORD, _LOCK):
                     path.unlink()
@@ -253,7 +256,7 @@ class Jobs:
             return jobs[0]
         if not jobs:
             raise JobError("No training is paused or interrupted.")
-        listed = ", ".join(f"{job.id} ({job.record.adapter!r}, {job.progress:.0%})" for job in jobs)
+        listed = ", ".join(f"{job.id} ({job.record.adapter!r}, {percent(job.progress, 0)})" for job in jobs)
         raise JobError(f"{len(jobs)} trainings are paused or interrupted; name one of {listed}.")
 
     def remove(self, id: str) -> None:

@@ -42,6 +42,7 @@ class VersionReport:
             "loss": lambda loss: "–" if loss is None else f"{loss:.3f}",
             "percent": lambda share: "–" if share is None else percent(share),
             "change": _change,
+            "better": lambda gain: f"{percent(abs(gain))} {'worse' if gain < 0 else 'better'}",
             "count": lambda number: "–" if number is None else f"{number:,}",
             "counted": plural,
             "size": lambda size: "–" if size is None else gigabytes(size),

@@ -90,8 +90,8 @@ def adapt(
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
     If the adapter exists, train on what is new or has changed, and do nothing if there is no such document. If it was
-    made from other texts, for another model or with another recipe, say so first, and ask on a terminal. Ask, too,
-    before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
+    made from other texts, for another model or with another recipe, say so first; on a terminal, propose a name. Ask,
+    too, before anything is learnt in a folder that is not notes, such as your home folder; in a pipe, pass --yes.
 
     --resume needs no other option, since the job knows them; `sebp-edge jobs` lists the jobs. Give PATH only if the
     texts were moved.
@@ -110,13 +110,15 @@ def adapt(
         _ask_about_folders(texts, as_json=as_json)
     recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
     settings, name = request.settings | {"recipe": recipe}, name or recipe.default_name
-    if out is None:
+    before = None
+    while out is None and name != before:
         texts, active, unchanged = _compare(texts, name, settings, fresh=fresh, sync=sync)
         if unchanged is not None:
             _show_unchanged(unchanged, as_json=as_json)
             return
+        before = name
         if active is not None and active.name_in_use is not None:
-            _ask(active.name_in_use, as_json=as_json, yes=yes)
+            name = _ask_for_name(active.name_in_use, as_json=as_json, yes=yes)
 
     def call(personalizer):
         return personalizer.adapt(
@@ -224,19 +226,17 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
             raise typer.Exit(1)
 
 
-def _ask(event: NameInUse, *, as_json: bool, yes: bool) -> None:
-    """Says that the name has another adapter; on a terminal, asks whether to go on.
-
-    Raises:
-        typer.Exit: the answer is no.
-    """
+def _ask_for_name(event: NameInUse, *, as_json: bool, yes: bool) -> str:
+    """Says that the name has another adapter, and returns the name to go on with; on a terminal, asks which."""
     if as_json:
         print_json(event)
-        return
+        return event.name
     err.print(f"note: {event.message}", style="yellow", markup=False)
-    asks = not yes and sys.stdin.isatty() and err.is_terminal
-    if asks and not typer.confirm(f"Go on with {event.name!r}?", err=True):
-        raise typer.Exit(1)
+    if yes or not (sys.stdin.isatty() and err.is_terminal):
+        return event.name
+    return (
+        event.proposal if typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True) else event.name
+    )
 
 
 def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:

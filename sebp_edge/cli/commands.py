@@ -32,8 +32,10 @@ class _Commands(TyperGroup):
     """All commands. If one was called with --json, invalid options are printed as JSON, too."""
 
     def main(self, args: Sequence[str] | None = None, **options):
-        as_json = "--json" in (sys.argv[1:] if args is None else args)
-        return super().main(args, obj=as_json, **options)
+        given = sys.argv[1:] if args is None else args
+        if not given or {"-h", "--help"} & {*given}:
+            from sebp_edge.cli import folded_help  # noqa: F401
+        return super().main(args, obj="--json" in given, **options)
 
     def make_context(self, *given, obj: bool, **options) -> typer.Context:
         with invalid_options_as_json() if obj else nullcontext():
@@ -53,22 +55,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=adapt.AdaptCommand)(adapt.adapt)
-app.command()(forget.forget)
-app.command()(inspect.inspect)
-app.command()(plan.plan)
-app.command()(analyze.analyze)
-app.command()(lr_range.lr_range)
-app.command()(bench.bench)
-app.command(cls=generate.PromptCommand)(generate.generate)
-app.command(cls=generate.PromptCommand)(ask.ask)
-app.command()(export.export)
-app.command()(listings.models)
-app.command()(listings.recipes)
-app.add_typer(adapters.app, name="adapters")
-app.add_typer(jobs.app, name="jobs")
-app.command()(serve.serve)
-app.command()(doctor.doctor)
+_FIRST, _MORE = {"rich_help_panel": "Start here"}, {"rich_help_panel": "More"}
+app.command(cls=adapt.AdaptCommand, **_FIRST)(adapt.adapt)
+app.command(cls=generate.PromptCommand, **_FIRST)(ask.ask)
+app.command(**_FIRST)(inspect.inspect)
+app.command(cls=generate.PromptCommand, **_FIRST)(generate.generate)
+app.command(**_FIRST)(forget.forget)
+app.command(**_FIRST)(export.export)
+app.add_typer(adapters.app, name="adapters", **_MORE)
+app.add_typer(jobs.app, name="jobs", **_MORE)
+for command in (listings.models, listings.recipes, plan.plan, doctor.doctor, serve.serve):
+    app.command(**_MORE)(command)
+for command in (analyze.analyze, lr_range.lr_range, bench.bench):
+    app.command(rich_help_panel="For researchers")(command)
 
 
 def _print_version(requested: bool) -> None:

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.interruptions import SIGNALS, Interruptions
@@ -229,6 +230,12 @@ def print_chunk(chunk: str, *, as_json: bool) -> None:
         print_json({"event": "text", "text": chunk})
     else:
         typer.echo(chunk, nl=False)
+
+
+def hanging(console: Console, words: str, indent: int = 0) -> Text:
+    """Returns an entry of a list, whose further lines are indented deeper; on a pipe it is one line."""
+    lines = Text(words).wrap(console, max(1, console.width - 4)) if console.is_terminal else [Text(words)]
+    return Text(" " * indent) + Text("\n" + " " * 4).join(lines)
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:

@@ -49,11 +49,11 @@ def export(
         if as_json:
             print_json({"event": "result", "result_of": "export"} | result.to_dict())
         else:
-            _show(result)
+            _show(result, on_texts=bool(texts))
 
 
-def _show(result) -> None:
-    """Prints the figures and the summary."""
+def _show(result, *, on_texts: bool) -> None:
+    """Prints the figures and the summary; leaves out that of the base model on general text, which shows no gain."""
     if result.merged_into:
         out.print(f"merged into    {result.merged_into}", markup=False)
     if result.mean_difference is not None:
@@ -62,9 +62,11 @@ def _show(result) -> None:
             f"{result.largest_difference:.1g}; the same likeliest token for {percent(result.same_likeliest)}"
         )
     if result.loss is not None:
+        where = "your texts" if on_texts else "general text, not on yours (--texts measures on yours)"
+        base = f"{result.loss_base:.3f} base model, " if on_texts else ""
         out.print(
-            f"loss           {result.loss_base:.3f} base model, {result.loss_adapter:.3f} adapter, {result.loss:.3f} "
-            "these files, in nats per token"
+            f"loss           {base}{result.loss_adapter:.3f} adapter, {result.loss:.3f} these files: how wrong each "
+            f"predicts, in nats per token, on {where}"
         )
     if result.gain_kept:
         columns = ["quant", "rounded base model", "with the adapter", "gain kept"]

@@ -11,11 +11,12 @@ import typer
 from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import choose_model, personalizer_class
-from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json
+from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json, print_note
 from sebp_edge.cli.options import Device, Json, Threads, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 
+DEMONSTRATOR = "'tiny' is a demonstrator: it writes sentences, not sense; for real use, adapt another --model."
 # A prompt such as a Markdown list or front matter; options have no space before "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
 
@@ -82,8 +83,16 @@ def generate(
         wanted = adapter or name or ("default" if version is not None else None)
         settings, chosen = choose_model(wanted, version, model, load_in_4bit)
         personalizer = personalizer_class()(**settings, device=device, politeness=Politeness.of(threads=threads))
-        if not as_json and isinstance(request, str) and out.is_terminal:
-            out.print(request, end="", style="bold", markup=False)
+        # A text is continued, so it is a part of what is written; a question of a chat is not.
+        is_continued = chosen is None or personalizer.store.find(chosen, version).record.prompts == "text"
+        begin = [partial(out.print, request, end="", style="bold", markup=False)] * (is_continued and prompt is request)
+        if personalizer.reference.kind == "bundled":
+            begin.insert(0, partial(print_note, DEMONSTRATOR))
+
+        def show(chunk: str) -> None:
+            while begin and not as_json:
+                begin.pop(0)()
+            print_chunk(chunk, as_json=as_json)
 
         try:
             text = personalizer.generate(
@@ -98,7 +107,7 @@ def generate(
                 stop=stop or (),
                 seed=seed,
                 sparse_kernels=sparse_kernels,
-                on_text=partial(print_chunk, as_json=as_json),
+                on_text=show,
             )
         except Interrupted:
             if not as_json:
@@ -107,7 +116,7 @@ def generate(
         if as_json:
             print_json({"event": "result", "result_of": "generate", "prompt": request, "text": text})
         else:
-            typer.echo()
+            show("\n")
 
 
 def _prompt_or_messages(prompt: str | None, system: str | None, messages: str | None) -> str | list:

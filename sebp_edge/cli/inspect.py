@@ -1,5 +1,6 @@
 """`sebp-edge inspect PATH...`: shows what an adaptation to these texts would do, and changes nothing."""
 
+import re
 from typing import Annotated
 
 import typer
@@ -7,10 +8,9 @@ from rich.markup import escape
 
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.cli.base_model import personalizing
-from sebp_edge.cli.console import out, print_json, print_table
+from sebp_edge.cli.console import hanging, out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, Threads, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
-from sebp_edge.cli.plan import show_plan
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.texts.documents import printable
 
@@ -18,6 +18,8 @@ from sebp_edge.texts.documents import printable
 MAX_LINES, MAX_RUN = 8, 400
 # A smaller share of boilerplate is not worth a line.
 MIN_BOILERPLATE = 0.01
+# What models begin and end texts with. JSON has them.
+_MARKS = re.compile(r"^\s*(?:<\|[\w-]+\|>|<(?:s|bos)>)\s*$|(?:<\|[\w-]+\|>|</s>|<eos>)$")
 
 
 @takes_request()
@@ -29,7 +31,7 @@ def inspect(
 ) -> None:
     """Show what `adapt` would do with the texts in PATH: what is read, the split, examples, memory and time.
 
-    Loads no weights and changes nothing.
+    Loads no weights and changes nothing. `plan` shows the memory by purpose.
     """
     own = {"memory_budget": memory, "politeness": Politeness.of(threads=threads)}
     with personalizing(request.as_json, **own, **request.settings) as personalizer:
@@ -73,8 +75,6 @@ def show_inspection(found) -> None:
     print_table(["split", "documents", "tokens"], [[p.name, f"{p.documents:,}", f"{p.tokens:,}"] for p in found.split])
     for number, example in enumerate(found.rendered, start=1):
         _show_example(number, example)
-    if found.plan is not None:
-        show_plan(found.plan)
     for concern in found.concerns:
         out.print(f"[yellow]concern:[/] {escape(concern)}")
     for sentence in found.expectations:
@@ -84,20 +84,22 @@ def show_inspection(found) -> None:
 
 def _show_list(title: str, lines, *, is_counted: bool = False) -> None:
     if lines:
-        out.print(escape(title) + ("" if is_counted else f": {len(lines):,}"))
+        out.print(hanging(out, title + ("" if is_counted else f": {len(lines):,}")))
         for line in lines[:MAX_LINES]:
-            out.print(f"  {escape(printable(line))}", style="dim")
+            out.print(hanging(out, printable(line), indent=2), style="dim")
         if len(lines) > MAX_LINES:
             out.print(f"  and {len(lines) - MAX_LINES:,} more (--json lists them all)", style="dim")
 
 
 def _show_example(number: int, example) -> None:
-    """Prints an example; runs are marked by words, and by colours on a terminal."""
+    """Prints an example without the model's marks; runs are marked by words, and by colours on a terminal."""
     counts = f"{example.trained_tokens:,} of {example.tokens:,} tokens trained"
     out.print(f"\n[bold]example {number}[/] [dim]{escape(printable(example.document))}, {counts}[/]")
     for piece in example.pieces:
+        if not (text := _MARKS.sub("", piece.text)):
+            continue
         word, style = ("trained", "green") if piece.trained else ("given", "dim")
-        out.print(f"  {word:<8} [{style}]{escape(_one_line(piece.text))}[/]")
+        out.print(f"  {word:<8} [{style}]{escape(_one_line(text))}[/]")
     out.print()
 
 

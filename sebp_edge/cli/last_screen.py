@@ -9,8 +9,6 @@ from sebp_edge.texts.documents import printable
 
 # Of a terminal; what does not fit is in the adapter's report.
 LINES, COLUMNS = 15, 80
-# Of the reasons for the verdict, so that warnings have room.
-REASON_LINES = 7
 
 
 # The paragraphs in the order in which they stand.
@@ -32,12 +30,12 @@ def show_result(result: AdaptResult, *, with_samples: bool = False) -> None:
         paragraphs.append((EXPECTATION, " ".join(filter(None, expected)), "dim"))
     shown, left = [], LINES
     for place, words, style in paragraphs:
-        paragraph, limit = Text(printable(words), style), min(left, REASON_LINES if place == ACCOUNT else LINES)
+        paragraph = Text(printable(words), style)
         lines = paragraph.wrap(out, COLUMNS)
-        if len(lines) > limit:
-            if place == COMMAND or not limit:  # nobody could run a part of a command
+        if len(lines) > left:
+            if place == COMMAND or not left:  # nobody could run a part of a command
                 continue
-            lines = lines[:limit]
+            lines = lines[:left]
             lines[-1].truncate(COLUMNS - 2)
             lines[-1].append(" …")
             paragraph = Text(" ").join(lines)

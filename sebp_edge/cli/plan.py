@@ -7,9 +7,11 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import duration, gigabytes, sizes_apart
-from sebp_edge.cli.console import out, print_json, print_table, quick_imports
+from sebp_edge.cli.base_model import personalizing
+from sebp_edge.cli.console import out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 from sebp_edge.errors import OptionError
+from sebp_edge.events import PreparationProgress
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -27,6 +29,7 @@ DESCRIPTIONS = {
 @takes_request()
 def plan(
     request: Request,
+    name: Annotated[str | None, typer.Option(help="Name of the adapter, which may be learnt on from.")] = None,
     memory: FreeMemory = None,
     gpu: Annotated[
         str | None, typer.Option(help="Plan for another machine's GPU with this much memory, such as 8GB.")
@@ -38,12 +41,11 @@ def plan(
 
     Exit code 1 if nothing fits.
     """
-    with quick_imports():
-        from sebp_edge.personalizer import Personalizer
-
     if gpu is not None and request.settings["device"] is not None:
         raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
-    result = Personalizer(**request.settings, memory_budget=memory).plan(request.texts, gpu=gpu)
+    settings = request.settings | {"memory_budget": memory}
+    with personalizing(request.as_json, hides=PreparationProgress, **settings) as personalizer:
+        result = personalizer.plan(request.texts, name=name, gpu=gpu)
     if request.as_json:
         print_json({"event": "plan", **result.to_dict()})
     else:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sebp_edge.basics.units import duration, gigabytes, percent, plural, sizes_apart
-from sebp_edge.cli.console import JOB, discard_output, err, out
+from sebp_edge.cli.console import JOB, discard_output, err, hanging, out
 from sebp_edge.events import (
     Evaluated,
     Event,
@@ -194,7 +194,7 @@ class ProgressPrinter:
             out.print(f"{len(event.left_out):,} left out:")
         lines = _left_out_lines([LeftOut(**each) for each in event.left_out])
         for _, line in lines[:MAX_LEFT_OUT_LINES]:
-            out.print(f"  {escape(line)}", style="dim")
+            out.print(hanging(out, line, indent=2), style="dim")
         if more := sum(number for number, _ in lines[MAX_LEFT_OUT_LINES:]):
             out.print(f"  and {more:,} more (--json lists them all)", style="dim")
 

@@ -17,7 +17,7 @@ class Choice:
         options: what the training holds in memory at once.
         footprint: the peak memory, by purpose.
         host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
-        seconds: the estimated time of the training; None if unknown.
+        seconds: the estimated time of an adaptation, all of its phases included; None if unknown.
         kept: how many blocks also hold their 4-bit weights dequantised, in words; empty without 4 bits.
         common: how what texts begin with in common is computed, in words; empty if that is next to nothing.
         at_once: how many folds are trained side by side, in words; empty if none are.

@@ -9,6 +9,7 @@ from sebp_edge.adapters.forget import Remaining
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.stopping import PauseRequested
+from sebp_edge.basics.units import duration
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -42,17 +43,19 @@ from sebp_edge.run.work_ahead import (
     SAVE,
     loading,
     phases_ahead,
-    planned_seconds_of_a_token,
     seconds_of_a_token,
 )
 from sebp_edge.texts.remembered import NUM_FOLDS
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.texts.splits import FOLDS_BELOW
-from sebp_edge.training.checkpoint import Checkpoints
+from sebp_edge.training.checkpoint import Checkpoints, RunState
 from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.kernels_ahead import compiling_ahead
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.run import Task, TrainingRun
+
+# An adaptation that is expected to take longer sends a notice.
+SLOW_SECONDS = 180
 
 
 class Adapting:
@@ -90,7 +93,7 @@ class Adapting:
             work.files,
             call.signal,
             call.job,
-            lambda: self.training and self.training.state,
+            self._state,
             self._is_between_steps,
             lambda: call.giving_way.is_due,
         )
@@ -126,6 +129,8 @@ class Adapting:
             call.notify(active.name_in_use)
         if not fresh:
             self.preparation.learn_on_from(active, sync=sync)
+            if self.preparation.starts_over:
+                call.notify(Notice(self.preparation.starts_over))
         return None
 
     def run(self) -> AdaptResult | UnchangedResult:
@@ -157,8 +162,7 @@ class Adapting:
         elif self._peak is not None:
             self.preparation.refuse_less_memory(self._peak)
         if (planned := self.planned) is not None:
-            token = planned_seconds_of_a_token(planned.plan, planned.schedules)
-            self._lay_out(planned.prepared, planned.schedules, token, loading(planned.plan))
+            self._lay_out(planned.prepared, planned.schedules, planned.token, loading(planned.plan.chosen))
         self._call.job.enter(LOAD)
 
     @property
@@ -180,13 +184,15 @@ class Adapting:
         if self.beginning.has_nothing_new:
             return False
         self.beginning.refuse_other_base(base.fingerprint)
-        if self.beginning.event is not None:
+        if self.beginning.event is not None and self.beginning.summary != preparation.starts_over:
             call.notify(self.beginning.event)
-        token = seconds_of_a_token(base)
-        if planned is not None:
-            token = planned_seconds_of_a_token(planned.plan, planned.schedules)
         schedules = preparation.schedule(prepared, planned)
+        rate = devices.matmul_rate(base.device, base.dtype)
+        token = planned.token if planned else seconds_of_a_token(base.num_parameters, rate, on_gpu=call.on_gpu)
         self._lay_out(prepared, schedules, token)
+        if (seconds := call.job.seconds_left) > SLOW_SECONDS:
+            device, less = call.device.type.upper(), "a smaller model, fewer texts or fewer epochs take less time"
+            call.notify(Notice(f"Training will take about {duration(seconds)} on this {device}; {less}."))
         if prepared.dataset.general:
             with call.base_model_alone("while it reads general text"):
                 prepared = preparation.teach(prepared, base, options)
@@ -315,6 +321,11 @@ class Adapting:
     def _is_between_steps(self) -> bool:
         return self.training is None or self.training.is_between_steps
 
+    def _state(self) -> RunState | None:
+        """Returns how far the training is, with how much of the whole call is done."""
+        state = self.training and self.training.state
+        return state and replace(state, share=self._call.job.fraction)
+
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
         earlier = {self._place.active_version} - {None} if self._compares else set()
         if earlier:
@@ -340,11 +351,12 @@ class Adapting:
         progress = training.progress[-1] if training.progress else TrainingProgress()
         then = "" if error_type is NonFiniteLoss else self._work.way_to_go_on
         try:
-            if training.result is None and (
-                not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)
-            ):
-                found = f"{reason} No state better than the start was found, so nothing was saved."
-                return error_type(f"{found} To{then}" if then and self._work.can_go_on else found)
+            # The state of a training whose loss is not measured tells nobody whether it is of use.
+            if training.result is None and not (progress.best_epoch and progress.best_validation):
+                found = f"{reason} No state better than the start was found, so"
+                goes_on = then and self._work.can_go_on
+                outcome = f"no version was saved. To{then}" if goes_on else "nothing was saved."
+                return error_type(f"{found} {outcome}")
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(self.texts, known=None)
             report = Report.of(training, None, texts)

@@ -17,6 +17,7 @@ from sebp_edge.events import Sink
 from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.run.phases import COPIED_TOKENS
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.labels import IGNORE
@@ -24,7 +25,7 @@ from sebp_edge.texts.examples import Example, Outline, outlines
 from sebp_edge.texts.schedule import RowLimit
 from sebp_edge.training.scoring import in_micro_batches
 
-MAX_TOKENS = 10_000
+MAX_TOKENS = COPIED_TOKENS
 # Of a long run. Those that adapted models reach on texts of the author that they were not trained on are shorter.
 MIN_WARNED_RUN = 32
 

@@ -7,7 +7,8 @@ from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.questions.practice import practice_reading
-from sebp_edge.recipe import Recipe
+from sebp_edge.recipe import FittingRecipe, Recipe
+from sebp_edge.run.texts_comparison import made_for_others
 from sebp_edge.texts.documents import Completion, Content, Conversation
 from sebp_edge.texts.progress import SILENT, Progress
 from sebp_edge.texts.readers import Reading, read_texts
@@ -31,15 +32,18 @@ def read_for(
 def choose_recipe(asked: Recipe, reading: Reading, reference: ModelReference, adapter: Adapter | None = None) -> Recipe:
     """Returns the recipe that was asked for.
 
-    If none was: the active version's, if that is learnt on from; else "chat" if most texts are conversations; else
-    the model's recipe for notes.
+    If none was: the active version's, if that is of these texts and this model; else "chat" if most texts are
+    conversations; else the model's recipe for notes.
 
     Args:
         reference: the base model.
         adapter: the adapter that is learnt on from.
     """
+    if not isinstance(asked, FittingRecipe):
+        return asked
     is_chat = mostly([document.content for document in reading.documents], Conversation)
-    return asked.or_bundled(_recipe_of_active(adapter) or ("chat" if is_chat else notes_recipe(reference)))
+    active = _recipe_of_active(adapter, reading, reference) if adapter else None
+    return asked.or_bundled(active or ("chat" if is_chat else notes_recipe(reference)))
 
 
 def notes_recipe(reference: ModelReference) -> str:
@@ -62,12 +66,15 @@ def mostly(contents: Sequence[Content], kind) -> bool:
     return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
 
 
-def _recipe_of_active(adapter: Adapter | None) -> str | None:
+def _recipe_of_active(adapter: Adapter, reading: Reading, reference: ModelReference) -> str | None:
     """Returns the name of the active version's recipe; None if no training with a bundled one can learn on from it."""
     try:
-        version = adapter.active() if adapter else None
-        name = adapter.open(version).record.recipe["name"] if version else None
+        version = adapter.active()
+        saved = adapter.open(version) if version else None
+        if saved is None or any(made_for_others(adapter, saved, reference, reading).values()):
+            return None
     except AdapterError:
         return None
+    name = saved.record.recipe["name"]
     recipe = Recipe.load(name) if name in Recipe.names() else None
     return name if recipe and recipe.method == "lora" and not recipe.questions else None

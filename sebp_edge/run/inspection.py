@@ -15,9 +15,7 @@ from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
-from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_call import TextsCall
-from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.chats import Author
 from sebp_edge.texts.conversations import is_of_people
@@ -126,13 +124,8 @@ class Inspection:
     def of(cls, call: TextsCall, texts, name: str) -> "Inspection":
         """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
         call.job.begin(phases_of_inspection())
-        store, reference = call.store, call.reference
-        earlier = latest_history(store.adapter(name))
-        call, reading = call.with_texts(texts, store.adapter(name))
-        recipe = call.recipe
-        active = compare_with_active(store, name, reference, recipe, call.seed, reading)
-        preparation = Preparation(call, reading, earlier)
-        preparation.learn_on_from(active, sync=False)
+        preparation, reference = Preparation.under(call, texts, call.store.adapter(name)), call.reference
+        reading, recipe, active = preparation.reading, preparation.recipe, preparation.active
         prepared, plan, refusal = preparation.read_dataset(), None, ""
         beginning, is_unchanged = prepared.beginning, active is not None and active.is_unchanged(sync=False)
         try:
@@ -198,8 +191,8 @@ class Inspection:
         chosen = self.plan.chosen
         time = "" if chosen.seconds is None else f", about {duration(chosen.seconds)}"
         sentences = [
-            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}: "
-            f"at most {gigabytes(chosen.peak)}{time}."
+            f"adapt would train {self.model} on {plural(self.documents, 'document')}, {plural(self.tokens, 'token')}, "
+            f"with the recipe {self.recipe!r}: at most {gigabytes(chosen.peak)} of memory{time}."
         ]
         if self.beginning:
             sentences.append(self.beginning)

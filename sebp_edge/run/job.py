@@ -15,8 +15,11 @@ from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import TypeVar
 
+import psutil
+
 from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import Check, StopSignal
+from sebp_edge.basics.units import duration
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
@@ -25,6 +28,7 @@ from sebp_edge.events import (
     JobProgress,
     JobStarted,
     MemoryProbed,
+    Notice,
     PreparationProgress,
     Sink,
     StepDone,
@@ -44,6 +48,8 @@ SECONDS = 0.5
 PREPARATION_SHARE, PREPARATION_SECONDS = 0.05, 5.0
 # An expectation weighs as much as this many seconds of measured work.
 TRUST = 1.0
+# An estimate that doubles by fewer seconds is not worth a notice.
+WORTH_A_NOTICE = 30.0
 # What is left of a part that takes longer than expected, as a share of what it has taken.
 LATE = 0.1
 
@@ -74,6 +80,9 @@ class Job:
 
     Args:
         clock: counts the seconds in which the process can run; by default a clock that runs in this context.
+
+    Attributes:
+        fraction: the share of the whole that was told to be done.
     """
 
     def __init__(self, on_event: Sink, id: str | None = None, clock: Callable[[], float] | None = None):
@@ -88,7 +97,8 @@ class Job:
         self._done = 0  # of the running evaluation, or stage of the preparation
         self._spent: Counter[str] = Counter()  # seconds in each phase that is over
         self._began = self._marked = self._entered = self.clock()
-        self._sent, self._fraction, self._resumed_at = self._began, 0.0, 0.0
+        self._sent, self.fraction, self._resumed_at = self._began, 0.0, 0.0
+        self._told: float | None = None  # the least that was told for the whole, in seconds
 
     def __enter__(self) -> "Job":
         self._own_clock.__enter__()
@@ -109,7 +119,7 @@ class Job:
                 self._began = self.clock()
             case Waiting():
                 self._reports = True
-                self._on_event(JobProgress("waiting", round(self._fraction, 4), None).of_job(self.id))
+                self._on_event(JobProgress("waiting", round(self.fraction, 4), None).of_job(self.id))
             case StepDone():
                 phase = next((each for each in self._beside if each.name == event.phase), self._phase)
                 self._resize(phase, STEPS, event.steps - event.step + 1)
@@ -183,6 +193,11 @@ class Job:
         """The seconds in each phase, up to now; they add up to all since `begin`."""
         return dict(self._spent + Counter({self._phase.name: self.clock() - self._entered}))
 
+    @property
+    def seconds_left(self) -> float:
+        """The estimate for all that is ahead."""
+        return sum(map(self._left_of, [*self._beside, self._phase, *self._ahead]))
+
     def tick(self) -> None:
         """Tells the progress if that is due; called several times a second, in the call's thread."""
         if not self._reports:
@@ -194,8 +209,10 @@ class Job:
         if not self._is_laid_out:
             self._send(PREPARATION_SHARE * elapsed / (elapsed + PREPARATION_SECONDS), None)
             return
-        left = sum(map(self._seconds_left, [*self._beside, self._phase, *self._ahead]))
+        left = self.seconds_left
         is_known = not self._is_guessed or (not self._ahead and any(self._actual[kind] for kind in self._phase.units))
+        if is_known:
+            self._explain(elapsed + left)
         # Only the end is all of it.
         self._send(min(elapsed / (elapsed + left), 0.999) if elapsed else 0.0, left if is_known else None)
 
@@ -234,8 +251,19 @@ class Job:
     def _send(self, fraction: float, left: float | None) -> None:
         self._sent = self.clock()
         fraction = self._resumed_at + (1 - self._resumed_at) * fraction
-        self._fraction = max(self._fraction, fraction)
-        self._on_event(JobProgress(self._phase.name, round(self._fraction, 4), left and round(left, 1)).of_job(self.id))
+        self.fraction = max(self.fraction, fraction)
+        self._on_event(JobProgress(self._phase.name, round(self.fraction, 4), left and round(left, 1)).of_job(self.id))
+
+    def _explain(self, total: float) -> None:
+        """Says why the whole takes more than twice as long as was told."""
+        told = self._told = min(total, math.inf if self._told is None else self._told)
+        if total > max(2 * told, told + WORTH_A_NOTICE):
+            self._told = total
+            # More programs want to compute than there are cores, by half, in the last minute's mean.
+            is_busy = psutil.getloadavg()[0] > 1.5 * (psutil.cpu_count() or 1)
+            why = "This machine is busy" if is_busy else "This machine is slower than was expected"
+            notice = f"{why}: it takes about {duration(total)} in all, and not {duration(told)}."
+            self._on_event(Notice(notice).of_job(self.id))
 
     def _prepared(self, event: PreparationProgress) -> None:
         """Counts what is done of a stage, if that is a phase; before the work is laid out, each is."""
@@ -274,7 +302,7 @@ class Job:
             self._expected[kind] += seconds
         self._marked = now
 
-    def _seconds_left(self, phase: Phase) -> float:
+    def _left_of(self, phase: Phase) -> float:
         left = 0.0
         for kind, seconds in phase.seconds.items():
             seconds *= self._slowness(kind)

@@ -3,6 +3,9 @@
 from sebp_edge.run.job import GRADIENTS, LOADING, PREPARING, READING_BACK, SAVING, STEPS, WRITING, Phase
 
 LOAD = "loading"
+# Of an assessment: the most tokens that are searched for copies, and how many beginnings are
+# continued, by how many tokens; more than samples are shown, since some continuations are the same.
+COPIED_TOKENS, NUM_BEGINNINGS, SAMPLED_TOKENS = 10_000, 5, 40
 
 
 def phases_of_inspection() -> list[Phase]:

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
@@ -16,9 +17,10 @@ from sebp_edge.questions.examples import encode_practice
 from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.start import Beginning, Start
+from sebp_edge.run.start import Beginning, Start, latest_history
 from sebp_edge.run.texts_call import TextsCall
-from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
+from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.general_probe import encode_probe
@@ -26,9 +28,11 @@ from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.remembered import TEST
 from sebp_edge.texts.schedule import Schedule, make_schedules
-from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
+from sebp_edge.texts.splits import FOLDS_BELOW, draw_splits
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
+TESTED_IN_TURN = f"has learnt from each of its documents, and from {FOLDS_BELOW} on some are kept for tests alone"
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A plan, with what it is for."""
+    """A plan, with what it is for, and the seconds of a token's forward pass; None if they are unknown."""
 
     prepared: Prepared
     schedules: list[Schedule]
     plan: Plan
+    token: float | None
 
 
 class Preparation:
@@ -57,6 +62,7 @@ class Preparation:
 
     Attributes:
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
+        active: the active version beside the texts, if it was to be learnt on from.
     """
 
     def __init__(
@@ -64,9 +70,18 @@ class Preparation:
     ):
         self._call, self.reading, self.recipe = call, reading, call.recipe
         self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
-        self._active: TextsComparison | None = None
+        self.active: TextsComparison | None = None
         self._start: Start | str = ""
         self._sync = False
+
+    @classmethod
+    def under(cls, call: TextsCall, texts, adapter: Adapter) -> "Preparation":
+        """Reads texts; prepares what `adapt` would do with them under the name of an adapter."""
+        call, reading = call.with_texts(texts, adapter)
+        preparation = cls(call, reading, latest_history(adapter))
+        given = call.store, adapter.name, call.reference, call.recipe, call.seed, reading
+        preparation.learn_on_from(compare_with_active(*given), sync=False)
+        return preparation
 
     def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
         """Lets the training begin at the active version, if it can.
@@ -74,7 +89,7 @@ class Preparation:
         Args:
             sync: whether documents that are gone are to be forgotten.
         """
-        self._active, self._sync = active, sync
+        self.active, self._start, self._sync = active, "", sync
         if active is None:
             return
         self._start = Start.at(active, self._call.store, self._call.refuse_damaged)
@@ -82,6 +97,19 @@ class Preparation:
             self.recipe = self._start.fill_in(self.recipe)
             if self.recipe.questions:
                 self._start = LEARNT_TOGETHER
+            elif len(self._start.states) > 1 and self._has_enough_for_tests():
+                self._start = TESTED_IN_TURN
+
+    @property
+    def starts_over(self) -> str:
+        """Says why the training does not begin at the active version; empty if that is not known yet."""
+        return Beginning(self.active, obstacle=self._start).summary if isinstance(self._start, str) else ""
+
+    def _has_enough_for_tests(self) -> bool:
+        """Whether the documents get one split instead of folds, told without the model's tokenizer."""
+        texts, drawing = dict(enumerate(each.own_text for each in self.reading.documents)), self._drawing
+        fingerprints = take_fingerprints(texts, drawing.earlier.salt, self._call.progress)
+        return draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps).kind == "split"
 
     def read_dataset(self) -> Prepared:
         """Returns the dataset for a model that is not loaded."""
@@ -104,7 +132,9 @@ class Preparation:
         else:
             target, budget = Target.absent_gpu(gpu), call.budget or MemoryBudget(gpu)
         plan = make_plan(shape, prepared.dataset, schedules, self.recipe, target, budget, call.progress)
-        return PlannedTraining(prepared, schedules, plan)
+        token = None if plan.chosen.seconds is None else planned_seconds_of_a_token(plan.chosen, schedules)
+        plan = with_all_phases(plan, prepared.dataset, schedules, num_earlier=int(self.active is not None))
+        return PlannedTraining(prepared, schedules, plan, token)
 
     def plan_within_budget(self) -> PlannedTraining | None:
         """Plans a training, and says what it will do; returns None without a memory budget."""
@@ -170,7 +200,7 @@ class Preparation:
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)
         return Prepared(
-            dataset, Beginning.of(self._active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
+            dataset, Beginning.of(self.active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
         )
 
     def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
@@ -185,8 +215,17 @@ class Preparation:
         )
 
 
-def plan_for(call: TextsCall, texts, gpu: str | int | None) -> Plan:
+def plan_for(call: TextsCall, texts, name: str | None, gpu: str | int | None) -> Plan:
     """See `Personalizer.plan`."""
     size = None if gpu is None else call.parse_gpu_memory(gpu)
     with quiet_libraries():
-        return Preparation(*call.with_texts(texts)).plan(gpu=size).plan
+        preparation = Preparation.under(call, texts, call.store.adapter(name or call.recipe.default_name))
+        prepared, active = preparation.read_dataset(), preparation.active
+        event = prepared.beginning.event
+        if prepared.beginning.has_nothing_new:
+            event = Notice(f"{prepared.beginning.summary} This plan is for learning all of them again.")
+            preparation.learn_on_from(None, sync=False)
+            prepared = preparation.read_dataset()
+        for each in filter(None, (active and active.name_in_use, event)):
+            call.notify(each)
+        return preparation.plan(prepared, gpu=size).plan

@@ -8,7 +8,7 @@ from typing import Any
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import Sample, Tested
-from sebp_edge.basics.units import percent, plural
+from sebp_edge.basics.units import percent
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.questions.probe_figures import ProbeFigures, describe
 from sebp_edge.run.assessment import Copied
@@ -206,7 +206,7 @@ class AdaptResult(_Facts):
         if any(probe is not None and probe.is_worse for probe in (self.language, self.facts)):
             worse.append(describe(self.language, self.facts))
         if not (rise := self.general_loss_after / self.general_loss_before - 1) <= HIGH_RISE:
-            worse.append(f"the loss on general text rose by {percent(rise)}")
+            worse.append(f"it predicts general text {percent(rise)} worse")
         if worse:
             what = "; ".join(worse)
             warnings.append(
@@ -226,12 +226,15 @@ class AdaptResult(_Facts):
 
     @property
     def headline(self) -> str:
-        """The verdict, and where the adapter is."""
+        """The verdict, where the adapter is and, if it is active for that, what decided."""
         verdict = "Better" if self.passed else "Not judged" if self.verdict == "not judged" else "Not better"
         if self.version is None:
             return f"{verdict}: the adapter is saved in {str(self.adapter_path)!r}."
         state = "is active" if self.active else "is saved, but not active"
         anyway = ", as you asked with activate_anyway" if self.active and not self.passed else ""
+        if self.active and self.passed:
+            better = "predicts your texts" if self.quiz is None else "answers questions about notes"
+            anyway = f", since it {better} better"
         return f"{verdict}: version {self.version} of {self.name!r} {state}{anyway}."
 
     @property
@@ -247,13 +250,12 @@ class AdaptResult(_Facts):
             return self.explanation + stays
         if self.refit_loss is not None and not self.trained_on_all:
             return (
-                f"{self.explanation} A training on all documents did not lower the loss further, so the adapter is as "
-                "it was tested."
+                f"{self.explanation} A training on all documents made it no better, so the adapter is as it was tested."
             )
         if not self.trained_on_all:
             return self.explanation
         if self.learnt_on_from is None:
-            return f"{self.explanation} Then it was trained on all {plural(self.documents, 'document')}."
+            return f"{self.explanation} Then it was trained on all documents."
         counts = ((self.new, "new"), (self.changed, "changed"))
         learnt = " and ".join(f"{number:,} {word}" for number, word in counts if number)
         documents = "document" if self.new + self.changed == 1 else "documents"

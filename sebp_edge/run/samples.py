@@ -13,13 +13,12 @@ from sebp_edge.errors import TextsError
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
+from sebp_edge.run.phases import NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.texts.conversations import is_of_people
 from sebp_edge.texts.documents import Completion, Content, Conversation, Document
 from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
 
 NUM_SAMPLES = 3
-# More are continued, since some continuations are the same.
-NUM_BEGINNINGS = 5
 # A beginning ends at a sentence or a line if it has so many characters by then.
 MIN_CHARACTERS, MAX_CHARACTERS = 12, 300
 # Otherwise it has so many words at most, and leaves so many of its line: fewer show nothing of what was learnt.
@@ -31,7 +30,7 @@ _ADDRESS = re.compile(r"://|www\.|[!-~]{40}")
 _SENTENCE = re.compile(r"(?<!\d)[.!?…][\"'”’»)\]*_]*(?=\s)|[。！？][”’」』]*|\S(?=[^\S\n]*\n[^\S\n]*\n)")
 _LINE = re.compile(r"\S(?=[^\S\n]*\n)")
 # Repeatable. Without the penalty, small models repeat one phrase, which shows nothing of what they learnt.
-SAMPLING = Sampling(max_new_tokens=40, temperature=0, repetition_penalty=1.2)
+SAMPLING = Sampling(max_new_tokens=SAMPLED_TOKENS, temperature=0, repetition_penalty=1.2)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
+from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import SavedAdapter
@@ -59,11 +60,6 @@ class TextsComparison:
         return self.name_in_use.message if self.name_in_use else ""
 
     @property
-    def num_known(self) -> int:
-        """The number of texts that the version has learnt."""
-        return len({*self.known.texts, *self.known.gone}) if self.known else 0
-
-    @property
     def num_missing(self) -> int:
         """The number of texts that the version has learnt and that are not there: gone, or changed."""
         return len({*self.known.texts, *self.known.gone} - set(self.hashes)) if self.known else 0
@@ -87,7 +83,7 @@ def compare_with_active(
     version = adapter.active()
     if version is None:
         return None
-    saved, known, other_model, differing = None, None, "", []
+    saved, known, reasons, differing = None, None, {}, []
     try:
         saved = adapter.open(version)
         known = KnownTexts.read(saved.path)
@@ -95,21 +91,32 @@ def compare_with_active(
     except AdapterError:
         obstacle = "has damaged files, or was made by a newer sebp-edge"
     else:
-        other_model = _other_model(saved.record, known, reference)
-        differing = list(_differing(saved.record, recipe))
+        reasons, differing = made_for_others(adapter, saved, reference, reading), list(_differing(saved.record, recipe))
         if saved.record.trained_on_all and states == [saved.path]:
             obstacle = "has lost its judged state"
         else:
-            obstacle = _obstacle(saved.record, known, other_model, differing, recipe, seed)
-    salt = known.salt if known else b""
-    hashes = [document.hash(salt) for document in reading.documents]
-    compared = TextsComparison(saved, version, known, hashes, obstacle, tuple(differing))
+            obstacle = _obstacle(saved.record, known, reasons["model"], differing, recipe, seed)
+    compared = TextsComparison(saved, version, known, _hashes(reading, known), obstacle, tuple(differing))
     if saved is None:
         return compared
-    learnt = len(hashes), len(compared.learnt), compared.num_known
-    texts = "" if known is None else other_texts(adapter, *learnt, reading.folders)
-    reasons = {"texts": texts, "model": other_model, "recipe": _other_recipe(saved.record, differing, recipe)}
+    reasons["recipe"] = _other_recipe(saved.record, differing, recipe)
     return replace(compared, name_in_use=find_name_in_use(saved, reasons, store, reference, recipe, reading.folders))
+
+
+def made_for_others(adapter: Adapter, saved: SavedAdapter, reference: ModelReference, reading: Reading) -> dict:
+    """Returns why a version is of other "texts" and of another "model", as a sentence's predicates, or empty strings.
+
+    Raises an AdapterError if its list of texts is damaged.
+    """
+    known, texts = KnownTexts.read(saved.path), ""
+    if known is not None:
+        learnt, hashes = {*known.texts, *known.gone}, _hashes(reading, known)
+        texts = other_texts(adapter, len(hashes), sum(map(learnt.__contains__, hashes)), len(learnt), reading.folders)
+    return {"texts": texts, "model": _other_model(saved.record, known, reference)}
+
+
+def _hashes(reading: Reading, known: KnownTexts | None) -> list[str]:
+    return [document.hash(known.salt if known else b"") for document in reading.documents]
 
 
 def _obstacle(

@@ -161,13 +161,13 @@ class Work:
                 is_paused = True
                 devices.clear_frames(request, handled)
             except BaseException as error:
-                self._keep_or_end(error, before)
+                self._keep_or_end(error, before, call.job.fraction)
                 raise
             finally:
                 call.signal.can_pause = False
             # Not in the handler, since the request's frames hold the model.
             if is_paused:
-                self.job.update(state="paused")
+                self.job.update(state="paused", progress=call.job.fraction)
                 call.in_use.release()
                 gc.collect()  # models have circles
                 devices.release_memory(call.device)
@@ -389,12 +389,12 @@ class Work:
                     )
                 )
 
-    def _keep_or_end(self, error: BaseException, before: str) -> None:
+    def _keep_or_end(self, error: BaseException, before: str, progress: float) -> None:
         """Deletes the job after an error if nothing could go on from it; else leaves it as it was."""
         if isinstance(error, NonFiniteLoss) or (self._is_new and not self.can_go_on):
             self.end()
-        elif before == "paused" and self.job.folder.is_dir():
-            self.job.update(state=before)
+        elif self.job.folder.is_dir():
+            self.job.update(state=before if before == "paused" else self.job.record.state, progress=progress)
 
 
 def _given(texts) -> tuple[dict, ...] | None:

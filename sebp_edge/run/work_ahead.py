@@ -1,17 +1,15 @@
-"""Lays out the work of an adaptation that is ahead, and how long it is expected to take."""
+"""Lays out the work of an adaptation that is ahead, and how long it is expected to take. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
-from sebp_edge.machine import devices
-from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.plan import Choice, Plan
 from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
 from sebp_edge.memory.work import TOKENS_PER_STEP_CPU
-from sebp_edge.models.loading import BaseModel
 from sebp_edge.questions.general_texts import chat_questions
 from sebp_edge.questions.quiz import REPLY_TOKENS
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.copying import MAX_TOKENS
 from sebp_edge.run.job import (
     DECODING,
     EVALUATIONS,
@@ -20,8 +18,7 @@ from sebp_edge.run.job import (
     STEPS,
     Phase,
 )
-from sebp_edge.run.phases import LOAD
-from sebp_edge.run.samples import NUM_BEGINNINGS, SAMPLING
+from sebp_edge.run.phases import COPIED_TOKENS, LOAD, NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
 
@@ -48,17 +45,29 @@ GENERAL_TOKENS, GENERAL_EXAMPLES = 12_000, 340
 SCALED = 3
 
 
-def seconds_of_a_token(base: BaseModel) -> float:
-    """Estimates the seconds of a token's forward pass by the measured rate of this device."""
-    overhead = OVERHEAD_GPU if base.device.type == "cuda" else OVERHEAD_CPU
-    return overhead * 2 * base.num_parameters / devices.matmul_rate(base.device, base.dtype)
+def seconds_of_a_token(num_parameters: int, rate: float, *, on_gpu: bool) -> float:
+    """Estimates the seconds of a token's forward pass by the measured rate of a device."""
+    return (OVERHEAD_GPU if on_gpu else OVERHEAD_CPU) * 2 * num_parameters / rate
 
 
-def planned_seconds_of_a_token(plan: Plan, schedules: Sequence[Schedule]) -> float:
-    """Returns what a plan's estimate of the time means for a token's forward pass."""
-    passes = _passes(plan.chosen.recipe)
+def planned_seconds_of_a_token(choice: Choice, schedules: Sequence[Schedule]) -> float:
+    """Returns what the estimate of a choice's trainings means for a token's forward pass."""
+    passes = _passes(choice.recipe)
     tokens = sum(passes * schedule.num_tokens + schedule.num_evaluated[1] for schedule in schedules)
-    return plan.chosen.seconds / tokens
+    return choice.seconds / tokens
+
+
+def with_all_phases(plan: Plan, dataset: Dataset, schedules: Sequence[Schedule], *, num_earlier: int) -> Plan:
+    """Returns a plan of trainings with the time of all phases: loading, a quiz, general text, what is tested after."""
+
+    def whole(choice: Choice | None) -> Choice | None:
+        if choice is None or choice.seconds is None:
+            return choice
+        token = planned_seconds_of_a_token(choice, schedules)
+        phases = [loading(choice), *phases_ahead(dataset, schedules, choice.recipe, token, num_earlier=num_earlier)]
+        return replace(choice, seconds=sum(sum(phase.seconds.values()) for phase in phases))
+
+    return replace(plan, **{name: whole(getattr(plan, name)) for name in ("chosen", "larger", "smaller", "full")})
 
 
 def phases_ahead(
@@ -73,9 +82,9 @@ def phases_ahead(
     return list(_phases(dataset, schedules, recipe, token, num_earlier))
 
 
-def loading(plan: Plan) -> Phase:
-    """Returns the phase in which the model of a plan is loaded."""
-    return Phase(LOAD, seconds={LOADING: FILE_SECONDS + plan.chosen.footprint.weights / DISK_RATE})
+def loading(choice: Choice) -> Phase:
+    """Returns the phase in which the model of a plan's choice is loaded."""
+    return Phase(LOAD, seconds={LOADING: FILE_SECONDS + choice.footprint.weights / DISK_RATE})
 
 
 def _phases(
@@ -111,7 +120,7 @@ def _phases(
     else:
         yield Phase(SAMPLES, seconds={DECODING: 2 * writes})
     yield _evaluation(GENERAL, token, 2 * GENERAL_EXAMPLES, 2 * GENERAL_TOKENS)
-    copied = min(MAX_TOKENS, dataset.num_tokens)
+    copied = min(COPIED_TOKENS, dataset.num_tokens)
     yield _evaluation(COPIES, token, max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), copied)
     yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
 
@@ -128,7 +137,7 @@ def _evaluation(name: str, token: float, examples: int, tokens: int) -> Phase:
 def _samples(dataset: Dataset, token: float) -> float:
     """Returns the seconds that a model writes for: replies to the quiz, or else samples."""
     if dataset.quiz is None:
-        return _decoding(token, [60] * NUM_BEGINNINGS, SAMPLING.max_new_tokens)
+        return _decoding(token, [60] * NUM_BEGINNINGS, SAMPLED_TOKENS)
     questions = (*dataset.quiz.about_notes, *dataset.quiz.general)
     prompts = {each for question in questions for each in (question.alone, question.found, question.right) if each}
     return _decoding(token, list(map(len, prompts)), REPLY_TOKENS)

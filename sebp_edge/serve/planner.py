@@ -18,7 +18,7 @@ from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
 from sebp_edge.run.known_call import KnownCall, NotKnown
-from sebp_edge.run.preparation import Preparation
+from sebp_edge.run.preparation import plan_for
 from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
@@ -58,8 +58,7 @@ def _ask(params: TextsParams, request: dict) -> dict:
     )
     if not isinstance(params, PlanParams):
         return Inspection.of(call, texts_of(params), params.name or call.recipe.default_name).to_dict()
-    size = None if params.gpu is None else call.parse_gpu_memory(params.gpu)
-    return Preparation(*call.with_texts(texts_of(params))).plan(gpu=size).plan.to_dict()
+    return plan_for(call, texts_of(params), params.name, params.gpu).to_dict()
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ class Worker:
 
     def _plan(self, params: PlanParams, id: str | int) -> dict:
         one = self._personalizer(params)
-        found = one.plan(texts_of(params), gpu=params.gpu, stop_when=self._tasks.stops[id])
+        found = one.plan(texts_of(params), name=params.name, gpu=params.gpu, stop_when=self._tasks.stops[id])
         self._remember(one)
         return found.to_dict()
 

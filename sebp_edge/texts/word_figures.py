@@ -46,31 +46,33 @@ class WordFigures:
     @property
     def more_saved(self) -> str:
         """The interval of the keystrokes saved more than before, in words; empty if there is none."""
-        return _points(self.saved_more_lowest, self.saved_more_highest)
+        return _interval(self.saved_more_lowest, self.saved_more_highest)
 
     @property
     def more_guessed(self) -> str:
         """The interval of the words guessed more than before, in words; empty if there is none."""
-        return _points(self.guessed_more_lowest, self.guessed_more_highest)
+        return _interval(self.guessed_more_lowest, self.guessed_more_highest)
 
     @property
     def sentence(self) -> str:
-        """The figures, as the end of a sentence."""
-        before, after = self.saved
-        sure = f" ({self.more_saved})" if self.more_saved else ""
-        return (
-            f"{self.guessed[1]} of 100 next words were guessed, {self.guessed[0]} before, and ghost text would have "
-            f"saved at least {after} of keystrokes, {before.removesuffix(' %')} before{sure}"
-        )
+        """What the keystrokes show, without figures; empty if there are too few documents."""
+        if self.saved_more_lowest is None or self.saved_more_highest is None:
+            return ""
+        saved = "about as many keystrokes as"
+        if self.saved_more_lowest > 0:
+            saved = "more keystrokes than"
+        elif self.saved_more_highest < 0:
+            saved = "fewer keystrokes than"
+        return f"If it completes words while you type, it saves {saved} before."
 
 
-def _points(lowest: float | None, highest: float | None) -> str:
-    """Formats an interval of a difference of shares."""
+def _interval(lowest: float | None, highest: float | None) -> str:
+    """Formats an interval of a difference of shares of all keystrokes or words."""
     if lowest is None or highest is None:
         return ""
-    low, high = (f"{abs(100 * share):.1f}" for share in (lowest, highest))
+    low, high = (percent(abs(share)) for share in (lowest, highest))
     if lowest >= 0:
-        return f"between {low} and {high} points more"
+        return f"between {low} and {high} more"
     if highest <= 0:
-        return f"between {high} and {low} points fewer"
-    return f"from {low} points fewer to {high} more"
+        return f"between {high} and {low} fewer"
+    return f"from {low} fewer to {high} more"

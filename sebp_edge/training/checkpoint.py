@@ -48,16 +48,16 @@ class RunState:
     """How far a run is.
 
     Attributes:
-        share: how much of its steps is done, from 0 to 1.
         seconds: how long it has taken.
         progress: the progress of each training, in order.
         learners: what each of them that is running goes on from, by its place among them.
+        share: how much of the whole call is done, from 0 to 1.
     """
 
-    share: float
     seconds: float
     progress: list[TrainingProgress]
     learners: Mapping[int, LearnerState] = field(default_factory=dict)
+    share: float = 0.0
 
     def renumbered(self, number_of: Mapping[int, int]) -> "RunState":
         """Returns the state without the losses of documents that have no new number."""
@@ -132,7 +132,7 @@ class CheckpointFiles:
                 int(number): LearnerState(**each | {"tensors": tensors[f"learner {number}"]})
                 for number, each in values["learners"].items()
             }
-            state = RunState(values["share"], values["seconds"], progress, learners)
+            state = RunState(values["seconds"], progress, learners, values["share"])
         except Exception as error:  # whatever safetensors raises, too
             raise JobError(
                 f"The checkpoint in {str(self.folder)!r} is damaged, or was written by another sebp-edge; start over "

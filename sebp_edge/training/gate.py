@@ -139,38 +139,25 @@ class GateResult:
             return _explain_quiz(self.quiz, self.verdict, self.life.active)
         if self.verdict is Verdict.NOT_JUDGED:
             return " ".join(concerns) or self._unjudged()
-        tested = plural(len(self.after.rest.tokens), "document")
-        change = f"On {tested} held out of the training, {self._described(margin)}"
-        if self.verdict is Verdict.NO_GAIN:
-            _, asked = percents_apart(self.gain.lower, margin)
-            return f"{change}. The gate asks for a fall of at least {asked} with 95 % confidence; more text helps most."
         active, best, left_out = self.life.active, self.life.best, self.life.left_out
         if self.verdict is Verdict.WORSE_THAN_ACTIVE:
-            which = "which is active" if best else "the best so far"
-            return f"{change}. But it {_worse_than(self.gain_over_active, f'version {active.version}, {which}')}."
+            return _worse_than(self.gain_over_active, active, "which is active" if best else "the best so far")
         if self.verdict is Verdict.WORSE_THAN_BEST:
-            return f"{change}. But it {_worse_than(self.gain_over_best, f'version {best.version}, the best so far')}."
+            return _worse_than(self.gain_over_best, best, "the best so far")
+        tested = plural(len(self.after.rest.tokens), "document")
+        change = f"On {tested} that it was not trained on, it {_describe(self.gain, margin)}"
+        if self.verdict is Verdict.NO_GAIN:
+            return f"{change}; more text helps most."
         if self.verdict is Verdict.NOT_COMPARABLE:
             return (
                 f"{change}. But it cannot be compared with version {active.version}, which is active: {active.reason}."
             )
-        if left_out is not None and self.verdict is Verdict.BETTER:
-            return f"{change}. It was not compared with version {left_out.version}, the best so far: {left_out.reason}."
         if self.verdict is Verdict.REFIT_FAILED:
-            return (
-                f"{change}. But the last training, on all documents, ended with a higher loss than before "
-                f"({self.refit_loss:.3f}); try a lower learning rate."
-            )
-        return f"{change}."
-
-    def _described(self, margin: float) -> str:
-        """Returns what the test showed of the loss and, if they were counted, of words; what improved comes first."""
-        change = _describe(self.gain, margin)
-        if self.words is None:
-            return change
-        sentences = change, self.words.sentence
-        first, then = sentences[::-1] if self.words.guessed_after > self.words.guessed_before else sentences
-        return f"{first}. {then[0].upper()}{then[1:]}"
+            return f"{change}. But the last training, on all documents, made it worse again; try a lower learning rate."
+        typing = f" {self.words.sentence}" if self.words and self.words.sentence else ""
+        if left_out is not None:
+            typing += f" It was not compared with version {left_out.version}, the best so far: {left_out.reason}."
+        return f"{change}.{typing}"
 
     def _unjudged(self) -> str:
         if self.before is not None:
@@ -211,18 +198,18 @@ class GateResult:
 
 
 def _describe(gain: Comparison, margin: float) -> str:
-    """Returns how the loss changed, and how much it may have changed at worst, as the end of a sentence."""
+    """Returns how much lower the loss is, and what the gate asks for if that is too little, as a predicate."""
     if math.isnan(gain.gain):
-        return "the loss is not a finite number"
+        return "predicts nothing, since its loss, which measures how wrong it is, is not a finite number"
     change = _visible(gain.gain, margin)
-    lower = _visible(gain.lower, margin) if math.isfinite(gain.lower) else ""
     if gain.gain <= 0:
-        sure = f" (with 95 % confidence, by no more than {lower})" if lower else ""
-        return f"predictions got no better: the loss rose by {change}{sure}"
+        return f"predicts the text {change} worse than the base model"
+    if gain.lower >= margin:
+        return f"predicts the text {change} better than the base model, which is more than chance"
+    lower, asked = percents_apart(gain.lower, margin)
     if gain.lower > 0:
-        return f"predictions got better: the loss fell by {change} (with 95 % confidence, by at least {lower})"
-    but = f", but may have risen by up to {lower} (95 % confidence)" if lower else ", which may be chance"
-    return f"predictions may not be better: the loss fell by {change}{but}"
+        return f"surely predicts the text only {lower} better than the base model, and the gate asks for {asked}"
+    return f"predicts the text {change} better than the base model, which may be chance; {asked} must be sure"
 
 
 def _visible(change: float, margin: float) -> str:
@@ -230,36 +217,42 @@ def _visible(change: float, margin: float) -> str:
     return percents_apart(abs(change), 0, margin)[0]
 
 
-def _worse_than(gain: Comparison, other: str) -> str:
-    """Returns how a new version compares with a better one, as the end of a sentence."""
+def _worse_than(gain: Comparison, other: EarlierVersion, which: str) -> str:
+    """Returns how a new version compares with an earlier one that may be better."""
+    name = f"version {other.version}, {which}"
     if not math.isfinite(gain.lower):
-        return f"cannot be compared with {other}: a loss is not a finite number"
+        return f"It cannot be compared with {name}: a loss, which measures how wrong it is, is not a finite number."
     at_worst, allowed = percents_apart(-gain.lower, TOLERANCE)
-    change, held_out = _visible(gain.gain, TOLERANCE), "on documents held out of both trainings"
-    limit = f"may be {at_worst} worse (95 % confidence over all versions); the gate allows {allowed}"
-    if gain.gain > 0:
-        return f"may be worse than {other}: {held_out} it is {change} better, but {limit}"
-    return f"is {change} worse than {other}, {held_out}, and {limit}"
+    change = _visible(gain.gain, TOLERANCE)
+    found, then = (f"{change} better", "but") if gain.gain > 0 else (f"{change} worse", "and")
+    return (
+        "It predicts the text better than the base model. But on documents that neither was trained on, it is "
+        f"{found} than {name}, {then} may be {at_worst} worse; the gate allows {allowed}."
+    )
 
 
 def _explain_quiz(quiz: QuizResult, verdict: Verdict, active: EarlierVersion | None) -> str:
     figures = quiz.figures
     found = (
-        f"It answers {figures.right_after} of {figures.questions} questions about notes that it has not seen "
-        f"({figures.right_before} before), given the passage that the search finds, and {figures.general_after} of "
-        f"{figures.general_questions} general questions ({figures.general_before} before)"
+        f"Of {figures.questions} questions about notes that it has not seen, it answers {figures.right_after} right, "
     )
+    before = f"{found}{figures.right_before} before, given the passage that the search finds"
     if verdict is Verdict.NO_GAIN and figures.right_after <= figures.right_before:
-        return f"{found}, so it does not read better than the base model."
+        return f"{before}, so it does not read better than the base model."
     if verdict is Verdict.NO_GAIN:
-        return f"{found}: too few more for the gate to tell them from chance."
+        return f"{before}: too few more for the gate to tell them from chance."
     if verdict is Verdict.FORGETS:
-        return f"{found}: it has forgotten what the base model knew; try a lower learning rate."
+        return (
+            f"Of {figures.general_questions} general questions, it answers {figures.general_after} right, "
+            f"{figures.general_before} before: it has forgotten what the base model knew; try a lower learning rate."
+        )
     if verdict is Verdict.WORSE_THAN_ACTIVE:
-        return f"{found}, but the version that is active answers {figures.right_active}."
+        return f"{found}and the version that is active {figures.right_active}."
     if verdict is Verdict.NOT_COMPARABLE:
-        return f"{found}, but version {active.version}, which is active, could not be asked: {active.reason}."
-    return f"{found}."
+        return f"{before}. But version {active.version}, which is active, could not be asked: {active.reason}."
+    as_before = figures.general_after >= figures.general_before
+    general = "It answers as many general questions as before" if as_before else "It answers fewer general questions"
+    return f"{before}. {general}{'' if as_before else ', by no more than chance explains'}."
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from statistics import median_low
 from torch import Tensor
 
 from sebp_edge.basics.stopping import Check
-from sebp_edge.basics.units import duration, percent
+from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, CannotCapture, ModelError, NonFiniteLoss, SparsityError
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
@@ -38,9 +38,6 @@ from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import scoring
 from sebp_edge.training.side_by_side import Place, SideBySide, can_lie_side_by_side
 from sebp_edge.training.words import WordReader
-
-# A run that is expected to take longer sends a notice.
-SLOW_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class TrainingRun:
             return None
         running = {number: each for number, each in self._trainers.items() if each.progress.is_running}
         learners = {number: trainer.learner_state for number, trainer in running.items()}
-        return RunState(self._share, self.clock() - self.began, list(self.progress), learners)
+        return RunState(self.clock() - self.began, list(self.progress), learners)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -144,7 +141,6 @@ class TrainingRun:
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
-        self._announce_slow_run()
         starts = [read_state(self.base, folder) for folder in self.task.starts]
         self.adaptation = self._attach(self.base, self.task.recipe, self.task.seed)
         self._check()  # attaching takes a second on a CPU, and so does the learner's trial
@@ -209,7 +205,7 @@ class TrainingRun:
             self._resumed = resumed
             learner.start_again(fresh)
         else:
-            self._resumed = RunState(self._share, self.clock() - self.began, self.progress)
+            self._resumed = RunState(self.clock() - self.began, self.progress)
         self.progress, self._trainers = [], {}
 
     def _begin_side_by_side(
@@ -450,37 +446,6 @@ class TrainingRun:
         if number == len(self._judged):
             return "all documents"
         return f"fold {number + 1}" if self._has_folds else "train"
-
-    @property
-    def _share(self) -> float:
-        """How much of the tokens of all trainings is trained on; a training that is over counts as a whole."""
-        schedules = self.task.schedules
-        done = sum(
-            schedule.num_tokens * (1 if progress.is_over else progress.steps / max(1, progress.total_steps))
-            for schedule, progress in zip(schedules, self.progress, strict=False)
-        )
-        return done / max(1, sum(schedule.num_tokens for schedule in schedules))
-
-    def _announce_slow_run(self) -> None:
-        seconds = self._expected_seconds()
-        if seconds > SLOW_SECONDS:
-            self._on_event(
-                Notice(
-                    f"Training will take about {duration(seconds)} on this {self.base.device.type.upper()}; "
-                    "a smaller model, fewer texts or fewer epochs take less time."
-                )
-            )
-
-    def _expected_seconds(self) -> float:
-        """Estimates the time: twice the time of the matrix products at this device's measured rate.
-
-        With P parameters, a token takes 2 P floating-point operations forward, and 2 P backward for a frozen base or
-        4 P for a trained one.
-        """
-        passes = 4 if self.task.recipe.method == "lora" else 6
-        tokens = sum(schedule.num_tokens for schedule in self.task.schedules)
-        operations = passes * self.base.num_parameters * tokens
-        return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)
 
 
 def _word_reader(base: BaseModel, task: Task) -> WordReader | None:

@@ -104,11 +104,12 @@ def test_words_that_were_not_counted_are_not_known():
     record = AdapterRecord(**RECORD)
     words = WordFigures(123_456, 3_827, 5_679, 0.01, 0.02, 23_456, 6_333, 6_802, None, None)
     for known, shown in (
-        (None, ["Keystrokes that ghost text saves – not known"]),
+        (None, ["Keystrokes saved – not known"]),
         (
             words,
             [
-                "saves 3.1 % → 4.6 % at least, base model → version 1; with 95 % confidence, between 1.0 and",
+                "Keystrokes saved 3.1 % → 4.6 % at least, base model → version 1, if it completes words while you type"
+                "; with 95 % confidence, between 1.0 % and 2.0 % more, of all keystrokes",
                 "Next words guessed, of 100 27 → 29 23,456 words of test documents",
             ],
         ),
@@ -116,7 +117,7 @@ def test_words_that_were_not_counted_are_not_known():
         report = VersionReport("mine", 1, True, dataclasses.replace(record, words=known), None, None)
         text = Page(report.to_html()).text
         assert all(each in text for each in shown), text
-        assert ("Keystrokes that" in text) and ("Next words" in text) == (known is not None)
+        assert ("Keystrokes saved" in text) and ("Next words" in text) == (known is not None)
 
 
 def test_each_loss_is_within_its_interval(store_of_notes):
@@ -260,7 +261,7 @@ def test_versions_saved_before_say_what_is_not_known(store):
     assert report.to_dict()["training"] is None
     text = Page(report.to_html()).text
     assert "are not known" in text
-    assert "3.500 → 3.100" in text
+    assert "11.4 % better" in text and "went from 3.500 to 3.100 nats per token" in text
 
 
 def test_adapters_of_0_1_0_have_a_page(store, tmp_path):

@@ -36,7 +36,29 @@ def test_json_is_a_line_per_chunk_and_then_the_whole_text(model_folder):
     assert started["event"] == "started" and {chunk["event"] for chunk in chunks} == {"text"}
     assert (last["event"], last["result_of"], last["prompt"]) == ("result", "generate", "the ferry")
     assert last["text"] == "".join(chunk["text"] for chunk in chunks)
+    assert plain.stdout == "the ferry" + last["text"] + "\n"
+    assert plain.stderr == ""
+
+
+def test_a_question_of_a_chat_is_not_repeated(two_layer_folder):
+    chat = ["generate", "--messages", "-", "--model", two_layer_folder, *SEEDED]
+    plain, (*_, last) = run(*chat, input=json.dumps(CHAT)), records(run(*chat, "--json", input=json.dumps(CHAT)).stdout)
     assert plain.stdout == last["text"] + "\n"
+
+
+def test_tiny_is_said_to_be_a_demonstrator_once_above_its_text(monkeypatch):
+    from sebp_edge.personalizer import Personalizer
+
+    def generate(_, prompt, *, on_text, **options):
+        on_text(" is")
+        on_text(" old")
+        return " is old"
+
+    monkeypatch.setattr(Personalizer, "generate", generate)
+    result = run("generate", "the map", "--model", "tiny")
+    assert result.stdout == "the map is old\n"
+    assert result.stderr.count("demonstrator") == result.stderr.count("\n") == 1
+    assert "demonstrator" not in run("generate", "the map", "--model", "tiny", "--json").output
 
 
 def test_a_chat_is_a_system_prompt_with_a_prompt_or_a_file_or_the_standard_input(generate_call, tmp_path):

@@ -1,12 +1,15 @@
 """What an owner of notes reads fits one screen: 24 lines of 80 columns, this machine's models first."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
+from builders import make_sentences
 from command import RECIPE, run
 from terminals import draw_on_terminal
 
-from sebp_edge.cli import analyze, console, listings
+from sebp_edge.cli import analyze, console, export, inspect, listings, progress
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.events import JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
 from sebp_edge.models.catalog import CATALOG
@@ -71,6 +74,45 @@ def test_an_analysis_of_two_losses_fits(screen, tmp_path, model_folder, monkeypa
     lines = lines_of(screen, result)
     assert len(lines) < LINES, "\n".join(lines)
     assert "30 left out; sebp-edge inspect says why" in lines
+
+
+@pytest.mark.slow
+def test_an_inspection_is_in_plain_words(tmp_path):
+    for number, text in enumerate(make_sentences(8, words=60)):
+        (tmp_path / f"{number}.md").write_text(text)
+    shown = run("inspect", tmp_path, "--device", "cpu").stdout
+    for word in ("<|bos|>", "<|eos|>", "LoRA", "float32", "nats", "AdamW"):
+        assert word not in shown
+    assert "with the recipe 'tiny': at most " in shown and " GB of memory, about " in shown
+
+
+def test_second_lines_of_what_is_left_out_are_no_new_entries(monkeypatch):
+    drawn = draw_on_terminal(monkeypatch, progress, inspect, width=48)
+    reason = "a picture; only texts are read " * 3
+    ProgressPrinter(None)(TextsRead(1, 1, 9, 0.0, ({"source": "a/very/long/name.png", "reason": reason},)))
+    inspect._show_list(f"left out, {reason}", [f"{reason}.png"])
+    lines = drawn.getvalue().splitlines()
+    assert [line[:4] for line in lines] == [
+        "1 do",
+        "1 le",
+        "  a/",
+        *["    "] * 2,
+        "left",
+        *["    "] * 2,
+        "  a ",
+        *["    "] * 2,
+    ]
+    assert max(map(len, lines)) <= 48
+
+
+def test_an_export_says_what_its_losses_are_of(monkeypatch):
+    losses = {"loss_base": 4.158, "loss_adapter": 4.314, "loss": 4.315, "merged_into": None, "mean_difference": None}
+    result = SimpleNamespace(**losses, gain_kept=(), warnings=(), summary="Exported.")
+    for on_texts, said, figures in ((False, "on general text, not on yours", 2), (True, "on your texts", 3)):
+        drawn = draw_on_terminal(monkeypatch, export, width=300)
+        export._show(result, on_texts=on_texts)
+        (line,) = (line for line in drawn.getvalue().splitlines() if line.startswith("loss"))
+        assert said in line and len(re.findall(r"\d\.\d{3}", line)) == figures
 
 
 # ------------------------------------------------------------------------------------------------------- the progress

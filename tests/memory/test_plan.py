@@ -10,9 +10,13 @@ from memory_plans import RECIPE, all_plans
 from transformers import BloomConfig
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import JobProgress, JobStarted, MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
 from sebp_edge.machine import devices
+from sebp_edge.run.preparation import Preparation
+from sebp_edge.run.work_ahead import loading, phases_ahead
 from sebp_edge.sparse.hoist import Hoisted
 
 
@@ -185,3 +189,18 @@ def test_the_adapter_records_the_values_that_the_plan_chose(make, notes_folder):
     assert result.passed
     record = personalizer.load_adapter("default").recipe
     assert (record["r"], record["lora_alpha"], record["load_in_4bit"]) == (4, 8, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [None, "ask"])
+def test_the_time_of_a_plan_is_that_of_all_phases(make, notes_folder, recipe):
+    """As the progress of the training tells it: with general text and the quiz, if the recipe has them."""
+    call = make(recipe=recipe, model="tiny")._make_call(StopSignal(), Interruptions())
+    planned = Preparation(*call.with_texts(None if recipe else notes_folder)).plan()
+    dataset, chosen = planned.prepared.dataset, planned.plan.chosen
+    ahead = phases_ahead(dataset, planned.schedules, chosen.recipe, planned.token, num_earlier=0)
+    phases = [loading(chosen), *ahead]
+    assert chosen.seconds == pytest.approx(sum(sum(phase.seconds.values()) for phase in phases))
+    names = {phase.name for phase in phases}
+    assert {"general text", "copies", "saving"} <= names
+    assert ({"replies", "teacher", "quiz before", "quiz"} <= names) == (recipe == "ask")

@@ -25,7 +25,9 @@ def test_the_result_says_what_is_answered_before_and_after(learnt):
     for answer in result.answers:
         assert any(thing in answer.question for thing in THINGS)
         assert answer.right and answer.answer == ANSWER and ANSWER in answer.reply
-    said = f"It answers {quiz.questions} of {quiz.questions} questions about notes that it has not seen (0 before)"
+    said = (
+        f"Of {quiz.questions} questions about notes that it has not seen, it answers {quiz.questions} right, 0 before"
+    )
     assert said in result.summary
     assert "each names the passage" in result.expectation
     assert result.samples == () and not result.trained_on_all

@@ -1,6 +1,7 @@
 """One progress figure for a whole call, corrected by what its parts really take; and a stop that counts for nothing."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -386,3 +387,24 @@ def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):
     job.enter("samples")
     spend(job, 3)
     assert told(job)[-1].seconds_left <= 52
+
+
+@pytest.mark.parametrize(("is_busy", "why"), [(True, "This machine is busy"), (False, "This machine is slower")])
+def test_an_estimate_that_doubles_says_why(job, monkeypatch, is_busy, why):
+    monkeypatch.setattr("psutil.getloadavg", lambda: (1000.0 * is_busy, 0.0, 0.0))
+    job.lay_out(layout(6.0, steps=40))
+    train(job, 6.0, steps=20)
+    assert not [event for event in job.events if isinstance(event, Notice)]
+    for number in range(21, 31):
+        spend(job, 60.0, step(number, 40))
+    notices = [event.message for event in job.events if isinstance(event, Notice)]
+    assert notices and all(notice.startswith(why) for notice in notices)
+    # From what is told at any time, what is told later is at most twice as much, or a sentence stands between.
+    begin, least = job.events[0], math.inf
+    for event in job.events:
+        if isinstance(event, Notice):
+            least = math.inf
+        elif isinstance(event, JobProgress) and event.seconds_left and event.fraction:
+            whole = event.seconds_left / (1 - event.fraction)
+            assert whole <= 2 * least + 31 or event is begin
+            least = min(least, whole)

@@ -129,7 +129,7 @@ def test_the_command_line_lists_resumes_and_removes_jobs(model, notes):
     assert [(job["id"], job["adapter"]) for job in listed] == [(one, "one"), (two, "two")]
     assert 0 < listed[0]["progress"] < 1
     assert run("jobs").stdout.splitlines()[0].split("\t")[:4] == [one, "one", "adapt", "paused"]
-    assert_one_sentence(run("adapt", "--resume"), f"2 trainings are paused or interrupted; name one of {one} ")
+    assert_one_sentence(run("adapt", "--resume"), rf"; name one of {one} \('one', \d+ %\), ")
     assert_one_sentence(run("adapt", "--resume", "aaaaaa"), "There is no job 'aaaaaa'; ")
     refused = run("adapt", "--resume", "--epochs", "3")
     assert (refused.exit_code, "--epochs does not go with --resume" in refused.stderr) == (2, True)

@@ -46,14 +46,30 @@ NONE, SOME, ALL = "0" * 12, "1" * 5 + "0" * 7, "1" * 12
 @pytest.mark.parametrize(
     ("result", "verdict", "words"),
     [
-        (quiz(NONE, ALL), Verdict.BETTER, "answers 12 of 12 questions about notes that it has not seen (0 before)"),
-        (quiz(NONE, SOME), Verdict.BETTER, "answers 5 of 12"),
+        (
+            quiz(NONE, ALL),
+            Verdict.BETTER,
+            "Of 12 questions about notes that it has not seen, it answers 12 right, 0 before",
+        ),
+        (quiz(NONE, SOME), Verdict.BETTER, "it answers 5 right, 0 before"),
         (quiz(NONE, "1" + "0" * 11), Verdict.NO_GAIN, "too few more for the gate"),
         (quiz(ALL, NONE), Verdict.NO_GAIN, "so it does not read better than the base model"),
-        (quiz(NONE, ALL, (ALL, SOME)), Verdict.FORGETS, "5 of 12 general questions (12 before): it has forgotten"),
-        (quiz(NONE, ALL, (ALL, "0" * 4 + "1" * 8)), Verdict.BETTER, "8 of 12 general questions (12 before)"),
-        (quiz(NONE, SOME, active=ALL), Verdict.WORSE_THAN_ACTIVE, "the version that is active answers 12"),
-        (quiz(NONE, ALL, active=SOME), Verdict.BETTER, "answers 12 of 12"),
+        (
+            quiz(NONE, ALL, (ALL, SOME)),
+            Verdict.FORGETS,
+            "Of 12 general questions, it answers 5 right, 12 before: it has forgotten",
+        ),
+        (
+            quiz(NONE, ALL, (ALL, "0" * 4 + "1" * 8)),
+            Verdict.BETTER,
+            "It answers fewer general questions, by no more than chance explains.",
+        ),
+        (
+            quiz(NONE, SOME, active=ALL),
+            Verdict.WORSE_THAN_ACTIVE,
+            "it answers 5 right, and the version that is active 12.",
+        ),
+        (quiz(NONE, ALL, active=SOME), Verdict.BETTER, "It answers as many general questions as before."),
     ],
 )
 def test_the_verdict_and_its_explanation(result, verdict, words):
