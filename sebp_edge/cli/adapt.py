@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The options that go with --resume; a job knows the others.
 _POLITE = {"polite", "threads", "gpu_share"}
-_WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes", *_POLITE}
+_WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes", "polite", "gpu_share"}
 # What may follow --resume as a value by itself; apps choose ids of their own, which need --resume=JOB.
 _JOB = re.compile("[0-9a-f]{6}|[0-9a-f]{12}")
 

@@ -516,6 +516,18 @@ def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, recipe,
     assert result["event"] == "result"
 
 
+def test_a_job_keeps_its_number_of_threads():
+    refused = run("adapt", "--resume", "0123ab", "--threads", "1")
+    assert (refused.exit_code, "--threads does not go with --resume" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["generate", "ask", "inspect"])
+def test_other_commands_refuse_an_absurd_number_of_threads(command, notes_folder):
+    words = {"generate": ["a boat"], "ask": ["Where is the boat?", notes_folder], "inspect": [notes_folder]}[command]
+    found = run(command, *words, "--threads", "0")
+    assert (found.exit_code, "threads is 0; choose a whole number from 1" in found.stderr) == (2, True)
+
+
 def test_the_options_are_refused_in_one_sentence(adapt):
     for options in (["--threads", "0"], ["--gpu-share", "200"], ["--gpu-share", "50", "--device", "cpu"]):
         found = run(*adapt, *options, "--json")
