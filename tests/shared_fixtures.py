@@ -53,7 +53,7 @@ from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # `torch.manual_seed` takes milliseconds to note that accelerators which are not there shall be seeded, too.
 seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
