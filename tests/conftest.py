@@ -11,8 +11,7 @@ import pytest
 import evidence
 
 # Set before torch and transformers are imported, and inherited by the processes that tests start. No test reaches the
-# network, and each process uses one thread, since a second one only waits with models this small; CONTRIBUTING says when
-# to try others.
+# network, and each process uses one thread, since a second one only waits with models this small.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = os.environ.get("SEBP_EDGE_TEST_THREADS", "1")
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

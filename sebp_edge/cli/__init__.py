@@ -10,13 +10,11 @@ import signal
 import sys
 
 from sebp_edge.basics.interruptions import SIGNALS
-from sebp_edge.basics.openmp import spin_briefly
 from sebp_edge.cli.early_signals import exit_interrupted
 
 
 def main() -> None:
     """Runs the `sebp-edge` command; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
-    spin_briefly()
     if sys.argv[1:] == ["serve"]:
         from sebp_edge.serve.__main__ import main as serve  # only standard library, since it moves the streams away
 

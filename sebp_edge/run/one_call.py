@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import BusyError, ClosedError, Interrupted
+from sebp_edge.machine.crowding import Crowding
 from sebp_edge.machine.devices import without_cudnn_attention
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.run.call import Call
@@ -21,6 +22,7 @@ class OneCall:
     def __init__(self):
         self._lock, self._is_closed = threading.Lock(), False
         self._signal = StopSignal()  # of the running call, or of the last one
+        self._crowding = Crowding()
 
     @contextmanager
     def begin(self, make: MakeCall, stop_when: threading.Event | None = None) -> Iterator[Call]:
@@ -36,7 +38,8 @@ class OneCall:
                 self._signal = StopSignal(stop_when)
                 self._signal.check()
                 call = make(self._signal, interruptions)
-                with quiet_libraries(), without_cudnn_attention(), call.giving_way.limited_threads(), call.job:
+                limited, watched = call.giving_way.limited_threads(), self._crowding.watched(call.device)
+                with quiet_libraries(), without_cudnn_attention(), limited, watched, call.job:
                     yield call
                     call.job.finish()
 

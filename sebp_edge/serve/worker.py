@@ -4,7 +4,6 @@ import os
 import sys
 import traceback
 
-from sebp_edge.basics.openmp import spin_briefly
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.serve.streams import Outbox, take_streams
 from sebp_edge.serve.tasks import Tasks
@@ -13,7 +12,6 @@ from sebp_edge.serve.tasks import Tasks
 def main() -> None:
     """Works for the supervisor until that ends it."""
     end_with_parent(int(sys.argv[-1]))
-    spin_briefly()
     descriptors = take_streams()
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
     tasks = Tasks(descriptors[0], lambda task: outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]}))

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -28,13 +28,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.basics.children import ending_with_this
-from sebp_edge.basics.openmp import spin_briefly
 
-SOURCES = ("sebp_edge/basics/openmp.py", "sebp_edge/machine", "sebp_edge/models", "sebp_edge/run", __file__)
-# By way: what it changes in the environment of the process. OpenMP's own number of turns is that of its source.
+SOURCES = ("sebp_edge/machine", "sebp_edge/models", "sebp_edge/run", __file__)
+# By way: what it changes in the environment of the process.
+SPINS = "SEBP_EDGE_BENCH_SPINS"
 WAYS = {
     "as it is": {},
-    "OpenMP's own": {"GOMP_SPINCOUNT": "300000"},
+    "always spinning": {SPINS: "1"},
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
@@ -98,8 +98,11 @@ def rows_beside(number: int, models: tuple[str, ...], rounds: int, cores: list[i
 
 def measure(model: str) -> dict[str, float]:
     """Returns the seconds of a token, of an answer, and of a step, in this process."""
-    spin_briefly()
     from sebp_edge import Personalizer, Recipe
+    from sebp_edge.machine.crowding import Crowding
+
+    if SPINS in os.environ:
+        Crowding.watched = lambda self, device: nullcontext()
 
     notes = evidence.ROOT / "examples" / "notes"
     words = " ".join(path.read_text(encoding="utf-8") for path in sorted(notes.rglob("*.md"))).split()
