@@ -58,7 +58,8 @@ class Progress:
         while True:
             made: Future[list[Item]] = Future()
             # After a stop nobody waits for it, so that it must not keep the process.
-            Thread(target=context.run, args=(make_some, made), daemon=True).start()
+            # In a context of its own, since the thread before may not have left its.
+            Thread(target=context.copy().run, args=(make_some, made), daemon=True).start()
             while not wait([made], SECONDS).done:
                 self.advance(0)
             if not (some := made.result()):

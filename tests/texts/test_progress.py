@@ -1,8 +1,11 @@
 """Progress is reported, and a stop obeyed, while a single document is read, however long that takes."""
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
+from threading import Thread
 
 import pytest
 
@@ -73,3 +76,20 @@ def test_errors_and_contexts_reach_the_other_side():
 @pytest.mark.parametrize("number", [0, 1, 1001])
 def test_nothing_is_lost_or_kept(number):
     assert list(Progress().watch(range(number))) == list(range(number))
+
+
+def test_a_thread_that_is_slow_to_end_keeps_nobody_waiting():
+    """On a busy machine, the next thread begins before the one before has left its function."""
+
+    def slow_to_end(frame, event, _):
+        if event == "return" and frame.f_code.co_name == "make_some":
+            time.sleep(0.3)
+
+    done = Future()
+    reader = Thread(target=lambda: done.set_result(list(Progress().watch(range(3)))), daemon=True)
+    threading.setprofile(slow_to_end)
+    try:
+        reader.start()
+        assert done.result(timeout=60) == [0, 1, 2]
+    finally:
+        threading.setprofile(None)
