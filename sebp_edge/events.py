@@ -303,8 +303,6 @@ class LearningOn(Event):
 class TrainingStarted(Event):
     """A training begins. `phase` is "train", "fold 1" and so on, or "all documents".
 
-    Folds that are trained side by side all begin before the first step, and their steps alternate.
-
     Attributes:
         train_documents, validation_documents, test_documents: the sizes of the train, validation and test splits.
     """

@@ -49,7 +49,7 @@ def hints(kind: type, *without: str) -> dict[str, Any]:
     return {name: str if hint is Path else hint for name, hint in found.items()}
 
 
-CHOICE = {"recipe": str, "method": str, "r": int, "dtype": str, **hints(MemoryOptions)}
+CHOICE = {"recipe": str, "method": str, "r": int, "dtype": str, **hints(MemoryOptions), "folds_at_once": bool}
 CHOICE |= {"peak": int, "host_memory": int, "seconds": float | None, "footprint": Footprint}
 Choice = create_model("Choice", **CHOICE)
 PLAN = hints(Plan, "requested_budget", "chosen") | CHOICE | dict.fromkeys(("larger", "smaller", "full"), Choice | None)

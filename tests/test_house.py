@@ -48,9 +48,9 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_211
+MAX_LINES = 52_495
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_673,
+    "files at the root": 1_671,
     "adapters": 3_641,
     "ask": 722,
     "basics": 793,
@@ -58,18 +58,18 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_134,
     "export": 1_990,
     "machine": 933,
-    "memory": 1_765,
+    "memory": 1_663,
     "models": 5_099,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_581,
+    "run": 5_570,
     "serve": 2_977,
-    "sparse": 1_644,
-    "sparse.patches": 2_406,
-    "sparse.rows": 879,
+    "sparse": 1_603,
+    "sparse.patches": 2_349,
+    "sparse.rows": 786,
     "texts": 10_753,
-    "training": 4_204,
+    "training": 3_752,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -18,28 +18,27 @@ from torch.autograd.function import once_differentiable
 from . import backend
 from .gated import GatedInputs
 from .lora_group import LoraGroup
-from .lora_linear import each_alone, refuse_other_owners
 
 
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, hidden, activation, group, cu_owned, unfinished, *adapter):
+    def forward(ctx, gate, up, hidden, activation, group, unfinished, *adapter):
         """The output, [..., M], as `LoraGroup.begin` computes it."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
-        out_NM, down_NR = group.begin(hidden.reshape(gate_NF.shape), unfinished, cu_owned)
+        out_NM, down_NR = group.begin(hidden.reshape(gate_NF.shape), unfinished)
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
-        ctx.activation, ctx.group, ctx.cu_owned, ctx.shape = activation, group, cu_owned, gate.shape
+        ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        gate_NF, up_NF, down_NR, *adapters = ctx.saved_tensors
+        gate_NF, up_NF, down_NR, lora_A, _ = ctx.saved_tensors
         group, dout_NM, num_hidden = ctx.group, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
         sides = group.stacked_A, gate_NF, up_NF, ctx.activation
         if (joined := group.joined_for(dout_NM)) is not None:
-            rest = dout_NM, down_NR, group.scaling, ctx.cu_owned, group.places
+            rest = dout_NM, down_NR, group.scaling, group.place
             dgate_up_N2F, dlora_A, dlora_B = backend.kernels("gated").joined_gated_backward(
                 *joined.multiply_backward(dout_NM), *sides, *rest
             )
@@ -52,7 +51,7 @@ class _GatedLoraLinear(torch.autograd.Function):
                 dproduct_NF, up_NR, *sides, scales_N
             )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
-        return dgate, dup, *5 * (None,), *group.split(dlora_A, dlora_B, adapters[0].dtype)
+        return dgate, dup, *4 * (None,), *group.split(dlora_A, dlora_B, lora_A.dtype)
 
 
 def _product_backward(dout_NM: Tensor, group: LoraGroup, num_hidden: int) -> tuple[Tensor, Tensor | None]:
@@ -65,37 +64,25 @@ def _product_backward(dout_NM: Tensor, group: LoraGroup, num_hidden: int) -> tup
     return backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1]), None
 
 
-def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup, cu_owned: Tensor | None = None) -> Tensor:
+def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> Tensor:
     """The output of one projection of a gated product, with gradients for gate, up and the adapter.
 
     Args:
         hidden: [..., F], the output of `gated` for this source.
         source: the inputs of that `gated`; they get the gradients.
         group: a single projection, as `lora_linear` takes it.
-        cu_owned: see `lora_linear`.
 
     Returns:
         [..., M] in hidden's dtype. First-order gradients only.
 
     Raises:
-        ValueError: the group has several projections, or the owners do not fit.
+        ValueError: the group has several projections.
     """
     if len(group.columns) != 1:
         raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
-    if cu_owned is not None or group.num_adapters > 1:
-        refuse_other_owners(group, cu_owned)
-        tensors = [each.reshape(-1, each.shape[-1]) for each in (hidden, source.gate, source.up)]
-        if group.joined_for(tensors[0]) is None:
-
-            def run(rows: slice, alone: LoraGroup) -> tuple[Tensor]:
-                hidden, *sides = (each[rows] for each in tensors)
-                return (gated_lora_linear(hidden, GatedInputs(*sides, source.activation), alone),)
-
-            return each_alone(hidden, group, cu_owned, run)[0]
-    hidden, adapters = hidden.detach(), (*group.loras_A, *group.loras_B)
+    hidden, adapter = hidden.detach(), (*group.loras_A, *group.loras_B)
     unfinished: list[Tensor] = []
-    given = source.gate, source.up, hidden, source.activation, group, cu_owned, unfinished
-    out = _GatedLoraLinear.apply(*given, *adapters)
+    out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, unfinished, *adapter)
     if unfinished:
         group.add_product(hidden, *unfinished, source.in_fp8)
     return out

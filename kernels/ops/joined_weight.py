@@ -7,13 +7,10 @@
 W, A and B are those of a `LoraGroup`; B_i is beside the rows of its own projection, with zeros beside the others'. A
 launch costs as much as reading some MB, so for few rows two products less in each pass are felt.
 
-Several adapters lie side by side: the ranks of the first's projections, then those of the next. The products then have
-a part for each adapter, of which a row uses that of the adapter that owns it.
-
 Adapters in FP8 would not be exact, so there only s B lies in one matrix, for U; what follows is one launch, too.
 Weights in 4 bits stay where they are: extra programs of their products compute D and U from A and B.
 
-Shapes: N rows, K inputs, M outputs of n projections, R rank of each; P is n R of all adapters, rounded up to 16 bytes.
+Shapes: N rows, K inputs, M outputs of n projections, R rank of each; P is n R, rounded up to 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -40,16 +37,14 @@ class JoinedWeight:
 
     Attributes:
         weight: [M, K].
-        stacked_A: [n R, K], of each adapter.
-        beside: each projection's s B_i, [M_i, R], of each adapter; with the zeros beside them, `sides`, [M, P].
-        num_adapters: how many adapters lie side by side.
+        stacked_A: [n R, K].
+        beside: each projection's s B_i, [M_i, R].
     """
 
     matrix: Tensor
     weight: Tensor
     stacked_A: Tensor
     beside: tuple[Tensor, ...]
-    num_adapters: int = 1
 
     @staticmethod
     def can_hold(weights: tuple, rank: int) -> bool:
@@ -57,27 +52,22 @@ class JoinedWeight:
         return all(isinstance(weight, Tensor) for weight in weights) and _kernels_take(weights, rank)
 
     @classmethod
-    def of(cls, weights: tuple[Tensor, ...], rank: int, num_adapters: int = 1) -> "JoinedWeight":
+    def of(cls, weights: tuple[Tensor, ...], rank: int) -> "JoinedWeight":
         """Copies the weights; the adapters are zeros as yet."""
         sizes, num_inputs = [len(weight) for weight in weights], weights[0].shape[1]
-        num_outputs, num_ranks = sum(sizes), num_adapters * len(weights) * rank
+        num_outputs, num_ranks = sum(sizes), len(weights) * rank
         padded = _round_up(num_ranks, ALIGNMENT // weights[0].element_size())
         stride = _round_up(num_inputs + padded, FAST_ALIGNMENT // weights[0].element_size())
         matrix = weights[0].new_zeros(num_outputs + padded, stride)[:, : num_inputs + padded]
         weight = matrix[:num_outputs, :num_inputs]
         torch.cat([each.detach() for each in weights], out=weight)
         beside = matrix[:num_outputs, num_inputs : num_inputs + num_ranks].split(sizes)
-        blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(num_adapters * beside)]
-        return cls(matrix, weight, matrix[num_outputs:][:num_ranks, :num_inputs], tuple(blocks), num_adapters)
-
-    @property
-    def sides(self) -> Tensor:
-        """What lies beside W."""
-        return self.matrix[: len(self.weight), self.weight.shape[1] :]
+        blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(beside)]
+        return cls(matrix, weight, matrix[num_outputs:][:num_ranks, :num_inputs], tuple(blocks))
 
     def suits(self, rows: Tensor) -> bool:
-        """Whether these rows, of X or of dY, are multiplied by the whole matrix; with several adapters, any are."""
-        return _suits(rows, self.matrix, MAX_ROWS if self.num_adapters == 1 else len(rows))
+        """Whether these rows, of X or of dY, are multiplied by the whole matrix."""
+        return _suits(rows, self.matrix)
 
     def multiply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """X Wᵀ, [N, M], and D, [N, n R], which lie side by side."""
@@ -120,7 +110,7 @@ class BesideFp8:
 
     def suits(self, rows: Tensor) -> bool:
         """Whether these rows, of dY, are multiplied by the matrix."""
-        return _suits(rows, self.matrix, MAX_ROWS)
+        return _suits(rows, self.matrix)
 
     def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dY W, [N, K], what its rows are still to be multiplied by, fp32 [N], and U, [N, n R]."""
@@ -171,8 +161,8 @@ def _kernels_take(weights: Sequence[Tensor], rank: int) -> bool:
     return len(weights) * rank * max(2, weights[0].element_size()) <= MAX_RANK_BYTES
 
 
-def _suits(rows: Tensor, matrix: Tensor, max_rows: int) -> bool:
-    return 0 < len(rows) <= max_rows and rows.dtype == matrix.dtype and backend.runs_kernels(rows)
+def _suits(rows: Tensor, matrix: Tensor) -> bool:
+    return 0 < len(rows) <= MAX_ROWS and rows.dtype == matrix.dtype and backend.runs_kernels(rows)
 
 
 def _round_up(number: int, unit: int) -> int:

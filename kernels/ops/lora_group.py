@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -36,18 +36,15 @@ class LoraGroup:
     Attributes:
         weight: [M, K], the frozen weights stacked, in FP8 too; or each quantised weight, dequantised in each pass.
         bias: [M], or None.
-        loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32; those of
-            the second adapter follow those of the first.
-        stacked_A, stacked_B: copies of them, [n R, K] and [M, R] of each adapter, in the weight's dtype.
+        loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
+        stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
         is_quantised: whether the weights are quantised, be they dequantised already or not.
         joined: the weight and the copies of the adapters in one matrix, if they are; FP8 and 4 bits have other forms.
         scratch: where quantised weights are dequantised; None for a new matrix each time.
-        num_adapters: how many adapters lie side by side.
 
-    If each trained tensor has a `main_grad` (as in Megatron-LM), fp32, and those of an adapter lie one after another, A
-    before B, then the kernels of a joined weight add gradients there, and autograd gets none. If
-    `overwrite_main_grad` (as in Transformer Engine) is true, they replace what is there.
+    If each trained tensor has a `main_grad` (as in Megatron-LM), fp32, and they lie one after another, A before B, then
+    the kernels of a joined weight add gradients there, and autograd gets none.
     """
 
     weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]
@@ -60,8 +57,7 @@ class LoraGroup:
     is_quantised: bool = False
     joined: JoinedWeight | BesideFp8 | FourBitsWithAdapters | None = None
     scratch: ScratchBuffer | None = None
-    num_adapters: int = 1
-    _places: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    _places: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def stack(
@@ -71,31 +67,23 @@ class LoraGroup:
         *,
         dequantised: bool = False,
         joined: bool = False,
-        num_adapters: int = 1,
     ) -> "LoraGroup":
         """Stacks projections of one input; a single weight that is not joined and quantised weights are not copied.
 
         Args:
-            projections: those with the first adapter; then those with the next one, on the same weights.
             dequantised: whether quantised weights are dequantised now, once for all passes; those without an identity
                 never are.
             joined: whether weights and adapters are multiplied together, where our kernels can.
-            num_adapters: how many adapters lie side by side.
 
         Raises:
-            ValueError: their ranks or scalings differ; or several adapters are not on the same weights, or these are
-                quantised.
+            ValueError: their ranks or scalings differ.
         """
         weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
         if len({lora_A.shape[0] for lora_A in loras_A}) > 1 or len(set(scalings)) > 1:
             raise ValueError("Projections of different ranks or scalings cannot be stacked.")
-        if num_adapters > 1:
-            _refuse_different_weights(weights, num_adapters)
-            number = len(projections) // num_adapters
-            weights, biases = weights[:number], biases[:number]
-        columns, rank, dtype = tuple(map(len, loras_B[: len(weights)])), len(loras_A[0]), weights[0].dtype
+        columns, rank, dtype = tuple(map(len, loras_B)), len(loras_A[0]), weights[0].dtype
         is_quantised = isinstance(weights[0], QuantisedWeight)
-        weight, one_matrix = _stack_weights(weights, columns, loras_A[0], dequantised, joined, num_adapters)
+        weight, one_matrix = _stack_weights(weights, columns, loras_A[0], dequantised, joined)
         if isinstance(one_matrix, JoinedWeight):
             stacked_A = one_matrix.stacked_A
         else:
@@ -106,10 +94,10 @@ class LoraGroup:
             one_matrix = FourBitsWithAdapters(packed, stacked_A, stacked_B, columns, scalings[0])
         bias = None
         if any(b is not None for b in biases):
-            parts = zip(loras_B, biases, strict=False)
+            parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
         common = scalings[0], is_quantised, one_matrix, scratch
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common, num_adapters)
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common)
         if isinstance(one_matrix, JoinedWeight | BesideFp8):
             group.refresh()
         if scratch is not None and is_quantised:
@@ -119,29 +107,7 @@ class LoraGroup:
     @functools.cached_property
     def columns(self) -> tuple[int, ...]:
         """M_1 .. M_n."""
-        return tuple(lora_B.shape[0] for lora_B in self.loras_B[: len(self.loras_B) // self.num_adapters])
-
-    @functools.cached_property
-    def alone(self) -> list["LoraGroup"]:
-        """Each of the adapters that lie side by side, alone on the same weights."""
-        number = self.num_adapters
-        stacked = zip(self.stacked_A.chunk(number), self.stacked_B.chunk(number), strict=True)
-        loras = list(zip(self.loras_A, self.loras_B, strict=True))
-        groups = []
-        for begin, (stacked_A, stacked_B) in zip(range(0, len(loras), len(self.columns)), stacked, strict=True):
-            loras_A, loras_B = zip(*loras[begin:][: len(self.columns)], strict=True)
-            groups.append(
-                replace(
-                    self,
-                    loras_A=loras_A,
-                    loras_B=loras_B,
-                    stacked_A=stacked_A,
-                    stacked_B=stacked_B,
-                    joined=None,
-                    num_adapters=1,
-                )
-            )
-        return groups
+        return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
     def matrices(self) -> Iterator[tuple[slice, Tensor]]:
         """Outputs and their W, [M, K].
@@ -195,15 +161,14 @@ class LoraGroup:
         """The stacked weights if they are in FP8."""
         return self.weight if isinstance(self.weight, Fp8Weight) else None
 
-    def begin(self, x_NK: Tensor, unfinished: list[Tensor], cu_owned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def begin(self, x_NK: Tensor, unfinished: list[Tensor]) -> tuple[Tensor, Tensor]:
         """All outputs side by side, [N, M], and D, [N, n R].
 
         If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
         """
         if isinstance(joined := self.joined_for(x_NK), JoinedWeight | FourBitsWithAdapters):
-            beside = (joined.sides, 1.0) if self.num_adapters > 1 else (self.stacked_B, self.scaling)
-            rest = beside[0], self.bias, self.columns, beside[1]
-            return backend.kernels("joined_lora").add_lora(*joined.multiply(x_NK), *rest, cu_owned)
+            rest = self.stacked_B, self.bias, self.columns, self.scaling
+            return backend.kernels("joined_lora").add_lora(*joined.multiply(x_NK), *rest)
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
         unfinished += out_NM.data, down_NR
@@ -242,8 +207,7 @@ class LoraGroup:
     def copies(self) -> list[Copy]:
         """The copies of the trained tensors, so that those of many groups can be made at once."""
         pairs = [*zip(self.loras_A, self.stacked_A.split(self.loras_A[0].shape[0]), strict=True)]
-        if self.joined is None or self.num_adapters == 1:  # several need only what lies beside a joined weight
-            pairs += zip(self.loras_B, self.stacked_B.split(self.num_adapters * self.columns), strict=True)
+        pairs += zip(self.loras_B, self.stacked_B.split(self.columns), strict=True)
         copies = [Copy(source.detach(), destination) for source, destination in pairs]
         if isinstance(self.joined, JoinedWeight | BesideFp8):
             sides = zip(self.loras_B, self.joined.beside, strict=True)
@@ -251,22 +215,20 @@ class LoraGroup:
         return copies
 
     @property
-    def places(self) -> tuple[Tensor, bool] | None:
-        """Where each adapter's gradients are, int64 [n], and whether to add to them; None if autograd gets them."""
-        number, addresses = len(self.columns), []
-        for begin in range(0, len(self.loras_A), number):
-            pairs = zip(self.loras_A[begin:][:number], self.loras_B[begin:][:number], strict=True)
-            grads = [getattr(lora, "main_grad", None) for pair in pairs for lora in pair]
-            if any(grad is None or grad.dtype != torch.float32 for grad in grads):
-                return None
-            begins = [grad.data_ptr() for grad in grads]
-            if begins[0] % 16 or begins[1:] != [at + grad.nbytes for at, grad in zip(begins, grads, strict=True)][:-1]:
-                return None
-            addresses.append(begins[0])
-        if tuple(addresses) not in self._places:
+    def place(self) -> Tensor | None:
+        """The address of the gradients, int64 [1], for kernels that add to them; None if autograd gets them."""
+        pairs = zip(self.loras_A, self.loras_B, strict=True)
+        grads = [getattr(lora, "main_grad", None) for pair in pairs for lora in pair]
+        if any(grad is None or grad.dtype != torch.float32 for grad in grads):
+            return None
+        begin, *others = (grad.data_ptr() for grad in grads)
+        ends = accumulate((grad.nbytes for grad in grads[:-1]), initial=begin)
+        if begin % 16 or [begin, *others] != list(ends):
+            return None
+        if begin not in self._places:
             # A captured graph reads it, so it is made in the warm-up and kept.
-            self._places[tuple(addresses)] = torch.tensor(addresses, device=self.stacked_A.device)
-        return self._places[tuple(addresses)], not getattr(self.loras_A[0], "overwrite_main_grad", False)
+            self._places[begin] = torch.tensor([begin], device=self.stacked_A.device)
+        return self._places[begin]
 
     def refresh(self) -> None:
         """Copies the trained tensors again; call it whenever they may have changed."""
@@ -280,7 +242,7 @@ class LoraGroup:
         if dstacked_A is not None:
             dloras_A = dstacked_A.to(dtype).chunk(len(self.loras_A))
         if dstacked_B is not None:
-            dloras_B = dstacked_B.to(dtype).split(self.num_adapters * self.columns)
+            dloras_B = dstacked_B.to(dtype).split(self.columns)
         return *dloras_A, *dloras_B
 
     def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | FourBitsWithAdapters | None:
@@ -293,7 +255,7 @@ class LoraGroup:
 
 
 def _stack_weights(
-    weights: tuple, columns: tuple[int, ...], lora_A: Tensor, dequantised: bool, joined: bool, num_adapters: int
+    weights: tuple, columns: tuple[int, ...], lora_A: Tensor, dequantised: bool, joined: bool
 ) -> tuple[Tensor | Fp8Weight | tuple[QuantisedWeight, ...], JoinedWeight | BesideFp8 | None]:
     """The weights as `LoraGroup` has them, and the matrix that joins them with the adapters, if there is one."""
     rank, num_inputs = lora_A.shape
@@ -309,7 +271,7 @@ def _stack_weights(
         dequantise(weights, kept.split(columns))
         weights = kept.split(columns)
     if joined and JoinedWeight.can_hold(weights, rank):
-        one_matrix = JoinedWeight.of(weights, rank, num_adapters)
+        one_matrix = JoinedWeight.of(weights, rank)
         return one_matrix.weight, one_matrix
     if kept is not None:
         return kept, None
@@ -331,14 +293,6 @@ def _alike_in_4_bits(weights: Sequence[QuantisedWeight]) -> list[FourBits] | Non
     packed = [weight.four_bits for weight in weights]
     blocks = {each and (each.block, each.of_scales and each.of_scales.block) for each in packed}
     return packed if len(blocks) == 1 and None not in blocks else None
-
-
-def _refuse_different_weights(weights: Sequence, num_adapters: int) -> None:
-    number, rest = divmod(len(weights), num_adapters)
-    if rest or any(weight is not weights[place % number] for place, weight in enumerate(weights)):
-        raise ValueError(f"{num_adapters} adapters side by side must be on the same weights, in the same order.")
-    if not isinstance(weights[0], Tensor):
-        raise ValueError("Adapters side by side need weights that are not quantised.")
 
 
 def _has_tensor_cores(device: torch.device) -> bool:

@@ -13,9 +13,6 @@ or once for all passes; few rows are multiplied by weights in 4 bits as they are
 is joined with its adapters (`joined_weight`), its products have the small ones beside them, and come first. X is kept
 for dA, unless it can be recomputed (Chen et al. 2016).
 
-Several adapters may lie side by side on the same weights. Each then owns some rows, whose outputs and gradients are
-those of it alone, whatever the numbers of the others: one pass reads the weights for all.
-
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
@@ -48,14 +45,14 @@ class Recompute(NamedTuple):
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, recompute, cu_owned, unfinished, *adapters):
+    def forward(ctx, x, rows, group, recompute, unfinished, *adapters):
         """The outputs, as `LoraGroup.begin` computes them."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.begin(x_NK, unfinished, cu_owned)
+        out_NM, down_NR = group.begin(x_NK, unfinished)
         kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
-        ctx.rows, ctx.x_shape, ctx.group, ctx.cu_owned = rows, x.shape, group, cu_owned
+        ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.function = None if recompute is None else recompute.function
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
@@ -65,7 +62,7 @@ class _LoraLinear(torch.autograd.Function):
     def backward(ctx, *douts):
         group, num_in = ctx.group, ctx.x_shape[-1]
         kept_down, *adapters_and_kept = ctx.saved_tensors
-        dtype, kept = adapters_and_kept[0].dtype, adapters_and_kept[2 * len(group.loras_A) :]
+        dtype, kept = adapters_and_kept[0].dtype, adapters_and_kept[2 * len(douts) :]
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows, rows, tiles = len(douts[0]), rows_of(ctx.rows, *douts), None
         if has_unknown_count(rows):
@@ -79,15 +76,13 @@ class _LoraLinear(torch.autograd.Function):
             dout_NM = _concatenate_columns(douts)
             dout_AM = take(dout_NM, rows, weighted=True)
         down_AR = take_kept(kept_down, rows, num_rows)
-        # With several adapters, only the joined weight has kernels.
-        takes_joined = rows is None and (ctx.needs_input_grad[0] or group.num_adapters > 1)
-        if takes_joined and (joined := group.joined_for(dout_AM)) is not None:
+        if rows is None and ctx.needs_input_grad[0] and (joined := group.joined_for(dout_AM)) is not None:
             products = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
             small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
-            given = *products, *small, ctx.cu_owned, group.places
+            given = *products, *small, group.place
             dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*given)
-            return dx.reshape(ctx.x_shape), *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
+            return dx.reshape(ctx.x_shape), *4 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
         )
@@ -113,7 +108,7 @@ class _LoraLinear(torch.autograd.Function):
                 dx = functools.reduce(Tensor.add_, dx_parts)
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
-        return dx, *5 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
+        return dx, *4 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
 
 
 def _tiles_for_unknown_count(dout_NM: Tensor) -> Tiles | None:
@@ -152,38 +147,8 @@ def _concatenate_columns(parts_AM: list[Tensor]) -> Tensor:
     return first.as_strided((len(first), num_columns), (first.stride(0), 1))
 
 
-def refuse_other_owners(group: LoraGroup, cu_owned: Tensor | None, rows: Rows | None = None) -> None:
-    """Raises a ValueError if rows have owners that a group does not have, or the other way round."""
-    if cu_owned is None or group.num_adapters == 1:
-        raise ValueError("Rows have owners if several adapters lie side by side, and only then.")
-    if rows is not None:
-        raise ValueError("Rows with owners are all active; leave out the active rows.")
-    if cu_owned.dtype != torch.int32 or cu_owned.shape != (group.num_adapters + 1,):
-        raise ValueError(
-            f"The rows of {group.num_adapters} adapters begin at int32 [{group.num_adapters + 1}], not at "
-            f"{cu_owned.dtype} {[*cu_owned.shape]}."
-        )
-
-
-def each_alone(
-    x: Tensor, group: LoraGroup, cu_owned: Tensor, run: Callable[[slice, LoraGroup], tuple[Tensor, ...]]
-) -> tuple[Tensor, ...]:
-    """The outputs that `run` gives for the rows of each adapter alone; the last one gets the filler, too."""
-    ends, num_rows = cu_owned.tolist(), x.shape[:-1].numel()
-    if ends[0] != 0 or ends != sorted(ends) or ends[-1] > num_rows:
-        raise ValueError(f"The rows of adapters must lie one after another from 0 to {num_rows}, but begin at {ends}.")
-    rows_of_each = map(slice, ends[:-1], [*ends[1:-1], num_rows])
-    parts = [run(rows, alone) for rows, alone in zip(rows_of_each, group.alone, strict=True)]
-    outs = map(torch.cat, zip(*parts, strict=True))
-    return tuple(out.view(*x.shape[:-1], out.shape[1]) for out in outs)
-
-
 def lora_linear(
-    x: Tensor,
-    group: LoraGroup,
-    rows: Rows | None = None,
-    recompute: Recompute | None = None,
-    cu_owned: Tensor | None = None,
+    x: Tensor, group: LoraGroup, rows: Rows | None = None, recompute: Recompute | None = None
 ) -> tuple[Tensor, ...]:
     """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
@@ -195,23 +160,13 @@ def lora_linear(
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
             whose number the host does not wait for if kernels run; None for all.
         recompute: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
-        cu_owned: int32 [number of adapters + 1], if several lie side by side: where the rows of each begin, and where
-            those of the last end. What follows is filler, which has no gradient. All rows are active then.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
-
-    Raises:
-        ValueError: the owners do not fit the rows or the adapters, or are given with active rows.
     """
-    if cu_owned is not None or group.num_adapters > 1:
-        refuse_other_owners(group, cu_owned, rows)
-        if group.joined_for(x_NK := x.reshape(-1, x.shape[-1])) is None:
-            return each_alone(x, group, cu_owned, lambda rows, alone: lora_linear(x_NK[rows], alone))
     rows = as_rows(rows, x.shape[:-1].numel())
     unfinished: list[Tensor] = []
-    given = x, rows, group, recompute, cu_owned, unfinished
-    outputs = _LoraLinear.apply(*given, *group.loras_A, *group.loras_B)
+    outputs = _LoraLinear.apply(x, rows, group, recompute, unfinished, *group.loras_A, *group.loras_B)
     if unfinished:
         group.add_product(x, *unfinished, None if recompute is None else recompute.in_fp8)
     return outputs

@@ -10,7 +10,6 @@ setup           shape, recipe, device and options together
 activations     predicts the memory of one micro-batch, as the sum of what each patch in `sparse.patches` predicts
 footprint       the memory of the whole training, by purpose
 prediction      predicts that
-side_by_side    tells which trainings pay side by side
 work            the sizes of a training's micro-batches, and their cost
 target          the device that the plan is for; this_machine describes one that is here, and known_machine
                 what that once found, for processes without torch

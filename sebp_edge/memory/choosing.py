@@ -10,7 +10,6 @@ budget nothing is chosen, and a part of the free memory holds them.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 from sebp_edge.basics.units import percent, sizes_apart
@@ -22,7 +21,6 @@ from sebp_edge.memory.plan import Choice, Plan
 from sebp_edge.memory.prediction import host_bytes, predict_footprint
 from sebp_edge.memory.seconds import estimate_seconds
 from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.memory.side_by_side import pays
 from sebp_edge.memory.target import ASSUMED_RATE, Target
 from sebp_edge.memory.work import Work
 from sebp_edge.models.four_bits import INSTALL_4_BITS, takes_4_bits
@@ -134,8 +132,6 @@ class _Candidates:
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
-        # The work with folds side by side, if that pays with the largest micro-batches.
-        self._folds, self._work_at_once = [each for each in schedules if not each.trains_on_all], None
         limits = list(islice(_limits(setup, dataset), num_limits))
 
         def count_work() -> Iterator[int]:
@@ -145,19 +141,13 @@ class _Candidates:
                 for schedule in schedules:
                     schedule.lay_out(limit)
                     yield schedule.last_epoch
-                count = partial(
-                    Work.of,
+                self._work_by_max_rows[max_rows] = Work.of(
                     schedules,
                     dataset.all_examples,
                     on_gpu=setup.on_gpu,
                     has_graphs=setup.on_gpu and setup.is_hoisted,
                     shares_prefixes=setup.shares_prefixes,
                 )
-                self._work_by_max_rows[max_rows] = count()
-                num_folds = len(self._folds)
-                may_pay = max_rows == limits[0] and num_folds > 1 and setup.can_train_side_by_side
-                if may_pay and pays(self._folds, num_folds * [0]):
-                    self._work_at_once = count(side_by_side=self._folds)
 
         progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
         for epochs in progress.watch(count_work()):
@@ -212,17 +202,8 @@ class _Candidates:
             offloaded = alternatives[-1] | {"offload": True}
             alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
         all_options = [MemoryOptions(max_rows=next(iter(self._work_by_max_rows)), moments_in_8_bits=in_8_bits)]
-        at_once = self._work_at_once is None  # then there is nothing to choose
-        if self._runs_at_once(replace(setup, options=all_options[0])):
-            all_options.append(replace(all_options[0], folds_at_once=False))
         all_options += [
-            MemoryOptions(
-                max_rows=max_rows,
-                small_buffers=True,
-                moments_in_8_bits=in_8_bits,
-                folds_at_once=at_once,
-                **alternative,
-            )
+            MemoryOptions(max_rows=max_rows, small_buffers=True, moments_in_8_bits=in_8_bits, **alternative)
             for max_rows in self._work_by_max_rows
             for alternative in alternatives
         ]
@@ -236,19 +217,14 @@ class _Candidates:
 
     def _choice(self, setup: TrainingSetup) -> Choice:
         work, recipe = self._work_by_max_rows[setup.options.max_rows], setup.recipe
-        if self._runs_at_once(setup):
-            work, setup = self._work_at_once, replace(setup, adapters=len(self._folds))
         footprint = predict_footprint(
             setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings
         )
         dtype = "nf4" if recipe.load_in_4bit else "fp8" if recipe.load_in_fp8 else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
-        words = self._kept(setup), _common(setup, work), _at_once(setup)
+        words = self._kept(setup), _common(setup, work)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, *words)
-
-    def _runs_at_once(self, setup: TrainingSetup) -> bool:
-        return self._work_at_once is not None and setup.can_train_side_by_side
 
     def _kept(self, setup: TrainingSetup) -> str:
         """Returns how many blocks also hold their 4-bit weights dequantised, in words; "" without 4 bits."""
@@ -272,10 +248,6 @@ def _common(setup: TrainingSetup, work: Work) -> str:
     if setup.shares_prefixes:
         return f"common beginnings computed once, which saves {percent(work.repeated)} of the rows"
     return "common beginnings computed again for each text"
-
-
-def _at_once(setup: TrainingSetup) -> str:
-    return f"{setup.adapters} folds side by side" if setup.adapters > 1 else ""
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:

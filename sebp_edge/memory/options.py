@@ -26,7 +26,6 @@ class MemoryOptions:
             and attention's backward pass runs on a few heads at a time.
         small_buffers: whether the loss uses smaller chunks of logits, and gradients are added one by one as they come.
         dequantised_blocks: number of blocks, from the first on, that also hold their 4-bit weights dequantised.
-        folds_at_once: whether folds may be trained side by side, which takes the memory of an adapter for each.
         moments_in_8_bits: whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
     """
 
@@ -37,7 +36,6 @@ class MemoryOptions:
     small_buffers: bool = False
     dequantised_blocks: int = 0
     moments_in_8_bits: bool = False
-    folds_at_once: bool = True
 
     @property
     def max_logits(self) -> int:

@@ -20,7 +20,6 @@ class Choice:
         seconds: the estimated time of an adaptation, all of its phases included; None if unknown.
         kept: how many blocks also hold their 4-bit weights dequantised, in words; empty without 4 bits.
         common: how what texts begin with in common is computed, in words; empty if that is next to nothing.
-        at_once: how many folds are trained side by side, in words; empty if none are.
     """
 
     recipe: Recipe
@@ -31,7 +30,6 @@ class Choice:
     seconds: float | None
     kept: str = ""
     common: str = ""
-    at_once: str = ""
 
     @property
     def peak(self) -> int:
@@ -53,7 +51,7 @@ class Choice:
             words.append("their inputs offloaded to host memory")
         if options.chunked_blocks:
             words.append("MLPs in chunks of rows")
-        words += filter(None, [self.kept, self.common, self.at_once])
+        words += filter(None, [self.kept, self.common])
         if options.moments_in_8_bits:
             words.append("8-bit moments")
         return ", ".join(words)
@@ -62,7 +60,9 @@ class Choice:
         """Returns the choice as JSON-ready values."""
         recipe = {"recipe": self.recipe.name, "method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype}
         figures = {"peak": self.peak, "host_memory": self.host_memory, "seconds": self.seconds}
-        return recipe | asdict(self.options) | figures | {"footprint": asdict(self.footprint)}
+        # A key of the protocol stays.
+        options = asdict(self.options) | {"folds_at_once": False}
+        return recipe | options | figures | {"footprint": asdict(self.footprint)}
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
 # Fragmentation of torch's allocator, in units of a micro-batch's widest tensor. Measured in the graph pools of 3B
 # models on an H100: 2.9 (LoRA, 4,096 tokens), 2.9 (2,546 tokens, with checkpoints), 2.9 (4 bits).
 FRAGMENTS_OF_WIDEST = 3
-# Partly used segments, on the two streams and in the graphs' pool, as many as a small model has.
-SEGMENT = 20 * 2**20
-PARTIAL_SEGMENTS = 4 * SEGMENT
+# Partly used segments of 20 MiB, on the two streams and in the graphs' pool, as many as a small model has.
+PARTIAL_SEGMENTS = 4 * 20 * 2**20
 
 
 def predict_footprint(
@@ -103,12 +102,11 @@ def _rounded_in_place(setup: TrainingSetup) -> int:
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
     """Counts an adapter in fp32 with its copies in the base model's dtype; on the CPU also the states to restore."""
     snapshots = 0 if setup.on_gpu else num_states_kept(setup, num_trainings) * FP32
-    held = setup.adapters * (FP32 + setup.itemsize if setup.is_lora else 0)
-    return setup.num_trained * (held + snapshots) + setup.joined_bytes
+    return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots) + setup.joined_bytes
 
 
 def _moments(setup: TrainingSetup) -> int:
-    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.adapters * setup.num_trained
+    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
 
 
 def _set_aside(setup: TrainingSetup) -> int:
@@ -119,7 +117,7 @@ def _set_aside(setup: TrainingSetup) -> int:
 def _gradients(setup: TrainingSetup) -> int:
     if setup.updates_in_backward:
         return 0  # One exists at a time; the largest, the head's, is counted with the loss.
-    accumulated = FP32 * setup.adapters * setup.num_trained
+    accumulated = FP32 * setup.num_trained
     # Small gradients all exist at once before they are added (see `Update.take_gradients`).
     one_by_one = setup.options.small_buffers or accumulated > MAX_GRADIENTS_AT_ONCE
     return accumulated * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
@@ -141,8 +139,7 @@ def _one_matrix(setup: TrainingSetup) -> int:
 
 def _graphs(setup: TrainingSetup, largest: Bucket) -> int:
     """Counts what a GPU holds besides the largest run: cuBLAS workspaces and fragmentation."""
-    updates = (setup.adapters - 1) * SEGMENT  # each has a graph with memory of its own
-    return CUBLAS_WORKSPACES + PARTIAL_SEGMENTS + updates + _fragmentation(setup, largest) if setup.on_gpu else 0
+    return CUBLAS_WORKSPACES + PARTIAL_SEGMENTS + _fragmentation(setup, largest) if setup.on_gpu else 0
 
 
 def _fragmentation(setup: TrainingSetup, sizes: Bucket) -> int:

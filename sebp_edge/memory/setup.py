@@ -23,7 +23,6 @@ class TrainingSetup:
         on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
         itemsize: bytes of an element of the base model and of activations.
-        adapters: how many adapters are trained side by side.
     """
 
     shape: DecoderShape
@@ -32,7 +31,6 @@ class TrainingSetup:
     has_kernels: bool
     itemsize: int
     options: MemoryOptions = FASTEST
-    adapters: int = 1
 
     @property
     def is_lora(self) -> bool:
@@ -41,14 +39,7 @@ class TrainingSetup:
     @property
     def execution(self) -> Execution:
         """What the patches must know to count memory."""
-        rank = self.adapters * self.recipe.r if self.is_lora else 0
-        return Execution(rank, self.itemsize, self.on_gpu, self.has_kernels)
-
-    @property
-    def can_train_side_by_side(self) -> bool:
-        """Whether several adapters can be trained in one pass, as captured steps on a GPU."""
-        is_captured = self.on_gpu and self.has_kernels and self.is_hoisted and self.itemsize == 2
-        return is_captured and self.recipe.is_plain_lora and self.options.folds_at_once
+        return Execution(self.recipe.r if self.is_lora else 0, self.itemsize, self.on_gpu, self.has_kernels)
 
     @property
     def is_hoisted(self) -> bool:
@@ -105,7 +96,7 @@ class TrainingSetup:
             return 0
         if self.recipe.load_in_4bit:
             blocks = blocks[: options.dequantised_blocks]
-        return sum(joined_bytes(block, self.recipe.r, self.itemsize, self.adapters) for block in blocks)
+        return sum(joined_bytes(block, self.recipe.r, self.itemsize) for block in blocks)
 
     @property
     def offloaded_per_token(self) -> int:

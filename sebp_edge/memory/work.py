@@ -1,9 +1,8 @@
 """Counts the work of a training from its schedule: the sizes of its micro-batches, and their cost in tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sebp_edge.memory.side_by_side import sizes_beside, steps_together
 from sebp_edge.sparse.rows.beginnings import shared_beginnings, sizes_when_shared
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
 from sebp_edge.texts.examples import Example
@@ -35,24 +34,19 @@ class Work:
     @classmethod
     def of(
         cls,
-        schedules: Sequence[Schedule],
+        schedules: Iterable[Schedule],
         examples: Sequence[Example],
         *,
         on_gpu: bool,
         has_graphs: bool,
         shares_prefixes: bool = False,
-        side_by_side: Sequence[Schedule] = (),
     ) -> "Work":
-        """Counts the work of schedules, which must be laid out; `examples` have the tokens.
+        """Counts the work of schedules, which must be laid out; `examples` have the tokens."""
 
-        Args:
-            side_by_side: those whose steps run at once, with graphs.
-        """
-
-        def size_of(*micro_batches: MicroBatch) -> tuple[Bucket, int, int]:
+        def size_of(micro_batch: MicroBatch) -> tuple[Bucket, int, int]:
             """The sizes that take memory, how many of their tokens take no time, and how many rows are repeated."""
-            sizes = sizes_beside(each.sizes for each in micro_batches)
-            shared = sizes_beside(shared_sizes(each, examples, on_gpu=on_gpu) for each in micro_batches)
+            sizes = micro_batch.sizes
+            shared = shared_sizes(micro_batch, examples, on_gpu=on_gpu)
             num_repeated = sizes.tokens - shared.tokens
             if has_graphs:
                 return Bucket.holding(*(shared if shares_prefixes else sizes)), 0, num_repeated
@@ -61,19 +55,14 @@ class Work:
 
         needed: list[Bucket] = []
         evaluated: list[Bucket] = []
-        passes: list[list[MicroBatch]] = []
         rows = shared_tokens = shared_evaluated = repeated = 0
-        for steps in steps_together(side_by_side, [0] * len(side_by_side)):
-            passes.append([step.micro_batches[0] for step in steps])
         for schedule in schedules:
-            passes += [[each] for each in schedule.trained if schedule not in side_by_side]
-        for micro_batches in passes:
-            sizes, num_shared, num_repeated = size_of(*micro_batches)
-            needed.append(sizes)
-            rows += sum(each.sizes.tokens for each in micro_batches)
-            shared_tokens += num_shared
-            repeated += num_repeated
-        for schedule in schedules:
+            for micro_batch in schedule.trained:
+                sizes, num_shared, num_repeated = size_of(micro_batch)
+                needed.append(sizes)
+                rows += micro_batch.sizes.tokens
+                shared_tokens += num_shared
+                repeated += num_repeated
             for times, micro_batch in schedule.evaluated:
                 sizes, num_shared, _ = size_of(micro_batch)
                 evaluated += times * [sizes]

@@ -45,9 +45,7 @@ from sebp_edge.run.work_ahead import (
     phases_ahead,
     seconds_of_a_token,
 )
-from sebp_edge.texts.remembered import NUM_FOLDS
 from sebp_edge.texts.schedule import Schedule
-from sebp_edge.texts.splits import FOLDS_BELOW
 from sebp_edge.training.checkpoint import Checkpoints, RunState
 from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.kernels_ahead import compiling_ahead
@@ -216,8 +214,7 @@ class Adapting:
     def _compiling_ahead(self, recipe: Recipe) -> AbstractContextManager[None]:
         lengths = [document.num_characters for document in self.preparation.reading.documents]
         config = decoder_config(self._call.reference)
-        num_adapters = NUM_FOLDS if len(lengths) < FOLDS_BELOW else 1
-        return compiling_ahead(config, recipe, self._call.device, median(lengths) if lengths else 0, num_adapters)
+        return compiling_ahead(config, recipe, self._call.device, median(lengths) if lengths else 0)
 
     def train(self) -> None:
         """Trains, and tests beside the active version."""

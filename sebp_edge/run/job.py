@@ -1,8 +1,7 @@
 """One call as a job: gives its events their id, and tells how far the whole is.
 
 The work ahead is a list of phases, each with the seconds that it is expected to take, in parts of a kind: steps,
-evaluations, decoding and so on. As they are done, the seconds that each kind really takes correct the rest. Trainings
-that begin one after another without a step between them run side by side.
+evaluations, decoding and so on. As they are done, the seconds that each kind really takes correct the rest.
 """
 
 import math
@@ -90,8 +89,6 @@ class Job:
         self.id, self.clock, self._on_event = id or new_job(), clock or self._own_clock, on_event
         self._ahead: list[Phase] = []
         self._phase = Phase("reading")
-        self._beside: list[Phase] = []  # the trainings that run side by side with the phase
-        self._has_begun = True  # whether anything of the phase is done
         self._is_laid_out = self._reports = self._is_guessed = False
         self._actual, self._expected = Counter(), Counter()  # seconds of what is done, by kind
         self._done = 0  # of the running evaluation, or stage of the preparation
@@ -121,13 +118,11 @@ class Job:
                 self._reports = True
                 self._on_event(JobProgress("waiting", round(self.fraction, 4), None).of_job(self.id))
             case StepDone():
-                phase = next((each for each in self._beside if each.name == event.phase), self._phase)
-                self._resize(phase, STEPS, event.steps - event.step + 1)
-                self._advance(phase, STEPS, 1)
+                self._resize(STEPS, event.steps - event.step + 1)
+                self._advance(STEPS, 1)
             case ExamplesEvaluated():
                 self._done = 0 if event.done <= self._done else self._done
-                phase = next((each for each in self._beside if each.units.get(EVALUATIONS)), self._phase)
-                self._advance(phase, EVALUATIONS, event.done - self._done)
+                self._advance(EVALUATIONS, event.done - self._done)
                 self._done = event.done % event.examples
             case ExampleAnalyzed():
                 self._part_done(GRADIENTS, event.example, event.examples)
@@ -168,11 +163,8 @@ class Job:
         self._reports = self._is_laid_out = True
 
     def enter(self, name: str) -> None:
-        """Begins a phase, and tells it; those before it are over, or left out, or trainings that run beside it."""
+        """Begins a phase, and tells it; those before it are over, or left out."""
         now = self.clock()
-        is_training = any(phase.name == name and STEPS in phase.units for phase in self._ahead)
-        self._beside = [*self._beside, self._phase] if is_training and not self._has_begun else []
-        self._has_begun = not is_training
         self._spent[self._phase.name] += now - self._entered
         timed = [kind for kind in self._phase.seconds if kind not in COUNTED]
         if len(timed) == len(self._phase.seconds) == 1:
@@ -196,7 +188,7 @@ class Job:
     @property
     def seconds_left(self) -> float:
         """The estimate for all that is ahead."""
-        return sum(map(self._left_of, [*self._beside, self._phase, *self._ahead]))
+        return sum(map(self._left_of, [self._phase, *self._ahead]))
 
     def tick(self) -> None:
         """Tells the progress if that is due; called several times a second, in the call's thread."""
@@ -272,26 +264,26 @@ class Job:
             self.enter(event.stage)
         if self._is_laid_out and event.stage == self._phase.name:
             done = 100 * event.done // max(1, event.total)
-            self._advance(self._phase, PREPARING, max(0, done - self._done))
+            self._advance(PREPARING, max(0, done - self._done))
             self._done = done
 
     def _part_done(self, name: str, done: int, total: int) -> None:
         """Counts a step of a phase, which its first one begins."""
         if name != self._phase.name:
             self.enter(name)
-        self._resize(self._phase, STEPS, total - done + 1)
-        self._advance(self._phase, STEPS, 1)
+        self._resize(STEPS, total - done + 1)
+        self._advance(STEPS, 1)
 
-    def _resize(self, phase: Phase, kind: str, units: int) -> None:
-        """Corrects how many units of a phase are left."""
-        left = phase.units.get(kind, 0)
+    def _resize(self, kind: str, units: int) -> None:
+        """Corrects how many units of the current phase are left."""
+        left = self._phase.units.get(kind, 0)
         if left:
-            phase.units[kind] = units
-            phase.seconds[kind] *= units / left
+            self._phase.units[kind] = units
+            self._phase.seconds[kind] *= units / left
 
-    def _advance(self, phase: Phase, kind: str, units: int) -> None:
-        """Counts the time since the last mark as that of some units of a phase."""
-        now, self._has_begun = self.clock(), True
+    def _advance(self, kind: str, units: int) -> None:
+        """Counts the time since the last mark as that of some units of the current phase."""
+        now, phase = self.clock(), self._phase
         left = phase.units.get(kind, 0)
         if left:
             done = min(units, left)

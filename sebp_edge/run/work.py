@@ -90,7 +90,7 @@ class Resumed:
 
     @property
     def options(self) -> MemoryOptions:
-        return MemoryOptions(**self.fixed.options)
+        return parse_dataclass(self.fixed.options, MemoryOptions)
 
 
 class Work:

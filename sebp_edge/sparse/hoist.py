@@ -10,10 +10,9 @@ The attention function is the only state outside of the model; it is a pure func
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads, G key/value heads, E head size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -28,7 +27,7 @@ from sebp_edge.sparse.patches.attention import FusedAttention
 from sebp_edge.sparse.patches.checkpoints import Checkpoints
 from sebp_edge.sparse.patches.counts import CHUNK_ROWS, MAX_DQ_BYTES
 from sebp_edge.sparse.patches.last_layer import LastLayer
-from sebp_edge.sparse.patches.lora import FurtherAdapter, FusedLora
+from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.loss import Head
 from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
@@ -84,7 +83,6 @@ class Hoisted(Patch):
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
-        self._further: Sequence[FurtherAdapter] = ()
         _refuse_convolutions(self._decoder)
         self._attach()
 
@@ -106,8 +104,6 @@ class Hoisted(Patch):
                 self._include(self._fused_attention)
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
-            if self._further:
-                self._fused_lora.lay_side_by_side(self._further)
             self._include(self._embedding)
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the chunked MLPs, so that they split the rows that it selects.
@@ -133,24 +129,6 @@ class Hoisted(Patch):
         """Frees the dequantised copies of weights, which graphs that were captured before must not read any more."""
         self.num_dequantised = 0
         self._fused_lora.free_dequantised()
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether blocks, or their MLPs, run again in the backward pass."""
-        return bool(self._num_checkpoints or self._chunked_blocks)
-
-    def lay_side_by_side(self, further: Sequence[FurtherAdapter]) -> None:
-        """Lays these adapters beside the model's, each for the tokens that it owns; graphs that were captured are void.
-
-        The model's own adapter is the first. None are left beside it if these are none.
-
-        Raises:
-            SparsityError: blocks are recomputed or run in chunks, or see `FusedLora.lay_side_by_side`; nothing changed.
-        """
-        if further and self.recomputes:
-            raise SparsityError("Its blocks are recomputed, so that adapters cannot lie side by side.")
-        self._fused_lora.lay_side_by_side(further)
-        self._further = further
 
     @property
     def attends_to_prefixes(self) -> bool:
@@ -202,11 +180,7 @@ class Hoisted(Patch):
     def _hidden_states(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""
         recorded_scores: list[Scores] = []
-        with (
-            self._fused_lora.refreshed(),
-            self._fused_lora.owned(self._cu_owned(tokens)),
-            self._last_layer.restricted_to(tokens.loss_indices if restricted else None),
-        ):
+        with self._fused_lora.refreshed(), self._last_layer.restricted_to(tokens.loss_indices if restricted else None):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
         if len(recorded_scores) < num_blocks:
@@ -218,21 +192,6 @@ class Hoisted(Patch):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)
         return gather_rows(hidden_AD, tokens.loss_indices)
-
-    def _cu_owned(self, tokens: ActiveTokens) -> dict[int, Tensor]:
-        """Which loss rows, that the last layer may be restricted to, and which rows each adapter owns; by their number.
-
-        Tokens without owners belong to the model's own adapter. There are none with one adapter.
-        """
-        if not self._further:
-            return {}
-        sizes, cu_owned = (len(tokens.input_ids), len(tokens.loss_indices)), tokens.cu_owned
-        if cu_owned is None:
-            cu_owned = torch.zeros(2, len(self._further) + 2, dtype=torch.int32, device=tokens.input_ids.device)
-            for own, size in zip(cu_owned, sizes, strict=True):
-                own[1:] = size
-        # If all rows have a loss, the last layer is not restricted.
-        return dict(zip(reversed(sizes), cu_owned.flip(0), strict=True))
 
     def _trial_losses(self, restricted: bool) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)

@@ -15,7 +15,6 @@ scale_down             scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates
-side_by_side          runs the steps of several trainings in one pass
 losses                computes the losses of a micro-batch, hoisted if that is exact, else padded
 kernels_ahead         compiles the kernels of a training while its weights are loaded
 graphs                captures micro-batches and updates as CUDA graphs

@@ -50,13 +50,13 @@ class RunState:
     Attributes:
         seconds: how long it has taken.
         progress: the progress of each training, in order.
-        learners: what each of them that is running goes on from, by its place among them.
+        learner: what the last of them goes on from; None unless it is running.
         share: how much of the whole call is done, from 0 to 1.
     """
 
     seconds: float
     progress: list[TrainingProgress]
-    learners: Mapping[int, LearnerState] = field(default_factory=dict)
+    learner: LearnerState | None = None
     share: float = 0.0
 
     def renumbered(self, number_of: Mapping[int, int]) -> "RunState":
@@ -93,12 +93,13 @@ class CheckpointFiles:
         Raises:
             StorageError: it could not be written; the one before is still there.
         """
+        learners = {} if state.learner is None else {len(state.progress) - 1: state.learner}
         values = self.values | {
             "format": _FORMAT,
             "share": state.share,
             "seconds": state.seconds,
             "progress": [asdict(dataclasses.replace(each, best_state=[])) for each in state.progress],
-            "learners": {number: each._replace(tensors=[])._asdict() for number, each in state.learners.items()},
+            "learners": {number: each._replace(tensors=[])._asdict() for number, each in learners.items()},
         }
         with storage_errors("The checkpoint could not be written to", self.folder, ""):
             written = {}
@@ -106,7 +107,7 @@ class CheckpointFiles:
                 name, stamp = f"best {number}", _stamp(each)
                 is_written = name in self._written and self._written[name][0] == stamp
                 written[name] = self._written[name] if is_written else (stamp, self._write_part(each.best_state))
-            for number, each in state.learners.items():
+            for number, each in learners.items():
                 written[f"learner {number}"] = (), self._write_part(each.tensors)
             files = {name: entry for name, (_, entry) in written.items()}
             flush(self.folder)
@@ -128,11 +129,12 @@ class CheckpointFiles:
                 raise ValueError("format")
             tensors = {name: self._read_part(entry) for name, entry in values["files"].items()}
             progress = [_progress(each, tensors[f"best {n}"]) for n, each in enumerate(values["progress"])]
-            learners = {
-                int(number): LearnerState(**each | {"tensors": tensors[f"learner {number}"]})
-                for number, each in values["learners"].items()
-            }
-            state = RunState(values["seconds"], progress, learners, values["share"])
+            learner, last = None, str(len(progress) - 1)
+            if values["learners"].keys() - {last}:
+                raise ValueError("trainings that ran at once")
+            if values["learners"]:
+                learner = LearnerState(**values["learners"][last] | {"tensors": tensors[f"learner {last}"]})
+            state = RunState(values["seconds"], progress, learner, values["share"])
         except Exception as error:  # whatever safetensors raises, too
             raise JobError(
                 f"The checkpoint in {str(self.folder)!r} is damaged, or was written by another sebp-edge; start over "

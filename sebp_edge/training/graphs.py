@@ -26,7 +26,6 @@ from sebp_edge.sparse.patches.checkpoints import join_copies
 from sebp_edge.sparse.patches.state import ModelState
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
-from sebp_edge.sparse.rows.side_by_side import sums_by_owner
 from sebp_edge.training.words import WordReader
 
 # Parts of a micro-batch's work.
@@ -107,7 +106,7 @@ class MicroBatchGraphs:
 
     Args:
         updates: the consumers of gradients, by name; each has its own graphs.
-        loss: the accumulator of the losses, an fp32 scalar on the device; [n] if tokens have owners, one for each.
+        loss: the accumulator of the losses, an fp32 scalar on the device.
         words: reads the words of test documents; None to compute their losses only.
     """
 
@@ -254,10 +253,9 @@ class MicroBatchGraphs:
         return self._row_losses(tokens) if part == LOSSES else self._read_words(tokens)
 
     def _take_gradients(self, part: str, tokens: ActiveTokens) -> None:
-        losses = self._hoisted.row_losses(tokens) * tokens.weights
-        loss = losses.sum()
+        loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
         self._updates[part].take_gradients(loss, is_warming_up=self._graphs.is_warming_up)
-        self._loss.add_(loss.detach() if tokens.cu_owned is None else sums_by_owner(losses.detach(), tokens))
+        self._loss.add_(loss.detach())
 
     @torch.no_grad()
     def _read_words(self, tokens: ActiveTokens) -> Tensor:

@@ -33,23 +33,17 @@ TRIAL, PROBES, SHORT = 7, (16, 32, 64), (MAX_SHORT_LENGTH, 64)
 
 
 @contextmanager
-def compiling_ahead(
-    config, recipe: Recipe, device: torch.device, typical_characters: float, num_adapters: int = 1
-) -> Iterator[None]:
+def compiling_ahead(config, recipe: Recipe, device: torch.device, typical_characters: float) -> Iterator[None]:
     """Context whose end waits for other threads that compile, unless it ends with an error.
 
     Attention has other kernels for short texts, so this depends on the characters of a typical one. The threads log
     their errors: the launch that needs the kernel raises them again.
-
-    Args:
-        num_adapters: how many may be trained side by side, with kernels of their own.
     """
     if recipe.method != "lora" or not backend.has_triton():
         yield
         return
     are_short = typical_characters <= 4 * MAX_SHORT_LENGTH  # about 4 characters are a token
-    several = num_adapters if recipe.is_plain_lora else 1
-    each, stopped = launches(config.get_text_config(), recipe.r, device, are_short, several), Event()
+    each, stopped = launches(config.get_text_config(), recipe.r, device, are_short), Event()
     # Not a daemon: Python would end with an abort if that is in Triton's compiler.
     thread = Thread(target=launch_each, args=(each, device, stopped), name="sebp-edge kernels ahead")
     thread.start()
@@ -81,9 +75,7 @@ def _logging_errors() -> Iterator[None]:
         logger.info("A kernel was not compiled ahead (%s: %s).", type(error).__name__, error)
 
 
-def launches(
-    config, rank: int, device: torch.device, texts_are_short: bool, num_adapters: int = 1
-) -> Iterator[Callable[[], object]]:
+def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> Iterator[Callable[[], object]]:
     """Yields functions that launch each kernel with the strides of a training, those that compile longest first."""
     op, dtype, head_size = backend.kernels, pick_dtype(device), head_size_of(config)
     heads, columns = config.num_attention_heads, config.intermediate_size
@@ -108,37 +100,24 @@ def launches(
             inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
             op("lora").lora_up_backward(*inputs, ends, 1.0)
 
-    def owned_by(number: int) -> Tensor | None:
-        return torch.zeros(number + 1, dtype=torch.int32, device=device) if number > 1 else None
+    def place_of(elements: int) -> Tensor:
+        return torch.tensor([new(elements, dtype=torch.float32).data_ptr()], device=device)
 
-    def places_for(number: int, elements: int) -> tuple[Tensor, bool]:
-        gradients = new(number, elements, dtype=torch.float32)
-        return torch.tensor([own.data_ptr() for own in gradients], device=device), number == 1
-
-    def finish_joined(num_projections: int, number: int = 1) -> None:
+    def finish_joined(num_projections: int) -> None:
         # Small, since only what divides a size decides about its kernel; and no product, for which cuBLAS would take a
         # workspace in each thread.
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
-        joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank, number)
-        cu_owned = owned_by(number)
+        joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        inputs = *with_down.tensor_split([sum(ends)], dim=1), joined.sides if number > 1 else new(sum(ends), rank)
-        out, down = kernels.add_lora(*inputs, None, ends, 1.0, cu_owned)
+        inputs = *with_down.tensor_split([sum(ends)], dim=1), new(sum(ends), rank)
+        out, down = kernels.add_lora(*inputs, None, ends, 1.0)
         products = with_up[:, :SIZE], None, with_up[:, SIZE:]
-        places = places_for(number, 2 * num_projections * SIZE * rank)
-        given = out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, cu_owned, places
-        kernels.joined_backward(*products, *given)
+        place = place_of(2 * num_projections * SIZE * rank)
+        kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, place)
 
-    def finish_gated(number: int) -> None:
-        product, up = gates[0].clone(), new(ROWS, number * rank)
-        rest = (
-            hidden,
-            new(ROWS, number * rank),
-            1.0,
-            owned_by(number),
-            places_for(number, rank * (columns + hidden.shape[1])),
-        )
-        op("gated").joined_gated_backward(product, None, up, new(number * rank, columns), *gates, activation, *rest)
+    def finish_gated() -> None:
+        rest = hidden, low, 1.0, place_of(rank * (columns + hidden.shape[1]))
+        op("gated").joined_gated_backward(gates[0].clone(), None, low, new(rank, columns), *gates, activation, *rest)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
@@ -146,12 +125,12 @@ def launches(
     angles, gates, low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
-    yield from (partial(finish_joined, number, each) for each in {1, num_adapters} for number in (1, 2, 3))
+    yield from (partial(finish_joined, number) for number in (1, 2, 3))
     yield lambda: repeatedly([Copy(new(ROWS, rank, dtype=torch.float32), low)])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)
-    yield from (partial(finish_gated, each) for each in {1, num_adapters})
+    yield finish_gated
     yield lambda: op("gated").gated_lora_backward(gates[0].clone(), low, new(rank, columns), *gates, activation)
     yield lambda: op("gated").gated(*gates, activation)
     yield lambda: op("adamw").adamw_(sums, sums.clone(), Moments.of(sums), adamw, 0, adamw.learning_rate)

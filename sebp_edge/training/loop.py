@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -79,38 +79,12 @@ class _PendingStep(NamedTuple):
     learning_rate: float
 
 
-# A step and its learning rate.
-Step = tuple[Group, float]
-Steps = Generator[Step, Outcome, None]
-
-
-def run_in_lockstep(trainings: Mapping[int, Steps], run: Callable[[dict[int, Step]], dict[int, Outcome]]) -> None:
-    """Runs the next step of each training at once, until all are over.
-
-    Args:
-        trainings: by number, what yields their steps.
-        run: runs the steps of those that are not over; returns their outcomes.
-    """
-    steps, outcomes = {}, dict.fromkeys(trainings)
-    try:
-        while outcomes:
-            for number, outcome in outcomes.items():
-                try:
-                    steps[number] = trainings[number].send(outcome)
-                except StopIteration:
-                    steps.pop(number, None)
-            outcomes = run(steps) if steps else {}
-    finally:
-        for training in trainings.values():
-            training.close()
-
-
 @dataclass(frozen=True)
 class Trainer:
     """Trains one adaptation and leaves it in its best state.
 
     Attributes:
-        learner: runs the steps and evaluations; or the place that several trainings at once have in one.
+        learner: runs the steps and evaluations.
         on_event: receives the events.
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
@@ -137,21 +111,7 @@ class Trainer:
         return state._replace(tensors=self.set_aside) if self.set_aside else state
 
     def train(self, schedule: Schedule) -> TrainingProgress:
-        """Runs the steps of a schedule that the learner is prepared for; see `steps`."""
-        run_in_lockstep({0: self.steps(schedule)}, lambda steps: {0: self._run(*steps[0])})
-        return self.progress
-
-    def _run(self, step: Group, learning_rate: float) -> Outcome:
-        if not self.learner.can_be_left:
-            self.hold()
-        return self.learner.step(step, learning_rate)
-
-    def hold(self) -> None:
-        """Lets nothing be saved until the outcome of the next step is here."""
-        self.pending.append(None)
-
-    def steps(self, schedule: Schedule) -> Steps:
-        """Yields each step of a schedule and its learning rate, and is sent its outcome; evaluates between them.
+        """Runs the steps of a schedule that the learner is prepared for, and evaluates between its epochs.
 
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
         Each state is evaluated and kept as if the training ended there. No training stops early before the hook of its
@@ -176,7 +136,7 @@ class Trainer:
             elif not done:
                 self._evaluate(schedule.validation, 0)
             while progress.epoch < len(epochs) and not self._has_converged:
-                yield from self._steps_of_epoch(epochs[progress.epoch][progress.epoch_steps :], rates)
+                self._train_epoch(epochs[progress.epoch][progress.epoch_steps :], rates)
                 if is_late and not (schedule.learns_on or progress.best_epoch or progress.best_validation):
                     self._evaluate_start(schedule.validation)
                 self._evaluate(schedule.validation, progress.epoch + 1)
@@ -189,20 +149,23 @@ class Trainer:
             raise
         progress.is_over = True
         self.learner.restore(progress.best_state)
+        return progress
 
     @property
     def _has_converged(self) -> bool:
         progress = self.progress
         return progress.epoch - max(progress.best_epoch, progress.last_unsettled_epoch) >= self.recipe.patience
 
-    def _steps_of_epoch(self, steps: list[Group], rates: Iterator[float]) -> Steps:
-        """Yields the steps of an epoch; a GPU's next step is launched before the outcome of the one before is read."""
+    def _train_epoch(self, steps: list[Group], rates: Iterator[float]) -> None:
+        """Trains the steps of an epoch; a GPU's next step is launched before the outcome of the one before is read."""
         begin, before = self.clock(), self.progress.seconds
         pending, epoch = self.pending, self.progress.epoch + 1
         for step in steps:
             rate = next(rates)
-            outcome = yield step, rate
-            if pending and pending[-1] is None:
+            if not self.learner.can_be_left:
+                pending.append(None)  # nothing is to be saved during the step
+            outcome = self.learner.step(step, rate)
+            if not self.learner.can_be_left:
                 pending.pop()
             pending.append(_PendingStep(epoch, step, outcome, rate))
             while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):

@@ -16,7 +16,6 @@ from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
-from sebp_edge.sparse.rows.side_by_side import owned
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example, Outline
@@ -39,7 +38,6 @@ class RowLosses:
         shares_prefixes: whether what sequences begin with in common is computed once: there may be such sequences, the
             device's attention takes them, and a trial shows that this is exact.
         limit: the maximum number of rows of a micro-batch.
-        owner: which of how many adapters, side by side in the model, owns what is packed; None for the model's own.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class RowLosses:
             # A GPU's passes are short, and a captured one must not end midway.
             check=check if on_cpu else None,
         )
-        self.owner: tuple[int, int] | None = None
         self.shares_prefixes = is_exact and self.hoisted is not None and self.hoisted.attends_to_prefixes
         self._padded = Sparsified(model) if self.hoisted is None else None
         self._stops = Stops(model, check)
@@ -104,8 +101,7 @@ class RowLosses:
     def pack(self, examples: list[Outline]) -> ActiveTokens:
         """Packs the active tokens of a micro-batch on the host, and what they begin with in common once."""
         tokens = pack(self._look_up(examples))
-        tokens = share_beginnings(tokens, on_gpu=self._on_gpu) if self.shares_prefixes else tokens
-        return tokens if self.owner is None else owned(tokens, *self.owner)
+        return share_beginnings(tokens, on_gpu=self._on_gpu) if self.shares_prefixes else tokens
 
     def sizes(self, micro_batch: MicroBatch) -> tuple[Bucket, bool]:
         """Returns the sizes of a packed micro-batch, and whether it has prefixes."""

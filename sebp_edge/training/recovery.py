@@ -165,7 +165,7 @@ class RecoveringLearner(Learner):
             return True
         self._guard.begin()
         with self._attempt(largest) as attempt:
-            self._run_dry(lambda: self.dry_run(largest))
+            self._run_dry(largest)
         if attempt.did_not_fit:
             self._reduce_memory(largest)
             return False
@@ -225,15 +225,11 @@ class RecoveringLearner(Learner):
                 self.discard_step()
                 step.cut(self.limit)
                 done = 0
-            self.between_micro_batches()
+            if self.can_be_left:
+                self._check()
+            else:
+                self._rest()
         return self.finish_step()
-
-    def between_micro_batches(self) -> None:
-        """Ends a step that may be left if that is asked for; gives way to others in any other."""
-        if self.can_be_left:
-            self._check()
-        else:
-            self._rest()
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()
@@ -267,19 +263,9 @@ class RecoveringLearner(Learner):
 
         return _Attempt(can_recover)
 
-    def try_out(self, run: Callable[[], None]) -> None:
-        """Runs what a training does dry, if the guard has a limit.
-
-        Raises:
-            RuntimeError, MemoryError: it does not fit.
-        """
-        if self._guard.has_limit:
-            self._guard.begin()
-            self._run_dry(run)
-
-    def _run_dry(self, run: Callable[[], None]) -> None:
+    def _run_dry(self, micro_batch: MicroBatch) -> None:
         try:
-            run()
+            self.dry_run(micro_batch)
             self._guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
@@ -352,11 +338,6 @@ class RecoveringLearner(Learner):
         else:
             self._guard.accept_shortfall(shortfall)
         self.on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
-
-    def refuse_shortfall(self) -> None:
-        """Raises a MemoryError if memory has become short."""
-        if self._guard.shortfall():
-            raise MemoryError("A step needs more memory than is left.")
 
     def _largest_micro_batch(self, *schedules: Schedule) -> MicroBatch | None:
         """Returns the largest micro-batch with gradients; None if there is none."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -13,12 +13,10 @@ from torch import Tensor
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent
-from sebp_edge.errors import AdapterError, CannotCapture, ModelError, NonFiniteLoss, SparsityError
+from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
-from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.memory.side_by_side import pays
 from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
@@ -33,10 +31,9 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
-from sebp_edge.training.recovery import LearnerState, RecoveringLearner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.scale_down import scale_down
 from sebp_edge.training.scoring import scoring
-from sebp_edge.training.side_by_side import Place, SideBySide, can_lie_side_by_side
 from sebp_edge.training.words import WordReader
 
 
@@ -108,22 +105,21 @@ class TrainingRun:
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
         self._is_due, self._check, self._rest = is_due, check, rest
         self._resumed = resumed  # until the last of its trainings is where it was
-        self._announced: set[str] = set()
-        self._trainers: dict[int, Trainer] = {}  # of the trainings that run now, by their places
+        self._trainer: Trainer | None = None
 
     @property
     def is_between_steps(self) -> bool:
         """Whether the outcome of each step is read, and none is running that has changed anything."""
-        return not any(trainer.pending for trainer in self._trainers.values())
+        return self._trainer is None or not self._trainer.pending
 
     @property
     def state(self) -> RunState | None:
         """How far it is, between two steps; None until it is as far as the run that it goes on with."""
         if self._resumed is not None:
             return None
-        running = {number: each for number, each in self._trainers.items() if each.progress.is_running}
-        learners = {number: trainer.learner_state for number, trainer in running.items()}
-        return RunState(self.clock() - self.began, list(self.progress), learners)
+        trainer = self._trainer
+        learner = trainer.learner_state if trainer is not None and trainer.progress.is_running else None
+        return RunState(self.clock() - self.began, list(self.progress), learner)
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -133,10 +129,10 @@ class TrainingRun:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
         With folds, each document is tested in a training that has not seen it, and the last training always follows,
-        with as many epochs as the median of the judged states. Folds are trained side by side where that pays, up to
-        their tests. With one split, it follows if the gate keeps the adapter: it begins in the judged state and has one
-        epoch. It is used if the loss on the validation documents, which it has seen, is lower than before. Otherwise,
-        after a stop, or if the loss becomes NaN or infinite, a single judged state is used.
+        with as many epochs as the median of the judged states. With one split, it follows if the gate keeps the
+        adapter: it begins in the judged state and has one epoch. It is used if the loss on the validation documents,
+        which it has seen, is lower than before. Otherwise, after a stop, or if the loss becomes NaN or infinite, a
+        single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
@@ -150,7 +146,6 @@ class TrainingRun:
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
-            self._train_side_by_side(learner, fresh, starts)
             tests = []
             for number in range(len(self._judged)):
                 progress = self._take_over(number) or self._train_and_test(learner, number, fresh, starts)
@@ -168,60 +163,6 @@ class TrainingRun:
                 result = self.result = self._choose_state(result, loss)
             return result
 
-    def _train_side_by_side(self, learner: RecoveringLearner, fresh: list[Tensor], starts: list[list[Tensor]]) -> None:
-        """Trains the folds that are not over side by side, if that pays; then they are as an earlier process left them.
-
-        If they cannot be, or memory runs out, they begin again where they were, one after another.
-        """
-        before = [self._progress_before(number) for number in range(len(self._judged))]
-        numbers = [number for number, found in enumerate(before) if found is None or not found.is_over]
-        task, schedules = self.task, [self._judged[number] for number in numbers]
-        if len(numbers) < 2 or not (task.recipe.is_plain_lora and task.options.folds_at_once):
-            return
-        for schedule in schedules:
-            schedule.lay_out(learner.limit)
-        done = [before[number].steps if before[number] else 0 for number in numbers]
-        if not (can_lie_side_by_side(learner) and pays(schedules, done)):
-            return
-        resumed = self._resumed
-        try:
-            with SideBySide(learner, task.recipe, task.options, len(numbers)) as together:
-                together.prepare(schedules, done)
-                places = dict(zip(numbers, together.places, strict=True))
-                self._begin_side_by_side(before, places, starts or len(before) * [fresh])
-                try:
-                    together.train(list(zip(self._trainers.values(), schedules, strict=True)))
-                except BaseException:
-                    # A stop saves the state of the last one.
-                    last = places.get(len(before) - 1)
-                    learner.restore(last.snapshot() if last else before[-1].best_state)
-                    raise
-        except (RuntimeError, MemoryError, SparsityError, CannotCapture) as error:
-            is_out_of_memory = devices.ran_out_of_memory(error)
-            if not (is_out_of_memory or isinstance(error, SparsityError | CannotCapture)):
-                raise
-            reason = "memory is short." if is_out_of_memory else str(error)
-            self._on_event(Notice(f"The folds are trained one after another, which is slower: {reason}"))
-            self._resumed = resumed
-            learner.start_again(fresh)
-        else:
-            self._resumed = RunState(self.clock() - self.began, self.progress)
-        self.progress, self._trainers = [], {}
-
-    def _begin_side_by_side(
-        self, before: list[TrainingProgress | None], places: dict[int, Place], starts: list[list[Tensor]]
-    ) -> None:
-        """Begins the trainings that have places, by their numbers, each where it was or in its start."""
-        for number, found in enumerate(before):
-            if number in places:
-                self._begin(number)
-                places[number].go_on_from(self._learner_before(number), starts[number])
-            else:
-                self.progress.append(found)
-        self._forget_resumed()
-        self._trainers = {number: self._make_trainer(place, number) for number, place in places.items()}
-        self._on_event(Notice(f"{len(places)} folds are trained side by side."))
-
     def _take_over(self, number: int) -> TrainingProgress | None:
         """Takes over a training that an earlier process has ended and tested, with its best state; None without one."""
         found = self._progress_before(number)
@@ -236,10 +177,6 @@ class TrainingRun:
         """Returns how far an earlier process has come with a training."""
         known = self._resumed.progress if self._resumed else []
         return known[number] if number < len(known) else None
-
-    def _learner_before(self, number: int) -> LearnerState | None:
-        """Returns what a training that an earlier process has begun goes on from."""
-        return self._resumed.learners.get(number) if self._resumed else None
 
     def _forget_resumed(self) -> None:
         if self._resumed is not None and len(self.progress) >= len(self._resumed.progress):
@@ -411,36 +348,24 @@ class TrainingRun:
 
     def _prepare_trainer(self, learner: RecoveringLearner, number: int) -> Trainer:
         """Prepares a training, as far as an earlier process has come with it."""
-        state, later = self._learner_before(number), self.task.schedules[number + 1 :]
-        # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
-        self._begin(number)
-        learner.prepare(self.task.schedules[number], later, state)
-        if self.progress[-1].is_over:
-            restore(self.adaptation, self.progress[-1].best_state)
-        self._forget_resumed()
-        self._trainers = {number: self._make_trainer(learner, number)}
-        return self._trainers[number]
-
-    def _begin(self, number: int) -> None:
-        """Begins the progress of a training, or goes on with it, and tells that it is trained."""
         found, schedule, phase = self._progress_before(number), self.task.schedules[number], self._phase_of(number)
         if found is not None and found.steps:
-            progress = replace(found, losses=[*found.losses], validations=[*found.validations])
+            progress = found
         elif found is not None:  # the evaluation before the first step is repeated
             progress = TrainingProgress(phase, before=found.before, general_before=found.general_before)
         else:
             progress = TrainingProgress(phase)
+        # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         self.progress.append(progress)
-        if phase not in self._announced:
-            self._announced.add(phase)
-            self._on_event(TrainingStarted(phase, schedule.last_epoch, *schedule.num_documents))
-
-    def _make_trainer(self, learner: RecoveringLearner | Place, number: int) -> Trainer:
-        recipe, phase, progress = self._recipe_of(number), self._phase_of(number), self.progress[number]
-        return Trainer(learner, recipe, self._on_event, phase, progress, self.clock, self._is_due)
-
-    def _recipe_of(self, number: int) -> Recipe:
-        return self.task.recipe.learning_on() if self.task.schedules[number].learns_on else self.task.recipe
+        self._on_event(TrainingStarted(phase, schedule.last_epoch, *schedule.num_documents))
+        state = self._resumed.learner if progress.is_running else None
+        learner.prepare(schedule, self.task.schedules[number + 1 :], state)
+        if progress.is_over:
+            restore(self.adaptation, progress.best_state)
+        self._forget_resumed()
+        recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock, self._is_due)
+        return self._trainer
 
     def _phase_of(self, number: int) -> str:
         if number == len(self._judged):

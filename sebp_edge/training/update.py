@@ -28,10 +28,9 @@ class Update:
 
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
-        is_overwritten: whether each micro-batch overwrites all gradients, so that no update has to zero them.
     """
 
-    can_accumulate, is_overwritten = True, False
+    can_accumulate = True
 
     def __init__(
         self,
@@ -130,8 +129,7 @@ class Update:
         factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
         for seed, (parameter, weight) in enumerate(zip(self._parameters, self._weights, strict=True)):
             adamw_(weight, parameter.grad, self._moments[seed], self._adamw, seed=seed, factor=factor)
-        if not self.is_overwritten:
-            self.zero_gradients()
+        self.zero_gradients()
 
 
 def held(moments: Iterable[Moments]) -> Iterator[Tensor]:

@@ -548,38 +548,3 @@ def test_the_plan_for_an_absent_gpu_is_that_of_the_same_gpu_in_this_machine(shap
     expected = plan_3b(shape_3b, "40GB").chosen
     assert plan.chosen.description == expected.description
     assert plan.chosen.peak - absent.context == expected.peak - expected.footprint.context
-
-
-# --------------------------------------------------------------------------------------------------------- side by side
-
-MANY_STEPS = RECIPE.replace(batch_tokens=60, epochs=60)
-
-
-@pytest.mark.usefixtures("gpu_with_bf16")
-def test_folds_are_planned_side_by_side_where_that_pays_and_fits(shape_3b):
-    dataset = make_dataset(12)
-    first, second, *_ = choices_3b(shape_3b, dataset, MANY_STEPS)
-    assert first.options.folds_at_once
-    assert not second.options.folds_at_once
-    assert first.description == second.description + ", 3 folds side by side"
-    assert first.seconds < second.seconds
-    assert first.footprint.optimizer == 3 * second.footprint.optimizer
-    assert first.footprint.gradients == 3 * second.footprint.gradients
-    # In fp32 and in bf16; moments take 8 bytes.
-    assert first.footprint.adapter - second.footprint.adapter >= 2 * 6 * second.footprint.optimizer // 8
-    assert first.footprint.activations > second.footprint.activations
-    assert plan_3b(shape_3b, first.peak, dataset, MANY_STEPS).chosen.options.folds_at_once
-    smaller = plan_3b(shape_3b, first.peak - 1, dataset, MANY_STEPS)
-    assert not smaller.chosen.options.folds_at_once
-    assert smaller.larger == first
-
-
-@pytest.mark.usefixtures("gpu_with_bf16")
-@pytest.mark.parametrize(
-    ("num_documents", "changes"),
-    [(80, {}), (12, {"epochs": 2}), (12, {"batch_tokens": 10**6}), (12, {"load_in_fp8": True}), (4, {})],
-    ids=["one split", "few steps", "large steps", "FP8", "not judged"],
-)
-def test_other_trainings_are_planned_one_after_another(shape_3b, num_documents, changes):
-    for choice in choices_3b(shape_3b, make_dataset(num_documents), MANY_STEPS.replace(**changes)):
-        assert "side by side" not in choice.description

@@ -19,7 +19,6 @@ ONLY_KERNELS = [
     "four_bit_tiles",
     "four_bits",
     "joined_lora",
-    "owners",
     "products",
     "short_attention",
 ]

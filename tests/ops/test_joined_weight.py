@@ -130,3 +130,37 @@ def test_adapters_of_large_rank_stay_apart():
     leaves = as_leaves(projections, torch.float32, torch.float32)
     assert LoraGroup.stack(leaves, joined=True).joined is None
     assert LoraGroup.stack(leaves[:1], joined=True).joined is not None
+
+
+def give_places(leaves):
+    """Gives tensors, A_1, B_1, A_2 and so on, a `main_grad` each, one after another."""
+    flat = torch.randn(sum(map(torch.Tensor.numel, leaves))).to(DEVICE)
+    for leaf, part in zip(leaves, flat.split([leaf.numel() for leaf in leaves]), strict=True):
+        leaf.main_grad = part.view_as(leaf)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_kernels_add_gradients_to_their_places(is_gated):
+    num_rows, num_in, rank, outs = 67, 40, 8, (24,) if is_gated else (24, 8, 16)
+    x, projections, _, douts = random_group(num_rows, num_in, outs, rank, num_rows)
+    projections, up = as_leaves(projections, torch.float32, torch.float32), draw(num_rows, num_in, seed=8)
+    x, up, *douts = (each.float().to(DEVICE) for each in (x, up, *douts))
+    group, leaves = (
+        LoraGroup.stack(projections, joined=True),
+        [leaf for p in projections for leaf in (p.lora_A, p.lora_B)],
+    )
+    x.requires_grad_()
+
+    def gradients():
+        outs = [gated_lora_linear(x * up, GatedInputs(x, up, "silu"), group)] if is_gated else lora_linear(x, group)
+        return torch.autograd.grad(outs, leaves, douts, allow_unused=True)
+
+    expected = gradients()
+    give_places(leaves)
+    earlier = [leaf.main_grad.clone() for leaf in leaves]
+    assert gradients() == tuple(None for _ in leaves)
+    for leaf, before, truth in zip(leaves, earlier, expected, strict=True):
+        assert (leaf.main_grad - before - truth).norm() <= 1e-6 * (before.norm() + truth.norm())
+    # Elsewhere they lie in another order, so that autograd gets them.
+    give_places(leaves[::-1])
+    assert all(map(torch.equal, gradients(), expected))

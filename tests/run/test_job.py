@@ -58,8 +58,8 @@ def spend(job, seconds, event=None):
     job.tick()
 
 
-def step(number, steps, phase="train"):
-    return StepDone(phase, number, steps, 1, 1.0, 1e-3, 1.0, 10, 10.0, 0.0)
+def step(number, steps):
+    return StepDone("train", number, steps, 1, 1.0, 1e-3, 1.0, 10, 10.0, 0.0)
 
 
 def told(job):
@@ -357,28 +357,6 @@ def test_the_seconds_of_the_phases_add_up_to_all(job):
     assert sum(job.spent.values()) == pytest.approx(job.clock() - began, abs=1e-6)
     job.begin()
     assert sum(job.spent.values()) == 0
-
-
-def test_trainings_side_by_side_are_expected_to_take_as_long_as_they_do(job):
-    names, seconds = ["fold 1", "fold 2", "fold 3"], random.uniform(50, 100)
-    # Each is expected to take as long alone as the three together.
-    job.lay_out(Phase(name, {STEPS: 10, EVALUATIONS: 4}, {STEPS: 10 * seconds, EVALUATIONS: 0.4}) for name in names)
-    for name in names:
-        job(TrainingStarted(name, 1, 1, 1, 1))
-    for done in range(1, 6):
-        job.clock.seconds += seconds
-        for name in names:
-            job(step(done, 10, name))
-    spend(job, 1)
-    assert told(job)[-1].seconds_left == pytest.approx(5 * seconds, rel=0.02)
-    for done in range(1, 13):
-        spend(job, 0.1, ExamplesEvaluated(done, 12))
-    for done in range(6, 11):
-        job.clock.seconds += seconds
-        for name in names:
-            job(step(done, 10, name))
-    spend(job, 1)
-    assert told(job)[-1].seconds_left == 0
 
 
 def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):

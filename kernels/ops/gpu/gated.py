@@ -4,9 +4,9 @@
     backward   du = dy g σ(z)            dg = dy u σ(z) (1 + g (1 - σ(z)) z')
 
 With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
-recomputed tile by tile. A program has a tile of columns and a share of the rows of one adapter; the shares' sums of dA
-are added in a fixed order, so that two runs are bitwise equal. Where U comes with dy (`ops/joined_weight.py`), further
-programs compute dB = s dYᵀ D; dY is the gradient of what the adapter's projection gives.
+recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
+fixed order, so that two runs are bitwise equal. Where U comes with dy (`ops/joined_weight.py`), further programs
+compute dB = s dYᵀ D; dY is the gradient of what the adapter's projection gives.
 
 `ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank, P outputs of the adapter.
 """
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from ..quantised import Fp8Rows
 from .fp8 import scale_and_inverse
-from .lora import rank_block, sum_over_rows
+from .lora import place_of, rank_block, sum_over_rows
 from .move_rows import in_parts, load_sum, with_contiguous_rows
-from .owners import count_adapters, own_range, place_of
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
@@ -113,8 +112,7 @@ def _gated_backward_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_lora_backward_kernel(
     dout_ptr,
-    cu_owned_ptr,
-    places_ptr,
+    place_ptr,
     scales_ptr,
     lora_up_ptr,
     lora_a_ptr,
@@ -143,37 +141,30 @@ def _gated_lora_backward_kernel(
     NUM_PARTS: tl.constexpr,
     NUM_LORA_UP_PARTS: tl.constexpr,
     SUMS_APART: tl.constexpr,
-    NUM_ADAPTERS: tl.constexpr,
-    ADDS: tl.constexpr,
     IS_GELU: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    ranks, tiles_of_outputs, adapter = tl.arange(0, BLOCK_R), tl.cdiv(num_outputs, BLOCK_M), tl.program_id(2)
-    has_rank = (ranks < rank) & (adapter < NUM_ADAPTERS)
-    own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
-    # Filler has no adapter, and no place is read or written for it.
-    owner = tl.minimum(adapter, NUM_ADAPTERS - 1)
+    ranks, tiles_of_outputs = tl.arange(0, BLOCK_R), tl.cdiv(num_outputs, BLOCK_M)
+    has_rank = ranks < rank
     if tl.program_id(0) < tiles_of_outputs:
         if tl.program_id(1) == 0:
             outputs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
             has_output = outputs < num_outputs
             elements_of_b = outputs[:, None] * rank + ranks[None, :]
             mask_of_b = has_output[:, None] & has_rank[None, :]
-            if places_ptr is None:
-                to_b = dlora_b_ptr + owner * num_outputs * rank + elements_of_b
-            else:
-                to_b = place_of(places_ptr, owner) + rank * num_columns + elements_of_b
             dlora_b = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-            if ADDS:
+            if place_ptr is None:
+                to_b = dlora_b_ptr + elements_of_b
+            else:
+                to_b = place_of(place_ptr) + rank * num_columns + elements_of_b
                 dlora_b = tl.load(to_b, mask=mask_of_b, other=0.0)
             dlora_b += scaling * sum_over_rows(
                 tl.zeros((BLOCK_M, BLOCK_R), tl.float32),
                 dnext_ptr,
-                down_ptr + owner * rank,
-                own_begin,
-                own_end,
+                down_ptr,
+                num_rows,
                 outputs,
                 has_output,
                 ranks,
@@ -187,11 +178,8 @@ def _gated_lora_backward_kernel(
             tl.store(to_b, dlora_b, mask=mask_of_b)
         return
 
-    tile, share = tl.program_id(0) - tiles_of_outputs, tl.program_id(1)
-    if cu_owned_ptr is not None:
-        rows_per_share = tl.cdiv(tl.cdiv(own_end - own_begin, tl.num_programs(1)), BLOCK_N) * BLOCK_N
-    first = own_begin + share * rows_per_share
-    sums, has_rows, end = True, True, tl.minimum(first + rows_per_share, own_end)
+    tile, share, first = tl.program_id(0) - tiles_of_outputs, tl.program_id(1), tl.program_id(1) * rows_per_share
+    sums, has_rows, end = True, True, tl.minimum(first + rows_per_share, num_rows)
     if SUMS_APART:
         # Then a program of the first share has all rows, and computes dA only.
         num_tiles = tl.cdiv(num_columns, BLOCK_M)
@@ -199,24 +187,22 @@ def _gated_lora_backward_kernel(
         if sums:
             if share > 0:
                 return
-            end = own_end
+            end = num_rows
     columns = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     has_column = columns < num_columns
-    lora_ranks, lora_mask = (owner * rank + ranks).to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
+    lora_ranks, lora_mask = ranks.to(tl.int64)[:, None], has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_ranks * stride_lora_a + columns[None, :], mask=lora_mask, other=0.0)
-    lora_up_ptr += owner * rank
-    if places_ptr is None:
-        to_a = dloras_ptr + share.to(tl.int64) * NUM_ADAPTERS * rank * num_columns
+    dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
+    if place_ptr is None:
+        to_a = dloras_ptr + share.to(tl.int64) * rank * num_columns
         to_a += lora_ranks * num_columns + columns[None, :]
     else:
-        to_a = place_of(places_ptr, owner) + ranks[:, None] * num_columns + columns[None, :]
-    dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
-    if ADDS:
+        to_a = place_of(place_ptr) + ranks[:, None] * num_columns + columns[None, :]
         dlora = tl.load(to_a, mask=lora_mask, other=0.0)
     for begin in range(first, end, BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < own_end
+        has_row = rows < num_rows
         mask = has_row[:, None] & has_column[None, :]
         lora_up = load_sum(
             lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
@@ -311,45 +297,37 @@ def joined_gated_backward(
     dnext_NP: Tensor,
     down_NR: Tensor,
     scaling: float,
-    cu_owned: Tensor | None = None,
-    places: tuple[Tensor, bool] | None = None,
+    place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The same from dY W, whose rows may have scales, and U, both maybe in parts; and dB, [P, R] in fp32.
 
     Args:
-        cu_owned, places: see `joined_backward`. dA takes its place only if one program has all rows of a column.
+        place: see `joined_backward`. The gradients take it only if one program has all rows of a column.
     """
-    (num_rows, num_columns), num_outputs = gate_NM.shape, dnext_NP.shape[1]
-    num_adapters = count_adapters(cu_owned)
-    rank = len(lora_A) // num_adapters
+    (num_rows, num_columns), rank, num_outputs = gate_NM.shape, len(lora_A), dnext_NP.shape[1]
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel() == 0:
-        dlora_B = lora_A.new_zeros(num_adapters * num_outputs, rank, dtype=torch.float32)
+        dlora_B = lora_A.new_zeros(num_outputs, rank, dtype=torch.float32)
         return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32), dlora_B
     lora_A, gate_NM, up_NM, dnext_NP = map(with_contiguous_rows, (lora_A, gate_NM, up_NM, dnext_NP))
     product_SNM, up_SNR = in_parts(product), in_parts(up)
-    sums_apart = num_rows <= FEW_ROWS and cu_owned is None
+    sums_apart = num_rows <= FEW_ROWS
     tiles = LORA_TILES_OF_FEW_ROWS if sums_apart else LORA_TILES
     num_tiles, tiles_of_outputs = (triton.cdiv(each, tiles["BLOCK_M"]) for each in (num_columns, num_outputs))
-    most = triton.cdiv(MAX_PROGRAMS, num_adapters * num_tiles)
-    num_shares = max(1, min(triton.cdiv(num_rows, num_adapters * MIN_SHARE), most))
+    most = triton.cdiv(MAX_PROGRAMS, num_tiles)
+    num_shares = max(1, min(triton.cdiv(num_rows, MIN_SHARE), most))
     rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), tiles["BLOCK_N"]) * tiles["BLOCK_N"]
     if sums_apart:
         rows_per_share = tiles["BLOCK_N"]
-    if cu_owned is None:
-        num_shares = triton.cdiv(num_rows, rows_per_share)
+    num_shares = triton.cdiv(num_rows, rows_per_share)
     num_sums = 1 if sums_apart else num_shares
-    places = places if num_sums == 1 else None
-    dloras, dlora_B, (addresses, adds) = None, None, places or (None, False)
-    if places is None:
-        dloras = lora_A.new_empty(num_sums, len(lora_A), num_columns, dtype=torch.float32)
-        dlora_B = lora_A.new_empty(num_adapters * num_outputs, rank, dtype=torch.float32)
-    # One adapter more for filler, which has none.
-    grid = tiles_of_outputs + num_tiles * (1 + sums_apart), num_shares, num_adapters + (cu_owned is not None)
-    _gated_lora_backward_kernel[grid](
+    place, dloras, dlora_B = place if num_sums == 1 else None, None, None
+    if place is None:
+        dloras = lora_A.new_empty(num_sums, rank, num_columns, dtype=torch.float32)
+        dlora_B = lora_A.new_empty(num_outputs, rank, dtype=torch.float32)
+    _gated_lora_backward_kernel[tiles_of_outputs + num_tiles * (1 + sums_apart), num_shares](
         product_SNM,
-        cu_owned,
-        addresses,
+        place,
         scales_N,
         up_SNR,
         lora_A,
@@ -376,8 +354,6 @@ def joined_gated_backward(
         NUM_PARTS=len(product_SNM),
         NUM_LORA_UP_PARTS=len(up_SNR),
         SUMS_APART=sums_apart,
-        NUM_ADAPTERS=num_adapters,
-        ADDS=adds,
         IS_GELU=activation == "gelu_tanh",
         BLOCK_R=rank_block(rank),
         **tiles,

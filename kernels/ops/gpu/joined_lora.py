@@ -6,13 +6,9 @@
 `ops/joined_weight.py` says what the products hold; those of weights in 4 bits come in parts, which are added in a fixed
 order. A program that sums over rows has a tile of columns and all rows. So two runs are bitwise equal.
 
-If several adapters own rows, a program computes for one of them, and reads and writes only its rows. So no number of
-another one can reach them, not even NaN. Parts of D and U that are not the owner's are never read.
+Gradients may have a place, A_1, B_1, A_2 and so on in fp32: they are added to what is there.
 
-Gradients of an adapter may have a place, A_1, B_1, A_2 and so on in fp32: they are added to what is there, or replace
-it.
-
-Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads the ranks of all adapters.
+Shapes: N rows, K inputs, M columns of at most three projections, R rank; P pads their ranks.
 """
 
 import torch
@@ -20,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lora import ends_of, num_tiles, rank_block, sum_over_rows, tile_columns
+from .lora import ends_of, num_tiles, place_of, rank_block, sum_over_rows, tile_columns
 from .move_rows import in_parts, load_sum, with_contiguous_rows
-from .owners import count_adapters, own_block, own_range, place_of
 
 # The fastest on an H100 for 96 to 832 rows.
 ADD_TILES = {"BLOCK_N": 16, "BLOCK_M": 256, "num_warps": 4}
@@ -36,14 +31,12 @@ BACKWARD_TILES_OF_PARTS = BACKWARD_TILES | {"BLOCK_N": 16, "num_stages": 1}
 def _add_lora_kernel(
     product_ptr,
     low_ptr,
-    cu_owned_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
     down_ptr,
     num_rows,
     rank,
-    num_ranks,
     num_columns,
     stride_ps,
     stride_pn,
@@ -58,26 +51,21 @@ def _add_lora_kernel(
     NUM_PARTS: tl.constexpr,
     NUM_LOW_PARTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    NUM_ADAPTERS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
     projection, begin, end = tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
-    adapter, first_row, end_of_rows = own_block(cu_owned_ptr, tl.program_id(0), num_rows, NUM_ADAPTERS, BLOCK_N)
-    rows = (first_row + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
-    has_row, has_column = rows < end_of_rows, columns < end
-    has_rank = (ranks < rank) & (adapter < NUM_ADAPTERS)
+    has_row, has_column, has_rank = rows < num_rows, columns < end, ranks < rank
     mask = has_row[:, None] & has_column[None, :]
     mask_of_down = has_row[:, None] & has_rank[None, :]
-    first_rank = adapter * num_ranks + projection * rank
+    first_rank = projection * rank
     low_ptrs = low_ptr + rows[:, None] * stride_ln + first_rank + ranks[None, :]
     down = load_sum(low_ptrs, mask_of_down, stride_ls, NUM_LOW_PARTS).to(down_ptr.dtype.element_ty)
     weight_ptrs = weight_ptr + columns.to(tl.int64)[None, :] * stride_wm + ranks[:, None]
-    if cu_owned_ptr is not None:
-        weight_ptrs += first_rank
     weight = tl.load(weight_ptrs, mask=has_column[None, :] & has_rank[:, None], other=0.0)
     # Loaded before the product, which would wait for it.
     product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
@@ -93,7 +81,6 @@ def _add_lora_kernel(
 @triton.jit
 def _add_up(
     product_ptr,
-    cu_owned_ptr,
     scales_ptr,
     up_ptr,
     lora_a_ptr,
@@ -110,20 +97,17 @@ def _add_up(
     stride_ar,
     NUM_PARTS: tl.constexpr,
     NUM_UP_PARTS: tl.constexpr,
-    NUM_ADAPTERS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    adapter, first_row, end_of_rows = own_block(cu_owned_ptr, row_block, num_rows, NUM_ADAPTERS, BLOCK_N)
-    rows = (first_row + tl.arange(0, BLOCK_N)).to(tl.int64)
+    rows = (row_block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     columns, ranks = tile * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_RANKS)
-    has_row, has_column = rows < end_of_rows, columns < num_inputs
-    has_rank = (ranks < num_ranks) & (adapter < NUM_ADAPTERS)
-    mask, own_ranks = has_row[:, None] & has_column[None, :], adapter * num_ranks + ranks
-    lora_a_ptrs = lora_a_ptr + own_ranks[:, None] * stride_ar + columns[None, :]
+    has_row, has_column, has_rank = rows < num_rows, columns < num_inputs, ranks < num_ranks
+    mask = has_row[:, None] & has_column[None, :]
+    lora_a_ptrs = lora_a_ptr + ranks[:, None] * stride_ar + columns[None, :]
     lora_a = tl.load(lora_a_ptrs, mask=has_rank[:, None] & has_column[None, :], other=0.0)
-    up_ptrs = up_ptr + rows[:, None] * stride_un + own_ranks[None, :]
+    up_ptrs = up_ptr + rows[:, None] * stride_un + ranks[None, :]
     up = load_sum(up_ptrs, has_row[:, None] & has_rank[None, :], stride_us, NUM_UP_PARTS).to(lora_a.dtype)
     product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
     dx = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
@@ -136,8 +120,7 @@ def _add_up(
 @triton.jit(do_not_specialize=["num_rows"])
 def _joined_backward_kernel(
     product_ptr,
-    cu_owned_ptr,
-    places_ptr,
+    place_ptr,
     scales_ptr,
     up_ptr,
     dout_ptr,
@@ -165,8 +148,6 @@ def _joined_backward_kernel(
     end_2,
     NUM_PARTS: tl.constexpr,
     NUM_UP_PARTS: tl.constexpr,
-    NUM_ADAPTERS: tl.constexpr,
-    ADDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SUM: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -177,29 +158,24 @@ def _joined_backward_kernel(
     # The programs that sum over rows take longest, so they begin first.
     program, tiles_of_inputs = tl.program_id(0), tl.cdiv(num_inputs, BLOCK_K)
     tiles_of_outputs = tl.cdiv(end_0, BLOCK_M) + tl.cdiv(end_1 - end_0, BLOCK_M) + tl.cdiv(end_2 - end_1, BLOCK_M)
-    sums_of_outputs = NUM_ADAPTERS * tiles_of_outputs
-    sums = sums_of_outputs + NUM_ADAPTERS * tiles_of_inputs
-    if program < sums_of_outputs:
-        adapter = program // tiles_of_outputs
-        own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
-        projection, begin, end = tile_columns(program % tiles_of_outputs, end_0, end_1, end_2, BLOCK_M)
+    sums = tiles_of_outputs + tiles_of_inputs
+    if program < tiles_of_outputs:
+        projection, begin, end = tile_columns(program, end_0, end_1, end_2, BLOCK_M)
         outputs, own_ranks = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
         has_output, has_own_rank = outputs < end, own_ranks < rank
         elements_of_b = outputs[:, None] * rank + own_ranks[None, :]
         mask_of_b = has_output[:, None] & has_own_rank[None, :]
-        if places_ptr is None:
-            to_b = dlora_b_ptr + adapter * end_2 * rank + elements_of_b
-        else:
-            to_b = place_of(places_ptr, adapter) + (projection + 1) * rank * num_inputs + elements_of_b
         dlora_b = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-        if ADDS:
+        if place_ptr is None:
+            to_b = dlora_b_ptr + elements_of_b
+        else:
+            to_b = place_of(place_ptr) + (projection + 1) * rank * num_inputs + elements_of_b
             dlora_b = tl.load(to_b, mask=mask_of_b, other=0.0)
         dlora_b += scaling * sum_over_rows(
             tl.zeros((BLOCK_M, BLOCK_R), tl.float32),
             dout_ptr,
-            down_ptr + adapter * num_ranks + projection * rank,
-            own_begin,
-            own_end,
+            down_ptr + projection * rank,
+            num_rows,
             outputs,
             has_output,
             own_ranks,
@@ -212,27 +188,23 @@ def _joined_backward_kernel(
         )
         tl.store(to_b, dlora_b, mask=mask_of_b)
     elif program < sums:
-        adapter = (program - sums_of_outputs) // tiles_of_inputs
-        own_begin, own_end = own_range(cu_owned_ptr, adapter, NUM_ADAPTERS, num_rows)
-        inputs = (program - sums_of_outputs) % tiles_of_inputs * BLOCK_K + tl.arange(0, BLOCK_K)
+        inputs = (program - tiles_of_outputs) * BLOCK_K + tl.arange(0, BLOCK_K)
         ranks = tl.arange(0, BLOCK_RANKS)
         has_input, has_rank = inputs < num_inputs, ranks < num_ranks
         elements_of_a = ranks[None, :] * num_inputs + inputs[:, None]
         mask_of_a = has_input[:, None] & has_rank[None, :]
-        if places_ptr is None:
-            to_a = dlora_a_ptr + adapter * num_ranks * num_inputs + elements_of_a
+        dlora_a = tl.zeros((BLOCK_K, BLOCK_RANKS), tl.float32)
+        if place_ptr is None:
+            to_a = dlora_a_ptr + elements_of_a
         else:
             columns_before = tl.where(ranks < rank, 0, tl.where(ranks < 2 * rank, end_0, end_1))
-            to_a = place_of(places_ptr, adapter) + elements_of_a + columns_before[None, :] * rank
-        dlora_a = tl.zeros((BLOCK_K, BLOCK_RANKS), tl.float32)
-        if ADDS:
+            to_a = place_of(place_ptr) + elements_of_a + columns_before[None, :] * rank
             dlora_a = tl.load(to_a, mask=mask_of_a, other=0.0)
         dlora_a = sum_over_rows(
             dlora_a,
             x_ptr,
-            up_ptr + adapter * num_ranks,
-            own_begin,
-            own_end,
+            up_ptr,
+            num_rows,
             inputs,
             has_input,
             ranks,
@@ -247,7 +219,6 @@ def _joined_backward_kernel(
     else:
         _add_up(
             product_ptr,
-            cu_owned_ptr,
             scales_ptr,
             up_ptr,
             lora_a_ptr,
@@ -264,7 +235,6 @@ def _joined_backward_kernel(
             stride_ar,
             NUM_PARTS,
             NUM_UP_PARTS,
-            NUM_ADAPTERS,
             BLOCK_N,
             BLOCK_K,
             BLOCK_RANKS,
@@ -278,25 +248,16 @@ def add_lora(
     bias_M: Tensor | None,
     columns: tuple[int, ...],
     scaling: float,
-    cu_owned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts.
-
-    Args:
-        cu_owned: see `lora_linear`; None for one adapter. With several, D has the parts of all side by side, and so has
-            B, [M, n R], which is scaled already.
-    """
-    product_SNM, low_SNR, num_adapters = in_parts(product), in_parts(low), count_adapters(cu_owned)
+    """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts."""
+    product_SNM, low_SNR, (num_columns, rank) = in_parts(product), in_parts(low), weight_MR.shape
     num_rows, tiles = product_SNM.shape[1], ADD_TILES if product.dim() == 2 else ADD_TILES_OF_PARTS
-    num_columns, num_ranks = len(weight_MR), low.shape[-1] // num_adapters
-    rank = num_ranks // len(columns)
-    out_NM, down_NR = weight_MR.new_empty(num_rows, num_columns), weight_MR.new_empty(num_rows, low.shape[-1])
+    out_NM, down_NR = weight_MR.new_empty(num_rows, num_columns), weight_MR.new_empty(num_rows, rank * len(columns))
     if num_rows:
-        grid = _row_blocks(num_rows, num_adapters, tiles["BLOCK_N"]), num_tiles(columns, tiles["BLOCK_M"])
+        grid = triton.cdiv(num_rows, tiles["BLOCK_N"]), num_tiles(columns, tiles["BLOCK_M"])
         _add_lora_kernel[grid](
             product_SNM,
             low_SNR,
-            cu_owned,
             weight_MR,
             # A placeholder that the kernel does not read.
             weight_MR if bias_M is None else bias_M,
@@ -304,7 +265,6 @@ def add_lora(
             down_NR,
             num_rows,
             rank,
-            num_ranks,
             num_columns,
             *product_SNM.stride()[:2],
             *low_SNR.stride()[:2],
@@ -315,7 +275,6 @@ def add_lora(
             NUM_PARTS=len(product_SNM),
             NUM_LOW_PARTS=len(low_SNR),
             HAS_BIAS=bias_M is not None,
-            NUM_ADAPTERS=num_adapters,
             BLOCK_R=rank_block(rank),
             **tiles,
         )
@@ -332,35 +291,30 @@ def joined_backward(
     stacked_A: Tensor,
     columns: tuple[int, ...],
     scaling: float,
-    cu_owned: Tensor | None = None,
-    places: tuple[Tensor, bool] | None = None,
+    place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
 
     They are computed from dY W, whose rows may have scales, and U; both may be in parts.
 
     Args:
-        cu_owned: see `add_lora`; U, dA and dB, too, then have the parts of all adapters.
-        places: see `LoraGroup.places`; None to return the gradients.
+        place: see `LoraGroup.place`; None to return the gradients.
     """
-    num_rows, num_inputs, num_adapters = len(dout_NM), stacked_A.shape[1], count_adapters(cu_owned)
-    num_ranks, (addresses, adds) = len(stacked_A) // num_adapters, places or (None, False)
+    num_rows, (num_ranks, num_inputs) = len(dout_NM), stacked_A.shape
     rank = num_ranks // len(columns)
     dx_NK, dstacked_A, dstacked_B = x_NK.new_empty(num_rows, num_inputs), None, None
-    if places is None:
+    if place is None:
         dstacked_A = stacked_A.new_empty(stacked_A.shape, dtype=torch.float32)
-        dstacked_B = down_NR.new_empty(num_adapters * sum(columns), rank, dtype=torch.float32)
+        dstacked_B = down_NR.new_empty(sum(columns), rank, dtype=torch.float32)
     dout_NM, x_NK = with_contiguous_rows(dout_NM), with_contiguous_rows(x_NK)
     product_SNK, up_SNR, tiles = in_parts(product), in_parts(up), BACKWARD_TILES
     if product.dim() == 3:
         tiles = BACKWARD_TILES_OF_PARTS
-    tiles_of_inputs = triton.cdiv(num_inputs, tiles["BLOCK_K"])
-    num_sums = num_adapters * (num_tiles(columns, tiles["BLOCK_M"]) + tiles_of_inputs)
-    num_programs = num_sums + tiles_of_inputs * _row_blocks(num_rows, num_adapters, tiles["BLOCK_N"])
+    tiles_of_inputs, row_blocks = triton.cdiv(num_inputs, tiles["BLOCK_K"]), triton.cdiv(num_rows, tiles["BLOCK_N"])
+    num_programs = num_tiles(columns, tiles["BLOCK_M"]) + tiles_of_inputs * (1 + row_blocks)
     _joined_backward_kernel[num_programs,](
         product_SNK,
-        cu_owned,
-        addresses,
+        place,
         scales_N,
         up_SNR,
         dout_NM,
@@ -384,15 +338,8 @@ def joined_backward(
         *ends_of(columns),
         NUM_PARTS=len(product_SNK),
         NUM_UP_PARTS=len(up_SNR),
-        NUM_ADAPTERS=num_adapters,
-        ADDS=adds,
         BLOCK_R=rank_block(rank),
         BLOCK_RANKS=rank_block(num_ranks),
         **tiles,
     )
     return dx_NK, dstacked_A, dstacked_B
-
-
-def _row_blocks(num_rows: int, num_adapters: int, block: int) -> int:
-    """As many as there are at most; see `own_block`."""
-    return triton.cdiv(num_rows, block) + (num_adapters if num_adapters > 1 else 0)

@@ -37,12 +37,17 @@ def tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
+def place_of(place_ptr):
+    """Where the gradients of an adapter begin, at a multiple of 16 bytes."""
+    return tl.multiple_of(tl.load(place_ptr).to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
 def sum_over_rows(
     total,
     wide_ptr,
     narrow_ptr,
-    begin,
-    end,
+    num_rows,
     columns,
     has_column,
     ranks,
@@ -53,10 +58,10 @@ def sum_over_rows(
     NUM_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Adds the sum over these rows of wide[:, column] narrow[:, rank] to the total, [columns, ranks]."""
-    for first in range(begin, end, BLOCK_N):
+    """Adds the sum over all rows of wide[:, column] narrow[:, rank] to the total, [columns, ranks]."""
+    for first in range(0, num_rows, BLOCK_N):
         rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
-        has_row = rows < end
+        has_row = rows < num_rows
         wide_ptrs, narrow_ptrs = wide_ptr + rows[:, None] * stride_w, narrow_ptr + rows[:, None] * stride_n
         wide = tl.load(wide_ptrs + columns[None, :], mask=has_row[:, None] & has_column[None, :], other=0.0)
         mask = has_row[:, None] & has_rank[None, :]

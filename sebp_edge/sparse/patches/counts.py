@@ -268,14 +268,14 @@ def parameters_recomputed(block: Block) -> int:
 # ------------------------------------------------------------------------------------------------------ joined weights
 
 
-def joined_bytes(block: Block, rank: int, itemsize: int, adapters: int = 1) -> int:
+def joined_bytes(block: Block, rank: int, itemsize: int) -> int:
     """What lies beside a block's weights that are joined with their adapters: the adapters' B, and a filler."""
     kind, beside = block.kind, 0
     for paths in (kind.attention_in, (kind.attention_out,), kind.mlp_in, (kind.mlp_out,)):
         inputs = block.linears[paths[0]].inputs
         if len(paths) * rank * itemsize > MAX_JOINED_RANK_BYTES:
             continue
-        width = (inputs + adapters * len(paths) * rank) * itemsize
+        width = (inputs + len(paths) * rank) * itemsize
         filled = -(-width // JOINED_ROW_UNIT) * JOINED_ROW_UNIT
         beside += (filled - inputs * itemsize) * sum(block.linears[path].outputs for path in paths)
     return beside

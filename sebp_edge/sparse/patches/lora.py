@@ -4,21 +4,17 @@ PEFT keeps the parameters, settings and files. A layer that is not plain when it
 merged or disabled adapters) runs PEFT's code, and so does one whose weights are sharded. While layers are fused, the
 base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Weights in FP8 have a
 transposed copy besides. Quantised weights stay where they are; those of some blocks also have a dequantised copy.
-
-Further adapters of the same shapes can lie beside PEFT's, for trainings that run side by side: each owns some rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.models.lora import adapted_layers, plain_projection
+from sebp_edge.models.lora import plain_projection
 from sebp_edge.models.sharding import is_sharded
 from sebp_edge.ops import (
     Fp8Weight,
@@ -42,8 +38,6 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
 SourceOf = Callable[[Tensor], Recompute | GatedInputs | None]
-# The tensors of another adapter, by the parameters of PEFT's.
-FurtherAdapter = Mapping[Tensor, Tensor]
 
 
 class FusedLora(Patch):
@@ -60,7 +54,6 @@ class FusedLora(Patch):
         self._model, self._joined = model, joined
         self._dequantised = {module for block in dequantised for module in block.modules()}
         self._groups: list[_LayerGroup] = []
-        self._owned: dict[int, Tensor] = {}  # by the number of rows
         self._refreshed: list[_LayerGroup] = []
         # By the memory that each reads and writes; captured graphs use what they hold until the weights are unstacked.
         self._copiers: dict[tuple[tuple[int, int], ...], Callable[[], None]] = {}
@@ -83,7 +76,7 @@ class FusedLora(Patch):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
                 layers, dequantised = [plain[name] for name in names], parent in self._dequantised
-                group = _LayerGroup(layers, rows_for, source_of, self._owned.get, scratch, dequantised, self._joined)
+                group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised, self._joined)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
@@ -97,29 +90,6 @@ class FusedLora(Patch):
         """Frees dequantised copies of quantised weights; each pass dequantises them from now on."""
         for group in self._groups:
             group.free_dequantised()
-
-    def lay_side_by_side(self, further: Sequence[FurtherAdapter]) -> None:
-        """Lays these adapters beside PEFT's, which is the first; none to have PEFT's alone.
-
-        Raises:
-            SparsityError: some layers are not fused, or their weights are quantised; nothing has changed.
-        """
-        fused = {layer for group in self._groups for layer in group.layers if group.takes_several}
-        if further and not fused.issuperset(adapted_layers(self._model)):
-            raise SparsityError("Some of its layers cannot compute several adapters side by side.")
-        self._refreshed, self._copiers = [], {}
-        for group in self._groups:
-            group.lay_side_by_side(further)
-            release_memory(group.stacked.stacked_A.device)
-
-    @contextmanager
-    def owned(self, cu_owned: Mapping[int, Tensor]) -> Iterator[None]:
-        """Context in which adapters own the rows that layers get, by their number; see `lora_linear`."""
-        self._owned.update(cu_owned)
-        try:
-            yield
-        finally:
-            self._owned.clear()
 
     def drop_changed(self) -> None:
         """Leaves layers to PEFT that were changed since they were fused, so that they cannot be fused any more.
@@ -208,13 +178,11 @@ class _LayerGroup:
         layers: list[nn.Module],
         rows_for: RowsFor,
         source_of: SourceOf,
-        cu_owned_of: Callable[[int], Tensor | None],
         scratch: ScratchBuffer,
         dequantised: bool,
         joined: bool,
     ):
         self.layers, self._scratch, self._dequantised, self._joined = layers, scratch, dequantised, joined
-        self._cu_owned_of, self._further = cu_owned_of, ()
         self.is_fresh = False
         self.stacked: LoraGroup | None = None
         self._rows_for, self._source_of = rows_for, source_of
@@ -253,18 +221,6 @@ class _LayerGroup:
             self.stacked, self._dequantised = None, False
             self.stack()
 
-    @property
-    def takes_several(self) -> bool:
-        """Whether several adapters can lie side by side on these weights: on a GPU, without waiting for it."""
-        if self.stacked is None or self.stacked.is_quantised or not isinstance(self.stacked.weight, Tensor):
-            return False
-        return isinstance(self.stacked.joined, JoinedWeight) or not self.stacked.weight.is_cuda
-
-    def lay_side_by_side(self, further: Sequence[FurtherAdapter]) -> None:
-        """Lays these adapters beside the layers' own."""
-        self.stacked, self._further = None, further
-        self.stack()
-
     def is_current(self) -> bool:
         """Whether `stacked` was made from the layers' present weights and adapters; their values may have changed."""
         projections = [plain_projection(layer) for layer in self.layers]
@@ -278,7 +234,6 @@ class _LayerGroup:
         known = self._input is not None and self._input[0] is x and self._input[1] == grad
         if not (known and member in self._outputs):
             if not self._can_compute(x):
-                self._refuse_several()
                 return type(self.layers[member]).forward(self.layers[member], x)
             self._input, self._outputs = (x, grad), dict(enumerate(self._all_outputs(x)))
         out = self._outputs.pop(member)
@@ -288,16 +243,9 @@ class _LayerGroup:
 
     def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         source = self._source_of(x)
-        if (cu_owned := self._cu_owned_of(x.shape[:-1].numel())) is None:
-            self._refuse_several()
         if isinstance(source, GatedInputs):
-            return (gated_lora_linear(x, source, self.stacked, cu_owned),)
-        rows = self._rows_for(self.layers, x) if cu_owned is None else None
-        return lora_linear(x, self.stacked, rows, source, cu_owned)
-
-    def _refuse_several(self) -> None:
-        if self._further:
-            raise SparsityError("Adapters lie side by side in the model, so it can only be called by its handle.")
+            return (gated_lora_linear(x, source, self.stacked),)
+        return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
     def forget(self) -> None:
         """Drops outputs of layers that were not called."""
@@ -326,8 +274,7 @@ class _LayerGroup:
         # Tensors made in inference mode could not be trained with later.
         with torch.inference_mode(False):
             options = {"dequantised": self._dequantised, "joined": self._joined}
-            each = [projections, *(_with_adapter(projections, adapter) for adapter in self._further)]
-            self.stacked = LoraGroup.stack(list(chain(*each)), self._scratch, **options, num_adapters=len(each))
+            self.stacked = LoraGroup.stack(projections, self._scratch, **options)
         # Quantised weights stay where they are, be they dequantised besides or not.
         if not self.stacked.is_quantised:
             matrix = _matrix(self.stacked.weight)
@@ -336,10 +283,6 @@ class _LayerGroup:
             projections = [plain_projection(layer) for layer in self.layers]
         self._projections = projections  # as long as they exist, no other tensor has their ids
         self._key = _key(projections)
-
-
-def _with_adapter(projections: list[LoraProjection], adapter: FurtherAdapter) -> list[LoraProjection]:
-    return [each._replace(lora_A=adapter[each.lora_A], lora_B=adapter[each.lora_B]) for each in projections]
 
 
 def _key(projections: list[LoraProjection]) -> tuple:

@@ -6,7 +6,6 @@ row_plan                RowPlan: the active rows and loss rows of a padded batch
 batch_rows              the rows that each layer computes, in decoders and encoders
 active_tokens, buckets  the packed active rows, and the few fixed sizes that they are padded to with filler
 share_beginnings        what sequences begin with in common, computed once; beginnings chooses it
-side_by_side            the batches of trainings that run side by side, as one
 labels                  what a label without loss is
 soft_targets            tokens that share the loss of a row with its target
 row_rule                the protocol of rules that drop rows which carry gradient, for sparsify(rows=...)

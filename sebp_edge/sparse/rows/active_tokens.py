@@ -33,8 +33,6 @@ class ActiveTokens:
         token_type_ids: int64 [A], which text of a pair each token belongs to; None if the model takes none.
         soft_targets: see `RowPlan`; filler has share 0.
         prefixes: the sequences that continue others; None if none does (see `share_beginnings`).
-        cu_owned: int32 [2, n + 1], where the tokens of each of n adapters side by side begin, and its loss rows; then
-            where those of the last end. Filler has no owner. None if all belong to the first.
     """
 
     input_ids: Tensor
@@ -48,7 +46,6 @@ class ActiveTokens:
     token_type_ids: Tensor | None = None
     soft_targets: SoftTargets | None = None
     prefixes: Prefixes | None = None
-    cu_owned: Tensor | None = None
 
     @classmethod
     def gather(
@@ -97,7 +94,6 @@ class ActiveTokens:
             token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
             soft_targets=SoftTargets.unused(1, num_soft_targets) if num_soft_targets else None,
             prefixes=Prefixes.of(cu_seqlens, zero - 1) if has_prefixes else None,
-            cu_owned=None if self.cu_owned is None else self.cu_owned.clamp(max=1),
         )
 
     @property
@@ -166,7 +162,6 @@ class ActiveTokens:
             token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
             soft_targets=self.soft_targets and self.soft_targets.filled(num_filler_losses),
             prefixes=self.prefixes and self.prefixes.filled(cu_seqlens),
-            cu_owned=self.cu_owned,
         )
 
     def weighted(self, factor: float) -> "ActiveTokens":
