@@ -30,7 +30,7 @@ from sebp_edge.models.architecture import (
     layers_after_attention,
     weight_MK,
 )
-from sebp_edge.models.lora import refuse_packed_weights
+from sebp_edge.models.lora import adapted_layers, refuse_packed_weights
 from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
 from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_linear, sparse_rowwise
 from sebp_edge.ops.rows import num_active
@@ -81,7 +81,7 @@ class Sparsified(Patch):
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
         self._lock = threading.RLock()
-        self._last_layer = LastLayer(self._inner)
+        self._last_layer = LastLayer(self._inner, self._running_trial)
         self._fused_lora = FusedLora(model)
         free = [module for module in model.modules() if has_own_forward(module)]
         norms, activations = ([module for module in free if is_one(module)] for is_one in (is_norm, is_activation))
@@ -191,7 +191,8 @@ class Sparsified(Patch):
         ):
             if uses_fused_loss:
                 is_verified = rows is not DETECTED and isinstance(rows, BatchRows)
-                return loss(inputs, plan, only_loss_rows=is_verified)
+                watch = rows.watch if isinstance(rows, UnverifiedRows) else None
+                return loss(inputs, plan, only_loss_rows=is_verified, watch=watch)
             return check_outputs(self._original_forward(*args, **kwargs))
 
     def _current_findings(self) -> "_Findings":
@@ -209,7 +210,8 @@ class Sparsified(Patch):
         first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         loss = None
         if not self._keeps_logits:
-            loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
+            given = self._inner, self._original_forward, self._last_layer, self._running_trial
+            loss = FusedLoss(*given, is_wrapped=self._is_wrapped)
         parameters = list(self.model.parameters())
         return _Findings(first_modules, layers_after_attention(self._inner), loss, parameters, Verification())
 
@@ -230,15 +232,22 @@ class Sparsified(Patch):
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
         if findings.causality is None:
-            with staying_gathered(self.model, self._inner):
-                all_rows = self._computing_all_rows()
-                findings.causality = Causality.from_trial(self._inner, self._original_forward, all_rows)
+            adapted = adapted_layers(self.model)
+            last_layers = findings.after_attention & {*self.layers.values(), *adapted}
+            with self._running_trial():
+                findings.causality = Causality.from_trial(self._inner, self._original_forward, last_layers)
+            if not findings.causality.ends_row_by_row:
+                findings.after_attention = set()
         return findings.causality
 
     @contextmanager
-    def _computing_all_rows(self) -> Iterator[None]:
-        """Context for forward passes whose backward passes compute all rows."""
-        with self._calling(_Call(ALL)), self._fused_lora.refreshed():
+    def _running_trial(self) -> Iterator[None]:
+        """Context for a forward pass of a trial, and its backward pass, which computes all rows."""
+        with (
+            staying_gathered(self.model, self._inner),
+            self._calling(_Call(ALL)),
+            self._fused_lora.refreshed(),
+        ):
             yield
 
     def _checking_gradients(self, findings: "_Findings") -> AbstractContextManager[Callable]:
