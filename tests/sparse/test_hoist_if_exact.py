@@ -13,8 +13,8 @@ from transformers import NemotronConfig, NemotronForCausalLM
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.sparse import hoist_if_exact as module
-from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
+from sebp_edge.sparse.patches.loss import Head
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 
 SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
@@ -91,13 +91,13 @@ def test_every_token_except_the_first_has_a_loss():
 @pytest.fixture
 def compute_losses(monkeypatch):
     """A function that sets what computes losses on active rows."""
-    return functools.partial(monkeypatch.setattr, Hoisted, "row_losses")
+    return functools.partial(monkeypatch.setattr, Head, "losses")
 
 
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        (lambda *_: torch.ones(77), r"its losses on active rows differ from the padded ones by \d+\.\d\d %\."),
+        (lambda *_: torch.ones(77), r"its results on active rows differ from the padded ones by \d+\.\d\d %\."),
         (lambda *_: [][0], r"the model failed on active rows \(IndexError\)\."),
     ],
 )

@@ -4,7 +4,7 @@ gate opens that was zero while the model was tried."""
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import assert_same, loss_and_gradients, padded_batch, with_lora
+from against_dense import assert_same, loss_and_gradients, padded_batch
 from builders import make_llama
 from torch import nn
 
