@@ -50,12 +50,7 @@ class Causality(NamedTuple):
         return bool(self.is_causal) and self.predicts_next
 
     @classmethod
-    def from_trial(
-        cls,
-        decoder: nn.Module,
-        forward: Callable,
-        last_layers: Iterable[nn.Module],
-    ) -> "Causality":
+    def from_trial(cls, decoder: nn.Module, forward: Callable, last_layers: Iterable[nn.Module]) -> "Causality":
         """Runs a trial without dropout or gradients of parameters; warns if labels do not determine the rows.
 
         Args:

@@ -126,8 +126,8 @@ class HoistedIfExact(Hoisted):
                 raise SparsityError("its sequences would read each other outside of attention.")
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
-        """The hidden states that the head gets, [C, D], and the losses that the model's own code computes, [C]."""
-        head, hidden = self._decoder.get_output_embeddings(), []
+        """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""
+        base, hidden = self._decoder.base_model, []
         with ExitStack() as patches:
             if getattr(self._decoder, "is_loaded_in_4bit", False):
                 # On CPUs, bitsandbytes' own code would pack the weights for inference.
@@ -135,7 +135,7 @@ class HoistedIfExact(Hoisted):
                 patches.enter_context(fused.refreshed())
             if self._check is not None:
                 patches.enter_context(Stops(self.model, self._check))
-            patches.callback(head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])).remove)
+            patches.callback(base.register_forward_hook(lambda _base, _inputs, out: hidden.append(out[0])).remove)
             losses_C = padded_losses(self.model, input_ids_BT, plan)
         return hidden[0].flatten(0, 1)[plan.loss_rows], losses_C
 

@@ -210,8 +210,7 @@ class Sparsified(Patch):
         first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         loss = None
         if not self._keeps_logits:
-            given = self._inner, self._original_forward, self._last_layer, self._running_trial
-            loss = FusedLoss(*given, is_wrapped=self._is_wrapped)
+            loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
         parameters = list(self.model.parameters())
         return _Findings(first_modules, layers_after_attention(self._inner), loss, parameters, Verification())
 
@@ -232,8 +231,7 @@ class Sparsified(Patch):
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
         if findings.causality is None:
-            adapted = adapted_layers(self.model)
-            last_layers = findings.after_attention & {*self.layers.values(), *adapted}
+            last_layers = findings.after_attention & {*self.layers.values(), *adapted_layers(self.model)}
             with self._running_trial():
                 findings.causality = Causality.from_trial(self._inner, self._original_forward, last_layers)
             if not findings.causality.ends_row_by_row:
@@ -243,11 +241,8 @@ class Sparsified(Patch):
     @contextmanager
     def _running_trial(self) -> Iterator[None]:
         """Context for a forward pass of a trial, and its backward pass, which computes all rows."""
-        with (
-            staying_gathered(self.model, self._inner),
-            self._calling(_Call(ALL)),
-            self._fused_lora.refreshed(),
-        ):
+        gathered = staying_gathered(self.model, self._inner)
+        with gathered, self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
     def _checking_gradients(self, findings: "_Findings") -> AbstractContextManager[Callable]:

@@ -34,17 +34,15 @@ Watch = Callable[[Tensor], Tensor]
 class LastLayer(Patch):
     """Handle of one decoder's restricted last layer.
 
-    Args:
-        running_trial: returns the context of a trial's forward and backward pass.
-
     Attributes:
+        running_trial: returns the context of a trial's forward and backward pass.
         query: the query projection, which must not be computed together with keys and values; None if the last block
             lacks one of the three parts and is not changed.
     """
 
     def __init__(self, decoder: nn.Module, running_trial: Callable[[], AbstractContextManager] = nullcontext):
         super().__init__()
-        self._running_trial = running_trial
+        self.running_trial = running_trial
         self._parts = _parts_of(decoder)
         self._layers = {layer for part in self._parts for layer in part.modules()}
         self.query: nn.Module | None = self._parts[0] if self._parts else None
@@ -84,7 +82,7 @@ class LastLayer(Patch):
             rows = self._rows
             return watched[-1]
 
-        with self._running_trial(), torch.enable_grad():
+        with self.running_trial(), torch.enable_grad():
             hidden_CD = hidden_states(watch)
             if not watched or reads_other_rows(hidden_CD, watched, rows):
                 raise SparsityError("after the last attention, rows read other rows")

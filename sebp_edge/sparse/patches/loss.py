@@ -10,7 +10,7 @@ Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary.
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property, partial
 
@@ -132,24 +132,15 @@ class FusedLoss:
 
     Args:
         original_forward: the decoder's forward before it was sparsified.
-        running_trial: returns the context of a trial's forward and backward pass.
         is_wrapped: whether that is not its class's own. This calls the base model, past anything that wraps it.
     """
 
-    def __init__(
-        self,
-        decoder: nn.Module,
-        original_forward: Callable,
-        last_layer: LastLayer,
-        running_trial: Callable[[], AbstractContextManager],
-        *,
-        is_wrapped: bool,
-    ):
-        self._running_trial, self._trial_scale = running_trial, 1.0
+    def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer, *, is_wrapped: bool):
         self._decoder, self._original_forward, self._last_layer = decoder, original_forward, last_layer
         self._is_wrapped, self._parameters = is_wrapped, set(inspect.signature(original_forward).parameters)
         self._head: Head | None = None
         self._output_type: type | None = None
+        self._trial_scale = 1.0
 
     def applies_to(self, inputs: dict) -> bool:
         """Whether this computes the call's loss: for a training step on all logits of a model that passed the trial."""
@@ -268,16 +259,15 @@ class FusedLoss:
     def _differentiate(self, loss: Callable[[], Tensor], gradients: list[Tensor]) -> Tensor:
         """Returns a loss, and adds the gradient of the embedded tokens to the list."""
         embedding = self._decoder.get_input_embeddings()
-        with self._running_trial(), torch.enable_grad(), graph_cut_after(embedding) as embedded:
+        with self._last_layer.running_trial(), torch.enable_grad(), graph_cut_after(embedding) as embedded:
             result = loss()
             gradients.append(torch.cat(torch.autograd.grad(result, embedded)))
         return result.detach()
 
     def _trial_loss(self) -> Tensor:
-        hidden_CD, plan = self._trial_hidden_states(restricted=False), self._trial_plan()
-        with torch.no_grad():
-            self._trial_scale = TRIAL_LOGITS / float(next(self._head.logits(hidden_CD)).std())
-        return self._head.losses(hidden_CD * self._trial_scale, plan.targets).mean()
+        hidden_CD = self._trial_hidden_states(restricted=False)
+        self._trial_scale = TRIAL_LOGITS / float(next(self._head.logits(hidden_CD.detach())).std())
+        return self._head.losses(hidden_CD * self._trial_scale, self._trial_plan().targets).mean()
 
     def _own_loss(self) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
