@@ -266,7 +266,8 @@ class FusedLoss:
 
     def _trial_loss(self) -> Tensor:
         hidden_CD = self._trial_hidden_states(restricted=False)
-        self._trial_scale = TRIAL_LOGITS / float(next(self._head.logits(hidden_CD.detach())).std())
+        with torch.no_grad():
+            self._trial_scale = TRIAL_LOGITS / float(next(self._head.logits(hidden_CD)).std())
         return self._head.losses(hidden_CD * self._trial_scale, self._trial_plan().targets).mean()
 
     def _own_loss(self) -> Tensor:
