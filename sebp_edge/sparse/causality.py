@@ -37,12 +37,10 @@ class Causality(NamedTuple):
     Attributes:
         is_causal: whether no row's logits depend on a later token or another sequence; None if the trial failed.
         predicts_next: whether each row's loss is that of the next row's label.
-        ends_row_by_row: whether the layers after the last attention pass nothing to other rows.
     """
 
     is_causal: bool | None
     predicts_next: bool
-    ends_row_by_row: bool = False
 
     @property
     def labels_determine_rows(self) -> bool:
@@ -50,14 +48,10 @@ class Causality(NamedTuple):
         return bool(self.is_causal) and self.predicts_next
 
     @classmethod
-    def from_trial(cls, decoder: nn.Module, forward: Callable, last_layers: Iterable[nn.Module]) -> "Causality":
-        """Runs a trial without dropout or gradients of parameters; warns if labels do not determine the rows.
-
-        Args:
-            last_layers: the layers after the last attention.
-        """
+    def from_trial(cls, decoder: nn.Module, forward: Callable) -> "Causality":
+        """Runs a trial without dropout or gradients of parameters; warns if labels do not determine the rows."""
         try:
-            found = _run_trial(decoder, forward, last_layers)
+            found = cls(*_run_trial(decoder, forward))
         except FAILURES as error:
             if ran_out_of_memory(error):
                 raise
@@ -65,42 +59,49 @@ class Causality(NamedTuple):
                 "Active rows are detected in the backward pass: a trial batch failed (%s).", type(error).__name__
             )
             return cls(None, False)
-        if not found.labels_determine_rows:
+        if not all(found):
             reason = "the loss is not that of the next tokens" if found.is_causal else "rows depend on later tokens"
             logger.warning("Active rows are detected in the backward pass: on a trial batch, %s.", reason)
         return found
 
 
-def _run_trial(decoder: nn.Module, forward: Callable, last_layers: Iterable[nn.Module]) -> Causality:
+def ends_row_by_row(decoder: nn.Module, forward: Callable, last_layers: Iterable[nn.Module]) -> bool:
+    """Whether the logits of loss rows depend on no other row of what the layers after the last attention return."""
     input_ids, labels = trial_batch(decoder)
-    plan, middle = RowPlan.from_labels(labels).to(labels.device), input_ids.shape[1] // 2
-    outputs: list[Tensor] = []
+    plan, outputs = RowPlan.from_labels(labels).to(labels.device), []
 
     def record(_layer, _inputs, out: Tensor) -> None:
         if out.requires_grad and out.shape[:-1].numel() == plan.num_rows:
             outputs.append(out)
 
-    with (
-        evaluating(decoder),
-        varied(decoder),
-        torch.enable_grad(),
-        graph_cut_after(decoder.get_input_embeddings()) as embedded,
-        ExitStack() as hooks,
-    ):
-        for layer in last_layers:
-            hooks.callback(layer.register_forward_hook(record).remove)
+    try:
+        with evaluating(decoder), torch.enable_grad(), ExitStack() as hooks:
+            for layer in last_layers:
+                hooks.callback(layer.register_forward_hook(record).remove)
+            with graph_cut_after(decoder.get_input_embeddings()):
+                logits = forward(input_ids=input_ids, use_cache=False, return_dict=True).logits
+            return not (outputs and reads_other_rows(logits.flatten(0, 1)[plan.loss_rows], outputs, plan.loss_rows))
+    except FAILURES as error:
+        if ran_out_of_memory(error):
+            raise
+        return False
+
+
+def _run_trial(decoder: nn.Module, forward: Callable) -> tuple[bool, bool]:
+    input_ids, labels = trial_batch(decoder)
+    middle, embedding = input_ids.shape[1] // 2, decoder.get_input_embeddings()
+    with evaluating(decoder), varied(decoder), torch.enable_grad(), graph_cut_after(embedding) as embedded:
         output = forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
-        logits_NV, earlier = output.logits.flatten(0, 1), output.logits[0, :middle].float()
-        row_by_row = not (outputs and reads_other_rows(logits_NV[plan.loss_rows], outputs, plan.loss_rows))
+        earlier = output.logits[0, :middle].float()
         # A plain sum over normalised values would not depend on them.
         weights = torch.linspace(-1, 1, earlier.numel(), device=earlier.device).view_as(earlier)
         (embedding_gradient,) = torch.autograd.grad((earlier * weights).sum(), embedded, retain_graph=True)
         (logits_gradient,) = torch.autograd.grad(output.loss, output.logits)
     # Batch norms mix rows in training only. Positions come first in XLNet's layers, so its shape differs.
     has_batch_norm = any(isinstance(part, nn.modules.batchnorm._NormBase) for part in decoder.modules())
-    is_causal = embedding_gradient.shape[:2] == input_ids.shape and not has_batch_norm
+    is_of_rows = embedding_gradient.shape[:2] == input_ids.shape and not has_batch_norm
     embedding_gradient[0, :middle] = 0
-    rows = logits_gradient.flatten(0, 1)
+    plan, rows = RowPlan.from_labels(labels).to(labels.device), logits_gradient.flatten(0, 1)
     with_loss = rows.any(dim=1).nonzero().squeeze(1)
     predicts_next = torch.equal(with_loss, plan.loss_rows) and torch.equal(rows[with_loss].argmin(1), plan.targets)
-    return Causality(is_causal and not bool(embedding_gradient.any()), predicts_next, row_by_row)
+    return is_of_rows and not bool(embedding_gradient.any()), predicts_next

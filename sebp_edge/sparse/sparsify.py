@@ -34,7 +34,7 @@ from sebp_edge.models.lora import adapted_layers, refuse_packed_weights
 from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
 from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_linear, sparse_rowwise
 from sebp_edge.ops.rows import num_active
-from sebp_edge.sparse.causality import Causality
+from sebp_edge.sparse.causality import Causality, ends_row_by_row
 from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.sparse.patches.kept_inputs import KeptInputs
 from sebp_edge.sparse.patches.last_layer import LastLayer
@@ -231,11 +231,14 @@ class Sparsified(Patch):
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
         if findings.causality is None:
-            last_layers = findings.after_attention & {*self.layers.values(), *adapted_layers(self.model)}
+            given = self._inner, self._original_forward
             with self._running_trial():
-                findings.causality = Causality.from_trial(self._inner, self._original_forward, last_layers)
-            if not findings.causality.ends_row_by_row:
-                findings.after_attention = set()
+                findings.causality = Causality.from_trial(*given)
+            last_layers = findings.after_attention & {*self.layers.values(), *adapted_layers(self.model)}
+            # Another trial, since FSDP frees weights at the end of a backward pass.
+            with self._running_trial():
+                if not (findings.causality.is_causal and ends_row_by_row(*given, last_layers)):
+                    findings.after_attention = set()
         return findings.causality
 
     @contextmanager

@@ -140,16 +140,20 @@ def varied(model: nn.Module) -> Iterator[None]:
             values = tensor.data.to_local() if isinstance(tensor.data, DTensor) else tensor.data
             if values.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not values.numel():
                 continue
-            if values.numel() <= _MAX_VARIED:
-                undo.callback(values.copy_, values.clone())
-            elif bool(values[0].any()) or bool(values.any()):
+            is_small = values.numel() <= _MAX_VARIED
+            if not is_small and (bool(values[0].any()) or bool(values.any())):
                 continue
-            else:
-                undo.callback(values.zero_)
+            undo.callback(_put_back, values, values.clone() if is_small else values.new_zeros(()))
             draw = torch.Generator(values.device).manual_seed(0)
             noise = torch.empty_like(values).uniform_(0.01, 0.1, generator=draw)
             values.copy_(torch.where(values == 0, noise, values + values * noise))
         yield
+
+
+def _put_back(values: Tensor, before: Tensor) -> None:
+    # At the end of a backward pass, FSDP frees what it had gathered.
+    if values.untyped_storage().size():
+        values.copy_(before)
 
 
 @contextmanager

@@ -200,7 +200,7 @@ class FusedLoss:
         reason = self._find_obstacle()
         if reason is None:
             gradients: list[Tensor] = []
-            losses = (partial(self._differentiate, each, gradients) for each in (self._trial_loss, self._own_loss))
+            losses = (partial(self._differentiate, each, gradients) for each in (self._own_loss, self._trial_loss))
             reason = find_mismatch(self._decoder, *losses) or find_mismatch(
                 self._decoder, *(lambda gradient=each: gradient for each in gradients), GRADIENT
             )
@@ -266,20 +266,22 @@ class FusedLoss:
 
     def _trial_loss(self) -> Tensor:
         hidden_CD = self._trial_hidden_states(restricted=False)
-        with torch.no_grad():
-            self._trial_scale = TRIAL_LOGITS / float(next(self._head.logits(hidden_CD)).std())
         return self._head.losses(hidden_CD * self._trial_scale, self._trial_plan().targets).mean()
 
     def _own_loss(self) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
-        head = self._decoder.get_output_embeddings()
-        scaling = head.register_forward_pre_hook(lambda _head, inputs: inputs[0] * self._trial_scale)
+        scaling = self._decoder.get_output_embeddings().register_forward_pre_hook(self._scale)
         try:
             output = self._original_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
         finally:
             scaling.remove()
         self._output_type = type(output)
         return output.loss
+
+    def _scale(self, head: nn.Linear, inputs: tuple[Tensor]) -> Tensor:
+        with torch.no_grad():
+            self._trial_scale = TRIAL_LOGITS / float(F.linear(inputs[0][0], head.weight).std())
+        return inputs[0] * self._trial_scale
 
     def _trial_plan(self) -> RowPlan:
         labels = trial_batch(self._decoder)[1]
