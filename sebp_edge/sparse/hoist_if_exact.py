@@ -127,7 +127,6 @@ class HoistedIfExact(Hoisted):
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
         """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""
-        base, hidden = self._decoder.base_model, []
         with ExitStack() as patches:
             if getattr(self._decoder, "is_loaded_in_4bit", False):
                 # On CPUs, bitsandbytes' own code would pack the weights for inference.
@@ -135,9 +134,8 @@ class HoistedIfExact(Hoisted):
                 patches.enter_context(fused.refreshed())
             if self._check is not None:
                 patches.enter_context(Stops(self.model, self._check))
-            patches.callback(base.register_forward_hook(lambda _base, _inputs, out: hidden.append(out[0])).remove)
-            losses_C = padded_losses(self.model, input_ids_BT, plan)
-        return hidden[0].flatten(0, 1)[plan.loss_rows], losses_C
+            hidden_BTD = self._decoder.base_model(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+            return hidden_BTD.flatten(0, 1)[plan.loss_rows], padded_losses(self.model, input_ids_BT, plan)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:

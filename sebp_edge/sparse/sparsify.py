@@ -190,9 +190,8 @@ class Sparsified(Patch):
             self._checking_gradients(findings) as check_outputs,
         ):
             if uses_fused_loss:
-                is_verified = rows is not DETECTED and isinstance(rows, BatchRows)
                 watch = rows.watch if isinstance(rows, UnverifiedRows) else None
-                return loss(inputs, plan, only_loss_rows=is_verified, watch=watch)
+                return loss(inputs, plan, only_loss_rows=rows is not DETECTED, watch=watch)
             return check_outputs(self._original_forward(*args, **kwargs))
 
     def _current_findings(self) -> "_Findings":

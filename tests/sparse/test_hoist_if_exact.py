@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
-from transformers import NemotronConfig, NemotronForCausalLM
+from transformers import NemotronConfig, NemotronForCausalLM, OPTConfig, OPTForCausalLM
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.sparse import hoist_if_exact as module
@@ -79,6 +79,14 @@ def test_a_decoder_whose_blocks_pass_no_keywords_on_says_so_in_words():
     assert hoisted is None
     assert "its blocks pass no keywords on" in reason
     assert "_" not in reason
+
+
+def test_a_decoder_that_calls_a_part_of_its_base_model_is_hoisted():
+    sizes = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4, "word_embed_proj_dim": 32}
+    model = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=2, max_position_embeddings=64)).eval()
+    hoisted, reason = hoist_if_exact(model, SEQUENCES, 1)
+    assert reason is None
+    hoisted.remove()
 
 
 def test_every_token_except_the_first_has_a_loss():

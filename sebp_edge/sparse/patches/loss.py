@@ -164,12 +164,12 @@ class FusedLoss:
         """Returns the model's output: its loss, no logits, and the other outputs of the base model.
 
         Args:
-            only_loss_rows: whether the last layer may be restricted to loss rows.
-            watch: gets what the last layer would compute if it were restricted, instead.
+            only_loss_rows: whether the last layer is restricted to loss rows if that is exact.
+            watch: gets all that the parts of such a layer read and return; they are not restricted then.
         """
         # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
         is_exact = self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
-        restricted = is_exact and (only_loss_rows or watch) and len(plan.loss_rows) < len(plan.active_rows)
+        restricted = is_exact and only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
         base, hidden_CD = self._hidden_states(inputs, plan, restricted, watch)
         losses_C = self._head.losses(hidden_CD, plan.targets)
         items = inputs.get("num_items_in_batch")
