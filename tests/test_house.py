@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_411
+MAX_LINES = 52_665
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_659,
     "adapters": 3_622,
