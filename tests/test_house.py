@@ -48,27 +48,27 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_495
+MAX_LINES = 52_829
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_671,
     "adapters": 3_641,
     "ask": 722,
-    "basics": 793,
+    "basics": 777,
     "basics.pages": 326,
-    "cli": 3_134,
+    "cli": 3_132,
     "export": 1_990,
-    "machine": 933,
+    "machine": 1_026,
     "memory": 1_663,
-    "models": 5_099,
+    "models": 5_116,
     "models.gguf": 1_168,
     "questions": 435,
     "research": 3_131,
-    "run": 5_570,
-    "serve": 2_977,
-    "sparse": 1_603,
-    "sparse.patches": 2_349,
+    "run": 5_573,
+    "serve": 2_974,
+    "sparse": 1_690,
+    "sparse.patches": 2_502,
     "sparse.rows": 786,
-    "texts": 10_753,
+    "texts": 10_754,
     "training": 3_752,
 }
 MAX_ENTRIES_AT_ROOT = 22

@@ -3,7 +3,7 @@
 Nothing here changes a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +24,9 @@ KEYS_AND_VALUES = ({"k_proj", "v_proj"}, {"qkv_proj"}, {"c_attn"}, {"key", "valu
 # Other projections of an attention module that work row by row. Anything else, such as the forget gate of a recurrent
 # state, may pass one row's gradient to another.
 QUERIES_AND_OUTPUTS = {"q_proj", "query", "q_lin", "o_proj", "out_proj", "out_lin", "c_proj", "dense"}
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Torch's own modules that work row by row, besides norms of rows and activations.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_OF_ROWS = (nn.Linear, nn.Embedding, nn.Identity, nn.modules.dropout._DropoutNd, *_CONTAINERS, *ACTIVATIONS)
 # Encoders whose sequence classifier reads the first token only, and whose token heads read each token by itself.
 ENCODERS = ("bert", "roberta", "distilbert")
 
@@ -37,6 +39,21 @@ def inner_model(model: nn.Module) -> nn.Module:
 def is_linear(layer: nn.Module) -> bool:
     """Whether a layer computes exactly Y = X Wᵀ + b: torch's Linear, or GPT-2's Conv1D, which stores Wᵀ."""
     return own_class(layer) in (nn.Linear, Conv1D)
+
+
+def row_mixer(modules: Iterable[nn.Module]) -> str | None:
+    """Returns the class name of a module of torch that may mix rows, or None if there is none.
+
+    These are convolutions, recurrences, pooling, norms over more than a row, and everything else that is not known to
+    work row by row. What other classes do is not known here.
+    """
+    return next((own_class(module).__name__ for module in modules if _may_mix_rows(module)), None)
+
+
+def _may_mix_rows(module: nn.Module) -> bool:
+    kinds = (kind for kind in type(module).__mro__ if kind is not nn.Module)
+    is_of_torch = any(kind.__module__.startswith("torch.nn.modules.") for kind in kinds)
+    return is_of_torch and not (isinstance(module, _OF_ROWS) or is_norm(module))
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -165,14 +182,14 @@ def layers_after_attention(model: nn.Module) -> set[nn.Module]:
     """Returns the modules that work row by row and feed only the head.
 
     These are the head's own, and the last block's except those of keys and values. A block whose projections of keys
-    and values are not found, or that has convolutions, contributes none.
+    and values are not found, or that has modules that may mix rows, contributes none.
     """
     base, block = getattr(model, "base_model", model), last_block(model)
     head = set() if base is model else set(model.modules()) - set(base.modules()) - {model}
     parts = dict(block.named_modules()) if block is not None else {}
     words = {word for path in parts for word in path.split(".")}
     names = {name for group in KEYS_AND_VALUES if group <= words for name in group}
-    if not names or any(isinstance(part, CONVOLUTIONS) for part in parts.values()):
+    if not names or row_mixer(parts.values()):
         return head
     attentions = [path.split(".")[:-1] for path in parts if path.split(".")[-1] in names]
 

@@ -25,8 +25,8 @@ bench                 times variants of a training step: `sebp-edge bench`
 from sebp_edge.research.pruning.nm_sparse import NmSparse, nm_sparse
 from sebp_edge.research.pruning.semi_structured import SemiStructured, semi_structured
 from sebp_edge.research.rules.selection import Energy, Threshold, TopN
-from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.hoist_if_exact import HoistedIfExact as Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.rows.row_rule import DroppedRows

@@ -87,7 +87,7 @@ def _try_copy(code: Code, shares_prefixes: bool) -> None:
 @limited_threads(1)
 def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) -> str | None:
     try:
-        model = small_copy(config, kind).model
+        model = _spread(small_copy(config, kind).model)
         input_ids_BT, plan = _batch(NUM_SHARED if shares_prefixes else 0)
         expected = _gradients(model, lambda: padded_losses(model, input_ids_BT, plan))
         with Hoisted(model) as hoisted:
@@ -103,6 +103,15 @@ def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) ->
     if gradients_agree(expected, found):
         return None
     return "gradients of a small copy differ between active rows and the padded batch."
+
+
+@torch.no_grad()
+def _spread(model: nn.Module) -> nn.Module:
+    """Adds noise to all weights: fresh ones are so small, and some zero, that little shows in gradients."""
+    draw = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+    return model
 
 
 def _batch(num_shared: int) -> tuple[Tensor, RowPlan]:

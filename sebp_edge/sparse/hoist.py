@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of, head_size_of
+from sebp_edge.models.architecture import blocks_of, head_size_of, row_mixer
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Prefixes, Scores, backend, gather_rows, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
@@ -26,7 +26,7 @@ from sebp_edge.sparse.patches.agreement import trial_batch
 from sebp_edge.sparse.patches.attention import FusedAttention
 from sebp_edge.sparse.patches.checkpoints import Checkpoints
 from sebp_edge.sparse.patches.counts import CHUNK_ROWS, MAX_DQ_BYTES
-from sebp_edge.sparse.patches.last_layer import LastLayer
+from sebp_edge.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.loss import Head
 from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
@@ -83,7 +83,9 @@ class Hoisted(Patch):
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
-        _refuse_convolutions(self._decoder)
+        parts = (part for block in blocks_of(self._decoder) or [self._decoder] for part in block.modules())
+        if mixer := row_mixer(parts):
+            raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._attach()
 
     def _attach(self) -> None:
@@ -164,7 +166,7 @@ class Hoisted(Patch):
     def _restricts(self, tokens: ActiveTokens) -> bool:
         """Whether the last layer computes loss rows only."""
         fewer = len(tokens.loss_indices) < len(tokens.input_ids)
-        return fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
+        return fewer and self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -177,10 +179,13 @@ class Hoisted(Patch):
         weight_VD = self._embedding.head_weight(self._head.weight)
         return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.soft_targets)
 
-    def _hidden_states(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
+    def _hidden_states(self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""
         recorded_scores: list[Scores] = []
-        with self._fused_lora.refreshed(), self._last_layer.restricted_to(tokens.loss_indices if restricted else None):
+        with (
+            self._fused_lora.refreshed(),
+            self._last_layer.restricted_to(tokens.loss_indices if restricted else None, watch),
+        ):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
         if len(recorded_scores) < num_blocks:
@@ -193,16 +198,10 @@ class Hoisted(Patch):
         hidden_AD = output.last_hidden_state.squeeze(0)
         return gather_rows(hidden_AD, tokens.loss_indices)
 
-    def _trial_losses(self, restricted: bool) -> Tensor:
+    def _trial_hidden_states(self, watch: Watch | None) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
         plan = RowPlan.from_labels(labels).to(labels.device)
-        return self._row_losses(ActiveTokens.gather(input_ids, plan), restricted)
-
-
-def _refuse_convolutions(decoder: PreTrainedModel) -> None:
-    for block in blocks_of(decoder) or [decoder]:
-        if any(isinstance(part, CONVOLUTIONS) for part in block.modules()):
-            raise SparsityError("It has convolutions, which would mix neighbouring sequences.")
+        return self._hidden_states(ActiveTokens.gather(input_ids, plan), True, watch)
 
 
 def _fits_flash_attention(decoder: PreTrainedModel) -> bool:

@@ -31,10 +31,15 @@ from sebp_edge.models.architecture import (
 )
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
-from sebp_edge.sparse.causality import graph_cut_after
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
 from sebp_edge.sparse.hoist import ATTENTION
-from sebp_edge.sparse.patches.agreement import HIDDEN_STATES, evaluating, find_mismatch, gradients_agree
+from sebp_edge.sparse.patches.agreement import (
+    HIDDEN_STATES,
+    evaluating,
+    find_mismatch,
+    gradients_agree,
+    graph_cut_after,
+)
 from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.patch import Patch

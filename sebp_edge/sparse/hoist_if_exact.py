@@ -1,4 +1,4 @@
-"""Hoists a decoder if it computes the same on active rows as on padded batches; otherwise returns the reason."""
+"""Hoists a decoder if it computes the same on active rows as on padded batches; otherwise gives the reason."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +11,16 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.sparse.copy_trial import Code, copy_mismatch, padded_losses
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.patches.agreement import FAILURES, ROW_LOSSES, disagreement, evaluating
+from sebp_edge.sparse.patches.agreement import (
+    FAILURES,
+    HIDDEN_STATES,
+    ROW_LOSSES,
+    disagreement,
+    evaluating,
+    graph_cut_after,
+    reads_other_rows,
+    trial_batch,
+)
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.state import are_equal, describe
 from sebp_edge.sparse.patches.stops import Stops
@@ -21,7 +30,7 @@ from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 # Attribute of a decoder's embedding, which all copies of a model share: what each of its last trials depended on. With
 # an adapter, with another one and without any, a training hoists it in turn.
 _PASSED, _NUM_PASSED = "_sebp_edge_passed", 4
-# Lengths in tokens of the sequences whose losses are compared.
+# Lengths in tokens of the sequences whose hidden states are compared.
 LENGTHS = (48, 31)
 
 
@@ -30,22 +39,32 @@ def hoist_if_exact(
 ) -> tuple[Hoisted | None, str | None]:
     """Returns the hoisted model and None if its results equal the padded model's, else None and the reason in words.
 
-    Compares gradients of a small copy of the model, and the model's own losses on two short sequences; again if the
-    model changes later, when a difference is a SparsityError. A model that has passed, or a copy with its
-    embedding, is not compared again while all that the comparison depends on is the same (see `_facts`).
+    See `HoistedIfExact`; `sequences` are what it compares hidden states on.
     """
     starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
     try:
-        return _HoistedIfExact(model, *pad_right(starts, pad_token_id), **options), None
+        return HoistedIfExact(model, pad_right(starts, pad_token_id), **options), None
     except SparsityError as error:
         return None, str(error)
 
 
-class _HoistedIfExact(Hoisted):
-    """A hoisted model that is compared with the padded one when it is attached, unless the same one has passed."""
+class HoistedIfExact(Hoisted):
+    """A hoisted model that is compared with the padded one when it is attached, and again if it changes.
 
-    def __init__(self, model: nn.Module, input_ids_BT: Tensor, plan: RowPlan, **options):
-        self._batch = input_ids_BT, plan
+    Compares gradients of a small copy of the model, and the model's own hidden states and losses on two short
+    sequences, neither of which may read the other. A model that has passed, or a copy with its embedding, is not
+    compared again while all that the comparison depends on is the same (see `_facts`).
+
+    Args:
+        batch: token ids [B, T] and their plan, to compare on; by default any tokens.
+        options: see `Hoisted`.
+
+    Raises:
+        SparsityError: the model computes something else on active rows, or cannot run on them.
+    """
+
+    def __init__(self, model: nn.Module, batch: tuple[Tensor, RowPlan] | None = None, **options):
+        self._batch = batch
         super().__init__(model, **options)
 
     @torch.no_grad()
@@ -71,25 +90,43 @@ class _HoistedIfExact(Hoisted):
         return None if model is None else [model, Code.of(self._decoder), autocast, options]
 
     def _attach_on_trial(self) -> None:
-        input_ids, plan = (part.to(self._decoder.device) for part in self._batch)
+        batch = self._batch or pad_right(trial_batch(self._decoder)[0].tolist(), 0)
+        input_ids, plan = (part.to(self._decoder.device) for part in batch)
         with evaluating(self.model, with_hooks=True):
-            expected = self._padded_losses(input_ids, plan)
+            padded_CD, expected_C = self._padded(input_ids, plan)
             super()._attach()
             with self._attaching():
                 try:
-                    found = self.row_losses(ActiveTokens.gather(input_ids, plan))
+                    hidden_CD = self._hidden_states(ActiveTokens.gather(input_ids, plan), restricted=False)
+                    found_C = self._head.losses(hidden_CD, plan.targets)
+                    self._refuse_mixing()
                 except FAILURES as error:
                     if isinstance(error, SparsityError) or ran_out_of_memory(error):
                         raise
                     raise SparsityError(f"the model failed on active rows ({type(error).__name__}).") from error
-                difference = disagreement(self.model, expected, found, ROW_LOSSES)
+                # Losses show what the head does; with fresh weights, all of them are about ln V.
+                pairs = ((padded_CD, hidden_CD, HIDDEN_STATES), (expected_C, found_C, ROW_LOSSES))
+                difference = next(filter(None, (disagreement(self.model, *pair) for pair in pairs)), None)
                 if difference is not None:
                     raise SparsityError(
-                        f"its losses on active rows differ from the padded ones by {percent(difference, 2)}."
+                        f"its results on active rows differ from the padded ones by {percent(difference, 2)}."
                     )
 
-    def _padded_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-        """The losses that the model's own code computes, [C]."""
+    @torch.enable_grad()
+    def _refuse_mixing(self) -> None:
+        """Refuses a model in which a sequence reads another one, whatever its weights are."""
+        ids_BT = trial_batch(self._decoder)[0]
+        tokens = ActiveTokens.gather(ids_BT, RowPlan.from_labels(ids_BT).to(ids_BT.device))
+        half = len(tokens.input_ids) // 2
+        for rows in (slice(half), slice(half, None)):
+            # Twice, since a checkpoint may recompute once.
+            with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
+                hidden_AD = self._hidden_states(tokens, restricted=False)
+            if reads_other_rows(hidden_AD[rows], embedded, rows):
+                raise SparsityError("its sequences would read each other outside of attention.")
+
+    def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
+        """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""
         with ExitStack() as patches:
             if getattr(self._decoder, "is_loaded_in_4bit", False):
                 # On CPUs, bitsandbytes' own code would pack the weights for inference.
@@ -97,7 +134,8 @@ class _HoistedIfExact(Hoisted):
                 patches.enter_context(fused.refreshed())
             if self._check is not None:
                 patches.enter_context(Stops(self.model, self._check))
-            return padded_losses(self.model, input_ids_BT, plan)
+            hidden_BTD = self._decoder.base_model(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+            return hidden_BTD.flatten(0, 1)[plan.loss_rows], padded_losses(self.model, input_ids_BT, plan)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:

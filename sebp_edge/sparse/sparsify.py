@@ -30,11 +30,11 @@ from sebp_edge.models.architecture import (
     layers_after_attention,
     weight_MK,
 )
-from sebp_edge.models.lora import refuse_packed_weights
+from sebp_edge.models.lora import adapted_layers, refuse_packed_weights
 from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
 from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_linear, sparse_rowwise
 from sebp_edge.ops.rows import num_active
-from sebp_edge.sparse.causality import Causality
+from sebp_edge.sparse.causality import Causality, ends_row_by_row
 from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.sparse.patches.kept_inputs import KeptInputs
 from sebp_edge.sparse.patches.last_layer import LastLayer
@@ -81,7 +81,7 @@ class Sparsified(Patch):
         # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
         self._lock = threading.RLock()
-        self._last_layer = LastLayer(self._inner)
+        self._last_layer = LastLayer(self._inner, self._running_trial)
         self._fused_lora = FusedLora(model)
         free = [module for module in model.modules() if has_own_forward(module)]
         norms, activations = ([module for module in free if is_one(module)] for is_one in (is_norm, is_activation))
@@ -190,8 +190,8 @@ class Sparsified(Patch):
             self._checking_gradients(findings) as check_outputs,
         ):
             if uses_fused_loss:
-                is_verified = rows is not DETECTED and isinstance(rows, BatchRows)
-                return loss(inputs, plan, only_loss_rows=is_verified)
+                watch = rows.watch if isinstance(rows, UnverifiedRows) else None
+                return loss(inputs, plan, only_loss_rows=rows is not DETECTED, watch=watch)
             return check_outputs(self._original_forward(*args, **kwargs))
 
     def _current_findings(self) -> "_Findings":
@@ -230,15 +230,21 @@ class Sparsified(Patch):
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
         if findings.causality is None:
-            with staying_gathered(self.model, self._inner):
-                all_rows = self._computing_all_rows()
-                findings.causality = Causality.from_trial(self._inner, self._original_forward, all_rows)
+            given = self._inner, self._original_forward
+            with self._running_trial():
+                findings.causality = Causality.from_trial(*given)
+            last_layers = findings.after_attention & {*self.layers.values(), *adapted_layers(self.model)}
+            # Another trial, since FSDP frees weights at the end of a backward pass.
+            with self._running_trial():
+                if not (findings.causality.is_causal and ends_row_by_row(*given, last_layers)):
+                    findings.after_attention = set()
         return findings.causality
 
     @contextmanager
-    def _computing_all_rows(self) -> Iterator[None]:
-        """Context for forward passes whose backward passes compute all rows."""
-        with self._calling(_Call(ALL)), self._fused_lora.refreshed():
+    def _running_trial(self) -> Iterator[None]:
+        """Context for a forward pass of a trial, and its backward pass, which computes all rows."""
+        gathered = staying_gathered(self.model, self._inner)
+        with gathered, self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
     def _checking_gradients(self, findings: "_Findings") -> AbstractContextManager[Callable]:

@@ -135,8 +135,21 @@ class UnverifiedRows:
         """Norms compute all rows."""
         return None
 
+    def watch(self, tensor: Tensor) -> Tensor:
+        """Returns the input or output of a part of the last layer, whose gradient must be zero but in loss rows."""
+        if not tensor.requires_grad:
+            return tensor
+        self._num_selectors += 1
+        predicted, tensor = self.predicted.linear_rows(after_attention=True), tensor.view_as(tensor)
+        tensor.register_hook(lambda gradient: self._compare(nonzero_rows(gradient.flatten(0, -2)), predicted))
+        return tensor
+
     def _find_rows(self, douts_NM: tuple[Tensor, ...], predicted: Rows) -> ActiveRows:
         found_N = nonzero_rows(*douts_NM)
+        self._compare(found_N, predicted)
+        return select_rows(found_N)
+
+    def _compare(self, found_N: Tensor, predicted: Rows) -> None:
         if not callable(predicted):
             wrong = (found_N & skipped_rows(predicted, found_N)).any()
             self._wrong = wrong if self._wrong is None else self._wrong | wrong
@@ -144,7 +157,6 @@ class UnverifiedRows:
         # A backward pass through a part of the graph verifies nothing.
         if self._num_finished == self._num_selectors and self._wrong is not None:
             self._finish(self._wrong)
-        return select_rows(found_N)
 
 
 class _GradientCheck:

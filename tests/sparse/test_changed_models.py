@@ -500,7 +500,7 @@ def test_a_model_that_is_exact_no_longer_is_hoisted_no_longer(name):
     with hoisted:
         row_losses(hoisted, batch["input_ids"], plan)
         CHANGES[name](model)
-        with pytest.raises(SparsityError, match=r"has changed .* differ from the padded ones"):
+        with pytest.raises(SparsityError, match=r"has changed .* (differ from the padded ones|read each other)"):
             row_losses(hoisted, batch["input_ids"], plan)
     assert model.config._attn_implementation == "sdpa"
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
-from transformers import NemotronConfig, NemotronForCausalLM
+from transformers import NemotronConfig, NemotronForCausalLM, OPTConfig, OPTForCausalLM
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.sparse import hoist_if_exact as module
-from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
+from sebp_edge.sparse.patches.loss import Head
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 
 SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
@@ -81,6 +81,14 @@ def test_a_decoder_whose_blocks_pass_no_keywords_on_says_so_in_words():
     assert "_" not in reason
 
 
+def test_a_decoder_that_calls_a_part_of_its_base_model_is_hoisted():
+    sizes = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4, "word_embed_proj_dim": 32}
+    model = OPTForCausalLM(OPTConfig(**sizes, num_hidden_layers=2, max_position_embeddings=64)).eval()
+    hoisted, reason = hoist_if_exact(model, SEQUENCES, 1)
+    assert reason is None
+    hoisted.remove()
+
+
 def test_every_token_except_the_first_has_a_loss():
     input_ids, plan = pad_right(SEQUENCES, 2)
     assert input_ids.shape == (3, 56)
@@ -91,13 +99,13 @@ def test_every_token_except_the_first_has_a_loss():
 @pytest.fixture
 def compute_losses(monkeypatch):
     """A function that sets what computes losses on active rows."""
-    return functools.partial(monkeypatch.setattr, Hoisted, "row_losses")
+    return functools.partial(monkeypatch.setattr, Head, "losses")
 
 
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        (lambda *_: torch.ones(77), r"its losses on active rows differ from the padded ones by \d+\.\d\d %\."),
+        (lambda *_: torch.ones(77), r"its results on active rows differ from the padded ones by \d+\.\d\d %\."),
         (lambda *_: [][0], r"the model failed on active rows \(IndexError\)\."),
     ],
 )

@@ -1,10 +1,13 @@
 """Compares replacements with the model's own code before they are used.
 
-Results are compared by mean difference, gradients by norm. All tolerances are defined here.
+Results are compared by mean difference, gradients by norm. All tolerances are defined here. A verdict must outlive the
+weights that it was found with, such as a gate of 0 that a training opens. So which rows depend on each other is found
+by gradients that are NaN, since 0 * NaN is NaN, or with weights that are `varied`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +16,7 @@ from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.models.fp8 import inputs_as_they_are
-from sebp_edge.models.sharding import computing_device, computing_dtype
+from sebp_edge.models.sharding import DTensor, computing_device, computing_dtype
 from sebp_edge.sparse.patches.state import without_hooks
 from sebp_edge.sparse.rows.row_plan import IGNORE
 
@@ -31,8 +34,13 @@ ATTENTION = 0.03
 ROW_LOSSES = 0.05
 # Of hidden states, which are rounded in every layer; a wrong position or head changes them far more.
 HIDDEN_STATES = 0.1
+# Of the gradient of all hidden states.
+GRADIENT = 0.1
 # Share of the norm of all gradients, added for parameters whose own gradient is almost zero.
 ALL_GRADIENTS = 1e-5
+
+# The most values of a tensor that is varied though it is not all zero, since a copy of it is kept.
+_MAX_VARIED = 2**16
 
 
 def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
@@ -89,6 +97,63 @@ def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool
     total = sum(gradient.square().sum() for gradient in expected).sqrt()
     pairs = zip(expected, found, strict=True)
     return all((one - other).norm() <= FULL_PRECISION * one.norm() + ALL_GRADIENTS * total for one, other in pairs)
+
+
+def reads_other_rows(outputs: Tensor, tensors: Sequence[Tensor], rows: Tensor | slice) -> bool:
+    """Whether outputs depend in any way on other rows of these tensors [..., K]; the last dimension is no row."""
+    # In anomaly mode, torch refuses NaN.
+    with torch.autograd.set_detect_anomaly(False):
+        seed = torch.full_like(outputs, torch.nan)
+        gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=True, allow_unused=True)
+    reached = [gradient.isnan().any(dim=-1).flatten() for gradient in gradients if gradient is not None]
+    for reached_N in reached:
+        reached_N[rows] = False
+    return any(bool(reached_N.any()) for reached_N in reached)
+
+
+@contextmanager
+def graph_cut_after(embedding: nn.Module) -> Iterator[list[Tensor]]:
+    """Cuts the graph after an embedding: replaces each output by a leaf, and adds the leaf to the yielded list."""
+    embedded: list[Tensor] = []
+
+    def cut(_module, _inputs, out: Tensor) -> Tensor:
+        embedded.append(out.detach().requires_grad_())
+        return embedded[-1].clone()  # a model may change it in place, as CTRL does
+
+    handle = embedding.register_forward_hook(cut)
+    try:
+        yield embedded
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def varied(model: nn.Module) -> Iterator[None]:
+    """Context in which small parameters, and large ones that are all zero, have slightly other values, none zero.
+
+    The values are put back, and autograd does not see that they changed.
+    """
+    # Wider buffers are masks.
+    buffers = (buffer for buffer in model.buffers() if buffer.dim() < 2)
+    with ExitStack() as undo, torch.no_grad():
+        for tensor in chain(model.parameters(), buffers):
+            values = tensor.data.to_local() if isinstance(tensor.data, DTensor) else tensor.data
+            if values.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not values.numel():
+                continue
+            is_small = values.numel() <= _MAX_VARIED
+            if not is_small and (bool(values[0].any()) or bool(values.any())):
+                continue
+            undo.callback(_put_back, values, values.clone() if is_small else values.new_zeros(()))
+            draw = torch.Generator(values.device).manual_seed(0)
+            noise = torch.empty_like(values).uniform_(0.01, 0.1, generator=draw)
+            values.copy_(torch.where(values == 0, noise, values + values * noise))
+        yield
+
+
+def _put_back(values: Tensor, before: Tensor) -> None:
+    # At the end of a backward pass, FSDP frees what it had gathered.
+    if values.untyped_storage().size():
+        values.copy_(before)
 
 
 @contextmanager

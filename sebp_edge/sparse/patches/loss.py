@@ -1,7 +1,8 @@
 """Computes a causal decoder's loss from its hidden states, over loss rows only and without all logits at once.
 
-A trial on one small batch decides which models use it: the model's own loss and this one must agree. Models with
-further terms in their loss, or with another head than their config describes, keep their own loss.
+A trial on one small batch decides which models use it: the model's own loss and this one must agree, and so must their
+gradients. Models with further terms in their loss, with weights beside the base model and the head, or with another
+head than their config describes, keep their own loss.
 
 Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary.
 """
@@ -27,12 +28,14 @@ from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logit
 from sebp_edge.sparse.patches.agreement import (
     FAILURES,
     FULL_PRECISION,
+    GRADIENT,
     disagreement,
     find_mismatch,
     gradients_agree,
+    graph_cut_after,
     trial_batch,
 )
-from sebp_edge.sparse.patches.last_layer import LastLayer
+from sebp_edge.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.sparse.patches.patch import is_wrapped
 from sebp_edge.sparse.patches.state import has_hooks
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
@@ -44,6 +47,8 @@ logger = logging.getLogger(__name__)
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 # Keywords of a model's call that its base model does not take.
 HEAD_KEYWORDS = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
+# Standard deviation of a trial's logits. Those of fresh weights are almost 0, so that any loss is ln V.
+TRIAL_LOGITS = 6.0
 
 
 class Head:
@@ -135,6 +140,7 @@ class FusedLoss:
         self._is_wrapped, self._parameters = is_wrapped, set(inspect.signature(original_forward).parameters)
         self._head: Head | None = None
         self._output_type: type | None = None
+        self._trial_scale = 1.0
 
     def applies_to(self, inputs: dict) -> bool:
         """Whether this computes the call's loss: for a training step on all logits of a model that passed the trial."""
@@ -154,12 +160,18 @@ class FusedLoss:
             return True
         return inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
 
-    def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
-        """Returns the model's output: its loss, no logits, and the other outputs of the base model."""
+    def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool, watch: Watch | None):
+        """Returns the model's output: its loss, no logits, and the other outputs of the base model.
+
+        Args:
+            only_loss_rows: whether the last layer is restricted to loss rows if that is exact.
+            watch: gets all that the parts of such a layer read and return; they are not restricted then.
+        """
         # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
-        is_exact = self._last_layer.is_exact(self._decoder, self._trial_losses)
+        is_exact = self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
         restricted = is_exact and only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
-        base, losses_C = self._row_losses(inputs, plan, restricted)
+        base, hidden_CD = self._hidden_states(inputs, plan, restricted, watch)
+        losses_C = self._head.losses(hidden_CD, plan.targets)
         items = inputs.get("num_items_in_batch")
         if isinstance(items, Tensor):
             items = items.to(losses_C.device)
@@ -169,10 +181,10 @@ class FusedLoss:
         as_dict = inputs.get("return_dict")
         return output if (self._decoder.config.return_dict if as_dict is None else as_dict) else output.to_tuple()
 
-    def _row_losses(self, inputs: dict, plan: RowPlan, restricted: bool):
-        """The base model's output, and the losses of the loss rows, [C]."""
+    def _hidden_states(self, inputs: dict, plan: RowPlan, restricted: bool, watch: Watch | None = None):
+        """The base model's output, and the hidden states of the loss rows, [C, D]."""
         rows = plan.loss_rows if plan.loss_span is None else plan.loss_span
-        with self._last_layer.restricted_to(rows if restricted else None):
+        with self._last_layer.restricted_to(rows if restricted else None, watch):
             given = {name: value for name, value in inputs.items() if name not in HEAD_KEYWORDS}
             base = self._decoder.base_model(**given, return_dict=True)
         num_rows = base.last_hidden_state.shape[:-1].numel()
@@ -180,14 +192,18 @@ class FusedLoss:
             raise SparsityError(
                 f"The batch has {plan.num_rows} labels for {num_rows} tokens; expected one label per token."
             )
-        return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
+        return base, gather_rows(base.last_hidden_state.flatten(0, 1), rows)
 
     @cached_property
     def _reason_to_keep(self) -> str | None:
         """The reason to keep the model's own loss, or None; found at the first batch."""
         reason = self._find_obstacle()
         if reason is None:
-            reason = find_mismatch(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
+            gradients: list[Tensor] = []
+            losses = (partial(self._differentiate, each, gradients) for each in (self._own_loss, self._trial_loss))
+            reason = find_mismatch(self._decoder, *losses) or find_mismatch(
+                self._decoder, *(lambda gradient=each: gradient for each in gradients), GRADIENT
+            )
         if reason is not None:
             logger.warning("The model keeps its own loss and logits: %s", reason)
         return reason
@@ -202,6 +218,9 @@ class FusedLoss:
             self._head = Head(self._decoder)
         except SparsityError as error:
             return str(error)
+        of_parts, of_all = ({*each.parameters(), *each.buffers()} for each in (self._decoder.base_model, self._decoder))
+        if of_all - of_parts - {*self._decoder.get_output_embeddings().parameters()}:
+            return "it has weights beside the base model and the head."
         if not self._has_usual_loss():
             return "its loss function is not the mean cross-entropy of the next tokens."
         return None
@@ -237,13 +256,37 @@ class FusedLoss:
                 raise
             return False
 
+    def _differentiate(self, loss: Callable[[], Tensor], gradients: list[Tensor]) -> Tensor:
+        """Returns a loss, and adds the gradient of the embedded tokens to the list."""
+        embedding = self._decoder.get_input_embeddings()
+        with self._last_layer.running_trial(), torch.enable_grad(), graph_cut_after(embedding) as embedded:
+            result = loss()
+            gradients.append(torch.cat(torch.autograd.grad(result, embedded)))
+        return result.detach()
+
+    def _trial_loss(self) -> Tensor:
+        hidden_CD = self._trial_hidden_states(restricted=False)
+        return self._head.losses(hidden_CD * self._trial_scale, self._trial_plan().targets).mean()
+
     def _own_loss(self) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
-        output = self._original_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
+        scaling = self._decoder.get_output_embeddings().register_forward_pre_hook(self._scale)
+        try:
+            output = self._original_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
+        finally:
+            scaling.remove()
         self._output_type = type(output)
         return output.loss
 
-    def _trial_losses(self, restricted: bool) -> Tensor:
-        input_ids, labels = trial_batch(self._decoder)
-        plan = RowPlan.from_labels(labels).to(labels.device)
-        return self._row_losses({"input_ids": input_ids, "use_cache": False}, plan, restricted)[1]
+    def _scale(self, head: nn.Linear, inputs: tuple[Tensor]) -> Tensor:
+        with torch.no_grad():
+            self._trial_scale = TRIAL_LOGITS / float(F.linear(inputs[0][0], head.weight).std())
+        return inputs[0] * self._trial_scale
+
+    def _trial_plan(self) -> RowPlan:
+        labels = trial_batch(self._decoder)[1]
+        return RowPlan.from_labels(labels).to(labels.device)
+
+    def _trial_hidden_states(self, watch: Watch | None = None, *, restricted: bool = True) -> Tensor:
+        inputs = {"input_ids": trial_batch(self._decoder)[0], "use_cache": False}
+        return self._hidden_states(inputs, self._trial_plan(), restricted, watch)[1]
