@@ -181,7 +181,7 @@ def test_a_hoisted_model_whose_sequences_would_read_each_other_is_refused(mixer)
         Hoisted(mixed_llama(MIXERS[mixer], 0.0, "mlp", "output").eval())
 
 
-class Shifting(LlamaForCausalLM):
+class ShiftingForCausalLM(LlamaForCausalLM):
     """Mixes rows between the base model and the head, by a gate of zero."""
 
     def __init__(self, config):
@@ -195,7 +195,7 @@ class Shifting(LlamaForCausalLM):
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 
 
-class Capped(LlamaForCausalLM):
+class CappedForCausalLM(LlamaForCausalLM):
     """Caps its logits, which changes nothing while they are small."""
 
     def forward(self, input_ids, labels=None, **others):
@@ -206,11 +206,11 @@ class Capped(LlamaForCausalLM):
 
 
 def test_a_gate_between_base_model_and_head_keeps_the_models_own_loss():
-    assert_dense_while_the_gate_opens(Shifting(make_llama().config).double().train(), 1e-4)
+    assert_dense_while_the_gate_opens(ShiftingForCausalLM(make_llama().config).double().train(), 1e-4)
 
 
 def test_a_cap_that_small_logits_do_not_reach_keeps_the_models_own_loss():
-    model, batch = Capped(make_llama().config).double().train(), batch_with_gaps()
+    model, batch = CappedForCausalLM(make_llama().config).double().train(), batch_with_gaps()
     with sparsify(model):
         loss_and_gradients(model, batch)
         with torch.no_grad():
@@ -245,14 +245,23 @@ def test_verifying_every_pass_finds_a_last_layer_that_mixes_rows(monkeypatch, ve
 
 
 def test_short_convolutions_after_the_last_layer_train_like_dense():
-    sizes = SIZES | {"unpadded_vocab_size": 320, "moe_intermediate_size": 16, "head_dim": 8, "sliding_window_size": 8}
-    torch.manual_seed(1)
-    config = CONFIG_MAPPING["inkling2_text"](**sizes, n_routed_experts=4, num_experts_per_tok=2, use_cache=False)
-    model, batch = AutoModelForCausalLM.from_config(config).float().train(), batch_with_gaps()
+    sizes = SIZES | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "pad_token_id": 0}
+    config = CONFIG_MAPPING["inkling2_text"](
+        **sizes,
+        moe_intermediate_size=32,
+        unpadded_vocab_size=320,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        sliding_window_size=16,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config).float().train()
+    batch = batch_with_gaps()
     dense = loss_and_gradients(model, batch)
     with sparsify(model):
         for _ in range(3):
-            assert_same(dense, loss_and_gradients(model, batch), 1e-4)
+            assert_same(dense, loss_and_gradients(model, batch), 1e-3)
 
 
 @pytest.mark.parametrize("family", [BartConfig, PegasusConfig])
