@@ -20,6 +20,7 @@ from sebp_edge.sparse.patches.agreement import (
     graph_cut_after,
     reads_other_rows,
     trial_batch,
+    without_main_grads,
 )
 from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.state import are_equal, describe
@@ -122,7 +123,9 @@ class HoistedIfExact(Hoisted):
             # Twice, since a checkpoint may recompute once.
             with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
                 hidden_AD = self._hidden_states(tokens, restricted=False)
-            if reads_other_rows(hidden_AD[rows], embedded, rows):
+            with without_main_grads(self.model):
+                mixes = reads_other_rows(hidden_AD[rows], embedded, rows)
+            if mixes:
                 raise SparsityError("its sequences would read each other outside of attention.")
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:

@@ -218,8 +218,9 @@ def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(
             failed.append(output.register_hook(fail))
 
     model = adapted.model.get_base_model() if kind is LoraAdaptation else adapted.model
-    model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
+        # After the trials of a model that is attached, which have backward passes too.
+        model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
         learner.graphs = None
         weights = snapshot(adapted)
         learner.prepare(schedule_of(learner, [[examples]]))

@@ -380,9 +380,8 @@ def test_a_weight_may_have_more_than_2_to_the_31_elements():
     assert first * 64 > 2**31 - 1
     matrix = matrix_of(end, last, num_inputs, torch.bfloat16).double()
     x = draw(16, num_inputs, dtype=torch.bfloat16)
-    out = torch.full((16, num_outputs), torch.nan, dtype=torch.bfloat16, device=DEVICE)
-    zeros = torch.zeros(num_outputs, 16, dtype=torch.bfloat16, device=DEVICE)
-    four_bit_products.outputs(out, x, [weight], [num_outputs], zeros[:16], zeros, None, 1.0)
+    out = torch.zeros(16, num_outputs, dtype=torch.bfloat16, device=DEVICE)
+    four_bit_products.add_outputs_(out, x, [weight], [num_outputs])
     assert not out.isnan().any()
     assert_as_good(out[:, -last:], x.double() @ matrix.T, torch.bfloat16)
     dout = torch.zeros(16, num_outputs, dtype=torch.bfloat16, device=DEVICE)

@@ -112,6 +112,19 @@ def reads_other_rows(outputs: Tensor, tensors: Sequence[Tensor], rows: Tensor | 
 
 
 @contextmanager
+def without_main_grads(model: nn.Module) -> Iterator[None]:
+    """Context in which no backward pass adds to a parameter's `main_grad`, as fused adapters do."""
+    kept = [(each, each.main_grad) for each in model.parameters() if getattr(each, "main_grad", None) is not None]
+    for parameter, _ in kept:
+        parameter.main_grad = None
+    try:
+        yield
+    finally:
+        for parameter, main_grad in kept:
+            parameter.main_grad = main_grad
+
+
+@contextmanager
 def graph_cut_after(embedding: nn.Module) -> Iterator[list[Tensor]]:
     """Cuts the graph after an embedding: replaces each output by a leaf, and adds the leaf to the yielded list."""
     embedded: list[Tensor] = []

@@ -11,6 +11,7 @@ Shapes: N rows, A kept rows, K columns.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from sebp_edge.models.architecture import is_norm, last_block, row_mixer
 from sebp_edge.models.sharding import FSDPModule
 from sebp_edge.ops import gather_rows, scatter_rows
 from sebp_edge.ops import rows as row_sets
-from sebp_edge.sparse.patches.agreement import find_mismatch, reads_other_rows
+from sebp_edge.sparse.patches.agreement import find_mismatch, reads_other_rows, without_main_grads
 from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.sparse.patches.patch import Patch, forward_of
 from sebp_edge.sparse.patches.state import has_hooks
@@ -64,13 +65,14 @@ class LastLayer(Patch):
         if self._exact is None:
             reason = self._find_obstacle(decoder)
             if reason is None:
-                reason = find_mismatch(decoder, lambda: self._unrestricted(hidden_states), lambda: hidden_states(None))
+                unrestricted = partial(self._unrestricted, decoder, hidden_states)
+                reason = find_mismatch(decoder, unrestricted, lambda: hidden_states(None))
             self._exact = reason is None
             if reason is not None:
                 logger.info("The last layer computes all rows: %s", reason)
         return self._exact
 
-    def _unrestricted(self, hidden_states: Callable[[Watch | None], Tensor]) -> Tensor:
+    def _unrestricted(self, decoder: nn.Module, hidden_states: Callable[[Watch | None], Tensor]) -> Tensor:
         """Returns the hidden states without a restriction, or raises a SparsityError if they read other rows."""
         watched: list[Tensor] = []
         rows: Tensor | slice | None = None
@@ -82,7 +84,7 @@ class LastLayer(Patch):
             rows = self._rows
             return watched[-1]
 
-        with self.running_trial(), torch.enable_grad():
+        with self.running_trial(), without_main_grads(decoder), torch.enable_grad():
             hidden_CD = hidden_states(watch)
             if not watched or reads_other_rows(hidden_CD, watched, rows):
                 raise SparsityError("after the last attention, rows read other rows")

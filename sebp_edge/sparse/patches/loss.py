@@ -34,6 +34,7 @@ from sebp_edge.sparse.patches.agreement import (
     gradients_agree,
     graph_cut_after,
     trial_batch,
+    without_main_grads,
 )
 from sebp_edge.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.sparse.patches.patch import is_wrapped
@@ -259,7 +260,8 @@ class FusedLoss:
     def _differentiate(self, loss: Callable[[], Tensor], gradients: list[Tensor]) -> Tensor:
         """Returns a loss, and adds the gradient of the embedded tokens to the list."""
         embedding = self._decoder.get_input_embeddings()
-        with self._last_layer.running_trial(), torch.enable_grad(), graph_cut_after(embedding) as embedded:
+        trial, apart = self._last_layer.running_trial(), without_main_grads(self._decoder)
+        with trial, apart, torch.enable_grad(), graph_cut_after(embedding) as embedded:
             result = loss()
             gradients.append(torch.cat(torch.autograd.grad(result, embedded)))
         return result.detach()
