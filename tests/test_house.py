@@ -48,7 +48,7 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_829
+MAX_LINES = 52_849
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_671,
     "adapters": 3_641,
@@ -65,8 +65,8 @@ MAX_LINES_OF_ROOM = {
     "research": 3_131,
     "run": 5_573,
     "serve": 2_974,
-    "sparse": 1_690,
-    "sparse.patches": 2_502,
+    "sparse": 1_693,
+    "sparse.patches": 2_519,
     "sparse.rows": 786,
     "texts": 10_754,
     "training": 3_752,
