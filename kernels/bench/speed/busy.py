@@ -1,10 +1,10 @@
 """Times generating, asking and training on two cores of the CPU while other programs keep them busy.
 
-    python kernels/bench/speed/busy.py [--beside 0 1 2 4] [--at-once 1] [--rounds 1] [--record [FILE]]
+    python kernels/bench/speed/busy.py [--beside 0 1 2 4] [--at-once 1] [--rounds 1] [--models tiny] [--record]
 
 Beside so many processes that only compute, one process generates text, asks the example notes, and trains on texts of
-128 tokens, one a step. The model is "tiny", and one of the shape of SmolLM2-135M with random weights. The ways are
-those of `WAYS`; rounds are interleaved, and the least of each figure counts. Figures are infinite if they were not
+128 tokens, one a step. The model has the shape of SmolLM2-135M and random weights, or `--models` names others. The ways
+are those of `WAYS`; rounds are interleaved, and the least of each figure counts. Figures are infinite if they were not
 there within `LIMIT` seconds. `--at-once N` measures N loads at a time, each on two cores of its own.
 """
 
@@ -40,7 +40,7 @@ WAYS = {
 }
 BESIDE = (0, 1, 2, 4)
 BUSY = "while True: sum(range(1000))"
-NEW_TOKENS, STEPS, LIMIT = 64, 12, 45.0
+NEW_TOKENS, STEPS, LIMIT = 32, 6, 20.0
 RECIPE = {"batch_tokens": 128, "context_length": 128, "epochs": 1, "learning_rate": 1e-5}
 FIGURES = ("token_s", "ask_s", "step_s")
 
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--beside", type=int, nargs="+", default=BESIDE, metavar="PROCESSES")
+    parser.add_argument("--models", nargs="+", metavar="MODEL")
     parser.add_argument("--model", help="of a process that is measured")
     options = parser.parse_args()
     if options.model:
@@ -59,7 +60,7 @@ def main() -> None:
     from speed.end_to_end import ensure_model_folder
 
     folder = Path(tempfile.gettempdir()) / "sebp-edge-end-to-end" / "smollm2-135m"
-    models = "tiny", str(ensure_model_folder(folder, known_config("smollm2-135m")))
+    models = options.models or [str(ensure_model_folder(folder, known_config("smollm2-135m")))]
     all_cores = sorted(os.sched_getaffinity(0))
     pairs = iter([all_cores[at : at + 2] for at in range(0, 2 * options.at_once, 2)])
     own = threading.local()
@@ -75,7 +76,7 @@ def main() -> None:
     evidence.record("busy", SOURCES, rows, options.record, on_cpu=True)
 
 
-def rows_beside(number: int, models: tuple[str, ...], rounds: int, cores: list[int]) -> list[dict]:
+def rows_beside(number: int, models: list[str], rounds: int, cores: list[int]) -> list[dict]:
     """One row per model and way, beside so many busy processes on these cores."""
     on_cores = partial(os.sched_setaffinity, 0, cores)
     with ExitStack() as stack:
