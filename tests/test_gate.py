@@ -129,7 +129,7 @@ def test_an_adapter_that_does_nothing_is_not_kept(make, texts):
     assert (result.verdict, result.passed, result.active) == ("no gain", False, False)
     assert abs(result.gain) < 1e-3
     assert result.trained_on_all == (texts == FEW)
-    assert "The gate asks for a fall of at least 1.0 % with 95 % confidence" in result.summary
+    assert "and the gate asks for 1.0 %" in result.summary
     assert result.summary.startswith("Not better: version 1 of 'default' is saved, but not active.")
     assert result.summary.endswith("Activate it anyway: store.adapter('default').activate(1)")
     store = personalizer.store
@@ -202,7 +202,7 @@ def test_a_weak_second_version_does_not_replace_the_first(make):
     assert (result.verdict, result.active, result.version, result.compared_with) == ("worse than active", False, 2, 1)
     assert result.gain_at_least > result.margin
     assert result.gain_over_active_at_least < result.gain_over_active < -result.tolerance
-    assert re.search(r"But it is \d+\.\d % worse than version 1, the best so far, on documents held", result.summary)
+    assert re.search(r"on documents that neither was trained on, it is \d+\.\d % worse than version 1", result.summary)
     assert "Version 1 stays active." in result.summary
     assert personalizer.store.adapter("default").active() == 1
     assert personalizer.store.adapter("default").open(2).record.verdict == "worse than active"
@@ -498,6 +498,6 @@ def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
     result = personalizer.adapt(FEW)
     assert (result.verdict, result.passed, result.active, result.trained_on_all) == ("refit failed", False, False, True)
     assert result.gain_at_least > result.margin
-    assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
+    assert "the last training, on all documents, made it worse again" in result.summary
     assert personalizer.store.adapter("default").active() is None
     assert_uses(personalizer, None)

@@ -162,7 +162,7 @@ def test_ollama_renders_prompts_as_the_adapter_was_trained(tmp_path, no_memory, 
 
 
 @pytest.mark.parametrize(
-    "template", [CHATML.replace("<|im_end|>", "<|over|>"), CHATML + "!", "{{ raise_exception('never') }}"]
+    "template", [CHATML.replace("<|im_end|>", "<|over|>"), "!" + CHATML, "{{ raise_exception('never') }}"]
 )
 def test_another_template_is_refused_if_the_adapter_needs_it(template):
     with pytest.raises(ExportError, match="has no known form"):

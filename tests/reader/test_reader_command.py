@@ -31,7 +31,7 @@ def test_the_command_trains_a_reader_that_ask_uses_then(command, model, tmp_path
     result = run(*command, "--keep-samples")
     assert result.exit_code == 0, result.output
     plain = one_line(result.stdout)
-    assert "Better: version 1 of 'reader' is active. It answers 5 of 5 questions about notes" in plain
+    assert "Of 5 questions about notes that it has not seen, it answers 5 right" in plain
     assert "\t0 → 5 of 5 right\t" in run("adapters", "list").stdout
     page = tmp_path / "page.html"
     assert run("adapters", "report", "reader", "--to", page, "--with-samples").exit_code == 0

@@ -23,7 +23,7 @@ def test_the_base_model_and_the_active_version_are_asked_too(make):
     result = make(after=True).adapt(fresh=True)
     assert (result.verdict, result.active, result.compared_with) == ("better", True, 1)
     assert (result.quiz.right_active, result.quiz.right_before, result.quiz.right_after) == (5, 0, 5)
-    assert "answers 5 of 5 questions about notes that it has not seen (0 before)" in result.summary
+    assert "Of 5 questions about notes that it has not seen, it answers 5 right, 0 before" in result.summary
 
 
 def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, when_asked):

@@ -168,7 +168,7 @@ def test_the_command_says_how_notes_are_read_and_what_of_them_is_not(tmp_path):
     lines = done.stdout.splitlines()
     at = lines.index("left out in 2 files, comments")
     assert lines[at + 1 : at + 3] == ["  4.md: 2", "  3.md: 1"]
-    assert "  trained  Soup    bread ⏎     - and butter<|eos|>" in lines
+    assert "  trained  Soup    bread ⏎     - and butter" in lines
 
 
 def test_the_command_prints_one_line_of_json_after_the_progress(texts):

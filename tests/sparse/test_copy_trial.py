@@ -58,7 +58,8 @@ def make(config) -> PreTrainedModel:
 @pytest.mark.parametrize("family", HOISTED)
 def test_families_that_pass_windows_and_lengths_to_attention_are_exact(family):
     assert find_copy_mismatch(make(HOISTED[family])) is None
-    assert find_copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None
+    # With dynamic RoPE, beginnings are not shared: their gradients would differ.
+    assert (find_copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None) == (family != "dynamic")
 
 
 def test_a_copy_is_tried_once_wherever_its_model_is_loaded_from(monkeypatch):
