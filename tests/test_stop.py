@@ -88,7 +88,7 @@ def test_a_stop_before_the_training_changes_nothing(make, notes_folder, kind):
 def test_a_training_that_has_no_step_yet_can_be_stopped(make, notes_folder):
     worker = run_adapt(make, notes_folder, TrainingStarted)
     assert isinstance(worker.error, Interrupted)
-    assert "nothing was saved" in str(worker.error)
+    assert "No state better than the start was found" in str(worker.error)
     assert isinstance(worker.events[-1], TrainingStarted)
     assert worker.personalizer.store.names() == []
 

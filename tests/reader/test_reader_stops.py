@@ -55,7 +55,7 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
 @pytest.mark.parametrize(
     ("asked", "message", "versions"),
     [
-        (2, "Interrupted. No state better than the start was found, so nothing was saved.", [1]),
+        (2, "Interrupted. No state better than the start was found, so no", [1]),
         (3, BEST_STATE, [1, 2]),
     ],
     ids=["active version", "base model"],
