@@ -95,10 +95,11 @@ def room_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-def imports_of(path: Path, root: Path = ROOT) -> Iterator[str]:
-    """Yields the full name of each import of a file, relative imports resolved."""
+@cache
+def imports_of(path: Path, root: Path = ROOT) -> list[str]:
+    """The full name of each import of a file, relative imports resolved."""
     module = module_of(path, root)
-    yield from names_in(nodes_of(path), module if path.name == "__init__.py" else module.rpartition(".")[0])
+    return [*names_in(nodes_of(path), module if path.name == "__init__.py" else module.rpartition(".")[0])]
 
 
 def names_in(nodes: Iterable[ast.AST], package: str) -> Iterator[str]:
