@@ -233,13 +233,12 @@ def small_modules(checkout: Checkout) -> int:
 
 
 def through_a_face(checkout: Checkout) -> str:
-    """Share of lines of test files that import the package, if at all, by public modules and the folders of rooms."""
-    rooms = {f"sebp_edge.{room_of(module)}" for module in checkout.modules}
-    inside = checkout.modules.keys() - checkout.public.keys() - rooms
+    """Share of lines of test files that import nothing of the package but public names and what rooms' folders have."""
+    public = {f"{module}.{name}" for module, names in checkout.public.items() for name in names.split()}
+    faces = checkout.public.keys() | {f"sebp_edge.{room_of(module)}" for module in checkout.modules}
 
     def is_of_a_face(name: str) -> bool:
-        is_ours = name.split(".")[0] == "sebp_edge"
-        return not is_ours or (name not in inside and checkout.home_of(name) not in inside)
+        return name.split(".")[0] != "sebp_edge" or name in public or checkout.home_of(name) in faces
 
     files = [path for path in checkout.tests if path.name.startswith("test_")]
     faced = [path for path in files if all(map(is_of_a_face, names_in(nodes_of(path), "tests")))]

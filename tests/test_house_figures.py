@@ -41,8 +41,12 @@ class _Row: ...
     "kernels/ops/rows.py": "from .gpu import rows\nclass Rows: ...\n",
     "kernels/ops/gpu/__init__.py": "",
     "kernels/ops/gpu/rows.py": "",
-    "tests/test_house.py": 'PUBLIC = {\n    "sebp_edge": "Adapting",\n}\n',
-    "tests/test_face.py": "import math\nfrom sebp_edge import Adapting\nfrom sebp_edge.texts import read\n",
+    "tests/test_house.py": 'PUBLIC = {\n    "sebp_edge": "Adapting",\n    "sebp_edge.ops": "rows",\n}\n',
+    "tests/test_face.py": """import math
+from sebp_edge import Adapting
+from sebp_edge.ops import rows
+from sebp_edge.texts import read
+""",
     "tests/test_inside.py": "from sebp_edge.texts import reading\npatch.setattr(reading, 'Reader', 1)\n",
     "tests/helper.py": "from sebp_edge.run.adapting import Adapting\n" + "\n" * 9,
     "README.md": "# Three words\n",
@@ -67,8 +71,8 @@ EXPECTED = {
     "parameters that are callables": "1 (2)",
     # reading, formats.files, gpu.rows by the ops' import, adapting, rows, texts/__init__; helping is too long
     "modules of at most 80 lines with one user": "6",
-    "test lines": "18",
-    "… of test files through a face": "75.0%, 2 of 3 files",
+    "test lines": "20",
+    "… of test files through a face": "80.0%, 2 of 3 files",
     "replaced attributes": "1",
     "words on pages": "5 on 2",
     "words of CHANGELOG": "2",
