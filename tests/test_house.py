@@ -1,24 +1,20 @@
 """The house: imports go down, every folder ships, the public names are the promised ones."""
 
 import ast
-import functools
 import graphlib
 import importlib
-import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from house_figures import ROOT, imports_of, module_of, names_in, nodes_of, tree_of
 
 import sebp_edge
 from sebp_edge import errors, events
-
-ROOT = Path(__file__).parents[1]
 
 # From the top down. A module may import from its own layer and from those below it.
 LAYERS = [
@@ -199,42 +195,6 @@ def room_of(module: str) -> str:
     return inner if inner in DEPTH else outer
 
 
-def module_of(path: Path) -> str:
-    """The name that a file is imported under; kernels/ops is installed as sebp_edge.ops."""
-    is_op = path.is_relative_to(ROOT / "kernels")
-    parts = path.relative_to(ROOT / "kernels" if is_op else ROOT).with_suffix("").parts
-    return ".".join(["sebp_edge"] * is_op + list(parts)).removesuffix(".__init__")
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(tree_of(path)))
-
-
-@functools.cache
-def imported(path: Path) -> set[str]:
-    """Full names of all that a file imports, relative imports resolved."""
-    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    return names_in(nodes_of(path), package)
-
-
-def names_in(nodes: Iterable[ast.AST], package: str) -> set[str]:
-    """Full names of all that Python code imports; relative imports are from `package`."""
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
-
-
 def test_imports_go_down():
     """The package's own name is above all but the top layer, since it has what apps import."""
     wrong = []
@@ -242,7 +202,7 @@ def test_imports_go_down():
         layer = layer_of(path)
         if layer == "__init__":
             continue
-        for name in imported(path):
+        for name in imports_of(path):
             package, _, module = name.partition(".")
             # The package itself is above all layers, and so are its names.
             if package == "sebp_edge" and DEPTH.get(room_of(module), -1) < DEPTH[layer]:
@@ -308,7 +268,7 @@ def test_modules_import_each_other_in_one_direction():
     files = {module_of(path): path for path in sources()}
     del files["sebp_edge"]  # knows the homes of the public names
     graph = {
-        module: {name if name in files else name.rpartition(".")[0] for name in imported(path)} & files.keys()
+        module: {name if name in files else name.rpartition(".")[0] for name in imports_of(path)} & files.keys()
         for module, path in files.items()
     }
     graph["sebp_edge.ops.backend"] |= {module for module in files if module.startswith("sebp_edge.ops.gpu.")}
@@ -324,7 +284,7 @@ def test_every_module_has_a_layer():
 def test_libraries_stay_in_their_rooms(library):
     for path in sources():
         where = path.relative_to(ROOT).as_posix()
-        if any(name.split(".")[0] == library for name in imported(path)):
+        if any(name.split(".")[0] == library for name in imports_of(path)):
             assert where.startswith(HOMES[library]), where
 
 
