@@ -84,6 +84,12 @@ def make_llama(**changes) -> LlamaForCausalLM:
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))
 
 
+def checkpoint_activations(model, reentrant: bool) -> None:
+    """Makes a model recompute its activations; transformers 5.17 calls it otherwise than 5.23."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+
+
 ENCODER_HEADS = {
     "sequence": AutoModelForSequenceClassification,
     "token": AutoModelForTokenClassification,

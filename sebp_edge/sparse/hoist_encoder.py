@@ -202,7 +202,8 @@ class HoistedEncoder(Patch):
         # Several labels, and a real token without one.
         labels = torch.arange(24).view(2, 12) % self._tokens.num_labels
         if self._tokens.is_regression:
-            labels = torch.tensor([0.5, -1.5])
+            # As `_has_other_loss` computes: torch 2.11 takes labels of no other dtype than the logits'.
+            labels = torch.tensor([0.5, -1.5], dtype=torch.promote_types(self._encoder.dtype, torch.float32))
         elif self._tokens.reads_first_token:
             labels = labels[:, 0]
         else:

@@ -258,7 +258,8 @@ def drop_in(recorder):
     from transformers import AutoModelForCausalLM
 
     model, losses = AutoModelForCausalLM.from_pretrained(recorder.model("qwen3"), dtype=torch.float32), []
-    model.activation_checkpointing_enable()
+    # transformers 5.23 renamed it.
+    (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
     weights = dict(model.named_parameters())
     in_8_bits = weights.pop("model.layers.0.mlp.up_proj.weight")
     optimizer = torch.optim.AdamW(weights.values(), lr=1e-3)

@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 import torch
 from against_dense import loss_and_gradients, padded_batch, with_lora
-from builders import make_llama
+from builders import checkpoint_activations, make_llama
 from pairwise import pairwise
 from random_cases import random_energy, random_gradient, selector
 
@@ -370,8 +370,7 @@ def test_selections_that_keep_every_active_row_train_like_dense(rows, has_adapte
 def test_dropped_rows_are_reported_by_layer(reentrant):
     model, batch = make_llama().double().train(), padded_batch() | {"use_cache": False}
     if reentrant is not None:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": reentrant})
+        checkpoint_activations(model, reentrant)
     _, dense = loss_and_gradients(model, batch)
     with sparsify(model, TopN(7), keep_logits=True) as sparsified:
         _, found = loss_and_gradients(model, batch)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import assert_same, gradients, loss_and_gradients, padded_batch
-from builders import make_llama, row_losses
+from builders import checkpoint_activations, make_llama, row_losses
 from model_families import DECODERS, make_decoder
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -214,8 +214,8 @@ CHANGES = {
         lambda module, inputs, out: type(out)(loss=out.loss + out.logits.mean())
     ),
     "generated": generate,
-    "gradient checkpointing": lambda model: model.activation_checkpointing_enable({"use_reentrant": False}),
-    "reentrant checkpointing": lambda model: model.activation_checkpointing_enable({"use_reentrant": True}),
+    "gradient checkpointing": lambda model: checkpoint_activations(model, False),
+    "reentrant checkpointing": lambda model: checkpoint_activations(model, True),
     "rounded": lambda model: model.half().double(),
 }
 

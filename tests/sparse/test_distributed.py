@@ -12,7 +12,7 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from against_dense import assert_same, padded_batch, record_rows, with_lora
-from builders import make_encoder, make_encoder_batch, make_llama
+from builders import checkpoint_activations, make_encoder, make_encoder_batch, make_llama
 from command import start
 from processes import Processes, process_group
 from torch import distributed, nn
@@ -148,7 +148,7 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
         model = make(weights)
         if checkpointing:
             decoder_of(model).enable_input_require_grads()
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(model, False)
         if sharded_first:
             model = wrap(model, how)
         with sparsify(model, keep_logits=keep_logits) as sparsified:

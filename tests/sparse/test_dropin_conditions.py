@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, record_rows, with_lora
-from builders import make_llama
+from builders import checkpoint_activations, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -73,9 +73,7 @@ def model_with(weights, checkpointing):
     if checkpointing != "no":
         # A re-entrant checkpoint passes no gradient on if its input needs none.
         decoder.enable_input_require_grads()
-        # transformers 5.23 renamed it.
-        enable = getattr(decoder, "activation_checkpointing_enable", None) or decoder.gradient_checkpointing_enable
-        enable({"use_reentrant": checkpointing == "reentrant"})
+        checkpoint_activations(decoder, checkpointing == "reentrant")
     return model.train()
 
 

@@ -4,7 +4,14 @@ import copy
 
 import pytest
 import torch
-from builders import ENCODER_HEADS, ENCODER_SIZES, make_encoder, make_encoder_batch, make_llama
+from builders import (
+    ENCODER_HEADS,
+    ENCODER_SIZES,
+    checkpoint_activations,
+    make_encoder,
+    make_encoder_batch,
+    make_llama,
+)
 from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
@@ -356,8 +363,7 @@ def test_a_new_head_of_one_label_in_bf16_is_not_refused_because_of_rounding(fami
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_is_refused(family, use_reentrant):
     model = make_encoder(family, "sequence")
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": use_reentrant})
+    checkpoint_activations(model, use_reentrant)
     with (
         HoistedEncoder(model) as hoisted,
         pytest.raises(SparsityError, match="does not support gradient checkpointing"),
