@@ -13,7 +13,6 @@ from sebp_edge.cli import (
     adapters,
     analyze,
     ask,
-    bench,
     doctor,
     export,
     forget,
@@ -66,7 +65,7 @@ app.add_typer(adapters.app, name="adapters", **_MORE)
 app.add_typer(jobs.app, name="jobs", **_MORE)
 for command in (listings.models, listings.recipes, plan.plan, doctor.doctor, serve.serve):
     app.command(**_MORE)(command)
-for command in (analyze.analyze, lr_range.lr_range, bench.bench):
+for command in (analyze.analyze, lr_range.lr_range):
     app.command(rich_help_panel="For researchers")(command)
 
 
