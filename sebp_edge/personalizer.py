@@ -23,7 +23,6 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.completion import Completion
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.research import lr_range
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run import asking, exporting, generating, measuring, resuming, verifying
 from sebp_edge.run.call import Call
@@ -252,23 +251,6 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         """
         with self._begin(stop_when) as call:
             return measuring.analyze_gradients(call, texts, examples)
-
-    def lr_range(
-        self,
-        texts,
-        *,
-        lowest: float = lr_range.LOWEST,
-        highest: float = lr_range.HIGHEST,
-        steps: int = lr_range.STEPS,
-        stop_when: threading.Event | None = None,
-    ) -> lr_range.LearningRateRange:
-        """Trains on `texts` while the learning rate grows exponentially with every step, until the loss diverges.
-
-        This is the range test of Smith (2017), with the recipe's settings; changes and saves nothing. It takes 20 steps
-        or more, and 10 or more for each power of ten between the learning rates of the first and the last one.
-        """
-        with self._begin(stop_when) as call:
-            return measuring.sweep_learning_rates(call, texts, lowest, highest, steps)
 
     def generate(
         self,

@@ -112,7 +112,7 @@ HOMES = {
 PUBLIC = {
     "sebp_edge": """
         AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
-        LearningRateRange Personalizer Plan Politeness Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult
+        Personalizer Plan Politeness Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult
         __version__ sparsify
     """,
     "sebp_edge.errors": """
