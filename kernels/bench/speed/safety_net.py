@@ -34,7 +34,13 @@ HANDLES = {
     "drop-in, logits returned": {"keep_logits": True},
     "detect": {"rows": "detect"},
 }
-SOURCES = (*evidence.STEP, "kernels/bench/speed/trainers/timer.py", "sebp_edge/models", "kernels/bench/models.py", __file__)
+SOURCES = (
+    *evidence.STEP,
+    "kernels/bench/speed/trainers/timer.py",
+    "sebp_edge/models",
+    "kernels/bench/models.py",
+    __file__,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
