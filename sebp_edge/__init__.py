@@ -29,7 +29,6 @@ _HOMES = {
     "ExportResult": "sebp_edge.export.result",
     "Folder": "sebp_edge.texts.folders",
     "Inspection": "sebp_edge.run.inspection",
-    "LearningRateRange": "sebp_edge.research.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
     "Politeness": "sebp_edge.machine.politeness",
@@ -52,7 +51,6 @@ __all__ = [
     "ExportResult",
     "Folder",
     "Inspection",
-    "LearningRateRange",
     "Personalizer",
     "Plan",
     "Politeness",
@@ -80,7 +78,6 @@ if TYPE_CHECKING:
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe
     from sebp_edge.research.analysis.analysis import Analysis
-    from sebp_edge.research.lr_range import LearningRateRange
     from sebp_edge.run.inspection import Inspection
     from sebp_edge.run.result import AdaptResult
     from sebp_edge.run.unchanged import UnchangedResult

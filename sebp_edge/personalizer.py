@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sebp_edge.adapters.erasure import Receipt
 from sebp_edge.adapters.forget import Forgetting
@@ -23,9 +24,7 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.completion import Completion
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.research import lr_range
-from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.run import asking, exporting, generating, measuring, resuming, verifying
+from sebp_edge.run import asking, exporting, generating, resuming, verifying
 from sebp_edge.run.call import Call
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
@@ -37,6 +36,9 @@ from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.texts.prompts import Messages
+
+if TYPE_CHECKING:
+    from sebp_edge.run.measuring import Analysis
 
 
 class Personalizer(AbstractContextManager["Personalizer"]):
@@ -244,31 +246,16 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         with self._begin(stop_when) as call:
             return Inspection.of(call, texts, name or self.recipe.default_name)
 
-    def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
+    def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> "Analysis":
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
 
         The seed draws at most so many examples. The model may also be a local folder with an encoder (BERT, RoBERTa,
         DistilBERT). Its loss is that of classes drawn by the seed; a head that it lacks gets random weights.
         """
-        with self._begin(stop_when) as call:
-            return measuring.analyze_gradients(call, texts, examples)
+        from sebp_edge.run.measuring import analyze_gradients  # only researchers need it
 
-    def lr_range(
-        self,
-        texts,
-        *,
-        lowest: float = lr_range.LOWEST,
-        highest: float = lr_range.HIGHEST,
-        steps: int = lr_range.STEPS,
-        stop_when: threading.Event | None = None,
-    ) -> lr_range.LearningRateRange:
-        """Trains on `texts` while the learning rate grows exponentially with every step, until the loss diverges.
-
-        This is the range test of Smith (2017), with the recipe's settings; changes and saves nothing. It takes 20 steps
-        or more, and 10 or more for each power of ten between the learning rates of the first and the last one.
-        """
         with self._begin(stop_when) as call:
-            return measuring.sweep_learning_rates(call, texts, lowest, highest, steps)
+            return analyze_gradients(call, texts, examples)
 
     def generate(
         self,

@@ -30,8 +30,6 @@ from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.memory.plan import Plan
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
-from sebp_edge.research.bench.result import BenchResult
-from sebp_edge.research.lr_range import LearningRateRange
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import _Facts
 from sebp_edge.run.unchanged import UnchangedResult
@@ -92,13 +90,6 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ),
     ("plan", None, PLAN, {}),
     ("analysis", None, hints(Analysis) | {"losses": list[dict], **HTML}, {}),
-    ("lr_range", None, hints(LearningRateRange) | {"diverged": bool, "summary": str}, {}),
-    (
-        "bench",
-        None,
-        hints(BenchResult, "measurements") | {"tokens": int, "variants": list[dict], "recommendation": str},
-        {},
-    ),
     ("model", None, {"name": str, "on_this_machine": bool}, {}),
     ("recipe", None, hints(Recipe), {}),
     ("finding", None, hints(Finding), {}),

@@ -376,7 +376,7 @@ def free_captures(monkeypatch):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.research.bench.variants", CAPTURED):
+    for module in ("sebp_edge.training.learner", CAPTURED):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
     monkeypatch.setattr(f"{CAPTURED}._refuse_without_gpu", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

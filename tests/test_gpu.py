@@ -14,6 +14,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
+import evidence
 from sebp_edge import AdapterStore, Personalizer, Politeness, Recipe, sparsify
 from sebp_edge.errors import MachineError, Paused
 from sebp_edge.events import GraphCaptured, StepDone, Waiting
@@ -31,10 +32,6 @@ from sebp_edge.ops import (
 )
 from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
-from sebp_edge.research.bench.run import run_bench
-from sebp_edge.research.bench.timer import time_variant
-from sebp_edge.research.bench.variants import GRAPH, VARIANTS
-from sebp_edge.research.bench.workload import Workload
 from sebp_edge.research.rules.selection import Threshold, TopN
 from sebp_edge.run import giving_way
 from sebp_edge.sparse.hoist import Hoisted
@@ -43,6 +40,8 @@ from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator
+from speed import steps
+from speed.trainers.timer import running, time_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -389,25 +388,26 @@ def test_more_than_2_to_the_31_weights_are_updated():
 
 
 @pytest.mark.parametrize("recipe", ["notes", "full"])
-def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, two_layer_folder):
-    result = run_bench(two_layer_folder, recipe=recipe, context_length=96, batch_size=3)
-    assert [(row["variant"], row["status"]) for row in result.rows()] == [(variant.name, "ok") for variant in VARIANTS]
-    for row in result.rows():
-        assert row["peak_bytes"] > 0
-        assert (row["forward_ms"] is None) == (row["backward_ms"] is None) == (row["variant"] == GRAPH.name)
-        assert min(row[part] for part in ("forward_ms", "backward_ms", "step_ms") if row[part] is not None) > 0
-    assert result.recommendation.startswith("On this machine, ")
+def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, two_layer_folder, monkeypatch):
+    rows = []
+    monkeypatch.setattr(evidence, "show", lambda row: rows.append(row) or row)
+    steps.main(["--model", str(two_layer_folder), "--recipe", recipe, "--context", "96", "--batch", "3"])
+    assert [(row["variant"], row["status"]) for row in rows] == [(variant.name, "ok") for variant in steps.VARIANTS]
+    for row in rows:
+        assert row["peak_gib"] > 0
+        parts = [name for name in ("forward_ms", "backward_ms", "step_ms") if name in row]
+        assert parts[:-1] == [] if row["variant"] == "graph" else len(parts) == 3
+        assert all(row[part] > 0 for part in parts)
 
 
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
-@pytest.mark.parametrize(
-    "variant", [variant for variant in VARIANTS if variant is not GRAPH], ids=lambda variant: variant.name
-)
+@pytest.mark.parametrize("variant", steps.VARIANTS[:-1], ids=lambda variant: variant.name)
 def test_each_timed_step_is_longer_than_its_parts(variant, adapt):
     model = adapt(make_llama()).to("cuda", torch.bfloat16)
-    batch = Workload.of(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device).batch
-    for times in time_variant(model, batch, variant):
-        assert 0 < times.forward + times.backward < times.step
+    batch = steps.random_batch(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device)
+    with running(model, batch, variant) as step:
+        for times in time_steps(step, model.device, warm_ups=1, repeats=2):
+            assert 0 < times.forward + times.backward < times.step
 
 
 def _allocated():

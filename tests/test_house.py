@@ -108,7 +108,7 @@ HOMES = {
 PUBLIC = {
     "sebp_edge": """
         AdaptResult Adapter AdapterRecord AdapterStore Analysis Answer Completion ExportResult Folder Inspection
-        LearningRateRange Personalizer Plan Politeness Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult
+        Personalizer Plan Politeness Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult
         __version__ sparsify
     """,
     "sebp_edge.errors": """
@@ -165,7 +165,6 @@ OTHER_ERRORS = {
     "_Exceeded "
     "json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
-    "sebp_edge/research/bench/correctness.py": "ValueError",
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
@@ -317,7 +316,6 @@ def test_every_package_is_shipped():
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
         ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
         ("sebp_edge.research.analysis", "sebp_edge/research/analysis/*.html"),
-        ("sebp_edge.research.bench", "sebp_edge/research/bench/*.svg"),
         ("sebp_edge.basics.pages", "sebp_edge/basics/pages/*.html"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/*/*.py"),
         ("sebp_edge.texts", "sebp_edge/texts/probe/*"),

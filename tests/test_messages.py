@@ -121,16 +121,14 @@ def test_a_list_keeps_to_the_schema(after_learning, own_data_folder, arguments):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["inspect"], ["plan"], ["lr-range", "--steps", "20", "--lowest", "0.01"], ["analyze", "--examples", "2"]],
+    [["inspect"], ["plan"], ["analyze", "--examples", "2"]],
     ids=" ".join,
 )
 def test_what_is_said_of_texts_keeps_to_the_schema(notes_folder, model_folder, recipe, own_data_folder, arguments):
     command, *options = arguments
     found = check(records(run(command, notes_folder, "--model", model_folder, *options, "--json").stdout))
     assert found[0]["event"] == "started"
-    assert found[-1]["event"] == command.replace("lr-range", "lr_range").replace("inspect", "inspection").replace(
-        "analyze", "analysis"
-    )
+    assert found[-1]["event"] == command.replace("inspect", "inspection").replace("analyze", "analysis")
 
 
 def test_generated_text_keeps_to_the_schema(model_folder):

@@ -51,8 +51,6 @@ def test_no_command_opens_an_internet_socket_except_to_download_a_model(notes_fo
         ("inspect",): [notes_folder, *model],
         ("plan",): [notes_folder, *model],
         ("analyze",): [notes_folder, *model, "--examples", 1],
-        ("lr-range",): [notes_folder, *model, "--steps", 20, "--lowest", 0.01],
-        ("bench",): [notes_folder, *model, "--batch", 1, "--context", 8],
         ("generate",): ["The ferry", "--model", model_folder, "--max-tokens", 2],
         ("ask",): ["Where is the ferry?", notes_folder, "--model", model_folder],
         ("export",): ["default", "--model", model_folder, "--to", tmp_path / "merged", "--format", "merged"],

@@ -121,14 +121,6 @@ def test_an_analysis_can_be_stopped(make, notes_folder):
     assert sum(isinstance(event, ExampleAnalyzed) for event in worker.events) == 1
 
 
-def test_a_range_test_can_be_stopped_and_changes_nothing(make, notes_folder):
-    worker = Worker(make, StepDone, step=1).run(lambda personalizer: personalizer.lr_range(notes_folder))
-    assert isinstance(worker.error, Interrupted)
-    assert str(worker.error) == "Stopped; nothing was changed."
-    assert sum(isinstance(event, StepDone) for event in worker.events) == 1
-    assert not any(module._forward_hooks for module in worker.personalizer.in_use.base.model.modules())
-
-
 def test_a_stopped_generation_returns_the_text_so_far(make):
     chunks, worker = [], Worker(make)
 

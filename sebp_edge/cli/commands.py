@@ -13,7 +13,6 @@ from sebp_edge.cli import (
     adapters,
     analyze,
     ask,
-    bench,
     doctor,
     export,
     forget,
@@ -21,7 +20,6 @@ from sebp_edge.cli import (
     inspect,
     jobs,
     listings,
-    lr_range,
     plan,
     serve,
 )
@@ -66,8 +64,7 @@ app.add_typer(adapters.app, name="adapters", **_MORE)
 app.add_typer(jobs.app, name="jobs", **_MORE)
 for command in (listings.models, listings.recipes, plan.plan, doctor.doctor, serve.serve):
     app.command(**_MORE)(command)
-for command in (analyze.analyze, lr_range.lr_range, bench.bench):
-    app.command(rich_help_panel="For researchers")(command)
+app.command(rich_help_panel="For researchers")(analyze.analyze)
 
 
 def _print_version(requested: bool) -> None:

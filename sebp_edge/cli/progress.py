@@ -56,7 +56,6 @@ _PHASES = {
     "copies": "searching for copies",
     "waiting": "waiting",
     "gradients": "analyzing the gradients",
-    "range test": "trying learning rates",
     "writing": "writing the files",
     "reading back": "reading them back",
 }

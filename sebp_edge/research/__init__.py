@@ -18,8 +18,6 @@ The folder has what only researchers need; what they share with `Personalizer` s
 rules                 TopN, Threshold and Energy
 pruning               N:M sparsity, in your own loop and in recipes; inference with 2:4 weights
 analysis              how sparse gradients are: `Personalizer.analyze`
-lr_sweep, lr_range    run a learning-rate range test, and read its outcome: `Personalizer.lr_range`
-bench                 times variants of a training step: `sebp-edge bench`
 """
 
 from sebp_edge.research.pruning.nm_sparse import NmSparse, nm_sparse

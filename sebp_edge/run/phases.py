@@ -19,11 +19,6 @@ def phases_of_analysis(examples: int) -> list[Phase]:
     return [_stage("reading"), _loading(), *map(_stage, ("comparing", "tokenising")), own]
 
 
-def phases_of_sweep(name: str, steps: int) -> list[Phase]:
-    """Returns the phases of `lr_range`, whose steps have this name."""
-    return [*phases_of_inspection(), _loading(), Phase(name, {STEPS: steps}, {STEPS: 0.2 * steps})]
-
-
 def phases_of_export() -> list[Phase]:
     """Returns the phases of `export`."""
     return [_loading(), Phase(WRITING, {STEPS: 1}, {STEPS: 5.0}), Phase(READING_BACK, {}, {SAVING: 5.0})]

@@ -16,14 +16,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from sebp_edge.ops import Moments
-from sebp_edge.research.bench.correctness import Reference
-from sebp_edge.research.bench.variants import trained
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
 from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
 from speed.trainers.limit import Ceilings, Size, limit_ms
 from speed.trainers.reference import references
+from speed.trainers.steps import trained
 from speed.trainers.variants import GRID_STEP, packed_in_bucket
 from speed.trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
 
@@ -181,7 +180,7 @@ def test_one_pass_gives_the_references_of_all_batches(tmp_path, changes):
     found = references(model, make_batch(TEXTS, job), job.batches)
     assert list(found) == job.batches
     for count, reference in found.items():
-        alone = Reference.of(model, make_batch(count, job))
+        alone = references(model, make_batch(count, job), [count])[count]
         deviation = reference.deviation(alone.loss, alone.gradients)
         assert deviation.loss_error < 1e-6
         assert deviation.gradient_error < 1e-6

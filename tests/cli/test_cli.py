@@ -18,7 +18,7 @@ from command import RECIPE, assert_one_sentence, contents, process, records, run
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
 
-COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "serve", "doctor")
+COMMANDS = ("adapt", "plan", "analyze", "generate", "models", "recipes", "adapters", "serve", "doctor")
 RESULT_KEYS = {
     *("event", "passed", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
     *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
@@ -475,7 +475,7 @@ def on_terminal(commands, columns):
     return [without_controls(page) for page in pages]
 
 
-@pytest.mark.parametrize("command", ["adapt", "plan", "analyze", "bench"])
+@pytest.mark.parametrize("command", ["adapt", "plan", "analyze"])
 def test_an_empty_path_is_not_the_current_folder(command):
     result = run(command, "")
     assert result.exit_code == 2

@@ -85,10 +85,6 @@ def test_lines_in_a_pipe_say_how_far_the_whole_job_is(capsys, monkeypatch):
     [
         (("inspect",), {"reading", "tokenising", "planning"}),
         (("analyze", "--examples", "2"), {"reading", "loading", "gradients"}),
-        (
-            ("lr-range", "--steps", "20", "--lowest", "0.0001", "--highest", "0.01"),
-            {"reading", "loading", "range test"},
-        ),
     ],
 )
 def test_a_command_tells_how_far_the_whole_of_it_is(notes_folder, model_folder, recipe, tell_after, command, phases):

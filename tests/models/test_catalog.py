@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.errors import ModelError
-from sebp_edge.models.catalog import BUNDLED_FOLDER, CATALOG, DEFAULT_MODEL, resolve
+from sebp_edge.models.catalog import (
+    BUNDLED_FOLDER,
+    CATALOG,
+    DEFAULT_MODEL,
+    bundled_config,
+    resolve,
+    resolve_config,
+)
+from sebp_edge.models.loading import model_from_config
 
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
@@ -113,3 +121,27 @@ def test_a_name_of_the_form_of_a_hub_id_is_a_hub_id():
     reference = resolve("someone/Some-Model_1.5")
     assert (reference.kind, reference.name, reference.location) == ("hub", *["someone/Some-Model_1.5"] * 2)
     assert reference.open_alternative is None
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name != "tiny"])
+def test_the_config_of_every_known_model_is_bundled_and_needs_no_network(name):
+    model = model_from_config(resolve(name))
+    assert round(model.num_parameters() / 1e9, 3) == CATALOG[name].parameters
+
+
+def test_other_models_have_no_bundled_config(model_folder):
+    assert all(bundled_config(resolve(name)) is None for name in ("tiny", "someone/some-model", model_folder))
+
+
+def test_a_config_file_stands_for_a_model(tmp_path, model_folder):
+    (tmp_path / "my-shape.json").write_text("{}")
+    assert resolve_config(tmp_path / "my-shape.json").name == "my-shape"
+    assert resolve_config(model_folder / "config.json").name == model_folder.name
+    assert resolve_config(str(model_folder)) == resolve(model_folder)
+    assert resolve_config("tiny") == resolve("tiny")
+
+
+def test_an_invalid_path_is_a_model_error():
+    for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
+        with pytest.raises(ModelError):
+            resolve_config(name)

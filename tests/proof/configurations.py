@@ -221,7 +221,6 @@ def looking_and_measuring(recorder):
     recorder.command("inspect", *options)
     recorder.command("analyze", *options, "--examples", "3", "--html", "page.html", "--json")
     recorder.command("analyze", "notes", "--model", recorder.model("bert"), "--html", "encoder.html", "--json")
-    recorder.command("lr-range", *options, "--steps", "60", "--json")
 
 
 @configuration

@@ -26,7 +26,6 @@ from models import TINY, known_config, make_model
 from sebp_edge.events import silent
 from sebp_edge.ops.measure import relative_error
 from sebp_edge.recipe import Recipe
-from sebp_edge.research.bench.timer import seconds
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE
@@ -35,6 +34,7 @@ from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import Update
+from speed.trainers.timer import seconds
 
 NOTE_TOKENS, QUESTIONS, QUESTION_TOKENS, ANSWER_TOKENS = 200, 10, 12, 16
 NOTES, WARM_UPS, TURNS, STEPS_PER_TURN = (1, 2, 4), 1, 9, 4

@@ -37,7 +37,6 @@ from speed.trainers.work import SHAPES, TINY, Job
 
 SOURCES = (
     *evidence.STEP,
-    "sebp_edge/research/bench",
     "kernels/bench/speed/peers.py",
     "kernels/bench/speed/trainers",
 )

@@ -23,10 +23,10 @@ import evidence
 from models import TINY, known_config, make_model
 from sebp_edge import sparsify
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.research.bench.timer import peak_bytes, seconds
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
+from speed.trainers.timer import peak_bytes, seconds
 
 ROUNDS, PASSES, TEXT_TOKENS = 3, 5, 26
 HANDLES = {
@@ -34,7 +34,13 @@ HANDLES = {
     "drop-in, logits returned": {"keep_logits": True},
     "detect": {"rows": "detect"},
 }
-SOURCES = (*evidence.STEP, "sebp_edge/research/bench", "sebp_edge/models", "kernels/bench/models.py", __file__)
+SOURCES = (
+    *evidence.STEP,
+    "kernels/bench/speed/trainers/timer.py",
+    "sebp_edge/models",
+    "kernels/bench/models.py",
+    __file__,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

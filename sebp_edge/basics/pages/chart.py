@@ -1,7 +1,7 @@
-"""Lays out the figures of pages and plots in SVG units; the templates only print the numbers."""
+"""Lays out the figures of pages in SVG units; the templates only print the numbers."""
 
 import math
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -21,12 +21,10 @@ class Frame(NamedTuple):
         return self.width - self.left - self.right
 
 
-# Of heat maps and histograms, of curves of a training, of intervals, whose height is that of a row, and of bars, below
-# each of which the bottom margin is.
+# Of heat maps and histograms, of curves of a training, and of intervals, whose height is that of a row.
 FRAME = Frame(320, 150, 30, 14, 6, 32)
 CURVES = Frame(480, 150, 48, 12, 10, 34)
 INTERVALS = Frame(480, 30, 86, 12, 0, 32)
-BARS = Frame(720, 18, 154, 134, 24, 10)
 # Each colour of a heat map covers a quarter of a decade; smaller norms get the lowest colour.
 LEVELS = 12
 LEVELS_PER_DECADE = 4
@@ -240,26 +238,6 @@ def interval_figure(tested, version: int | None, compared_with: int | None) -> I
         losses=[Tick(place(loss), label) for loss, label in ticks],
         height=INTERVALS.height * len(rows),
     )
-
-
-class StackedBar(NamedTuple):
-    """A bar between two texts; its parts from left to right as (kind, left end, width)."""
-
-    label: str
-    parts: list[tuple[str, float, float]]
-    end: float
-    figure: str
-
-
-def stacked_bars(bars: list[tuple[str, dict[str, float], str]]) -> list[StackedBar]:
-    """Lays out bars in proportion to the longest one; each has a label, its parts' sizes by kind, and a figure."""
-    longest = max((sum(sizes.values()) for _, sizes, _ in bars), default=0) or 1
-    found = []
-    for label, sizes, figure in bars:
-        widths = [BARS.plot / longest * size for size in sizes.values()]
-        *lefts, end = accumulate(widths, initial=float(BARS.left))
-        found.append(StackedBar(label, list(zip(sizes, lefts, widths, strict=True)), end, figure))
-    return found
 
 
 def _path(points: list[tuple[float, float]]) -> str:

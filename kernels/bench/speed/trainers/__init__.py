@@ -1,4 +1,4 @@
-"""The trainers that `peers.py` compares: how each loads its model and makes its step.
+"""The trainers that `peers.py` compares, and what `steps.py` shares with it: how each makes its step.
 
 arms            the trainers by name
 variants        how they lay out a batch, prepare the model and compute the loss
@@ -9,6 +9,7 @@ flash_attn      a stand-in for the package flash-attn, for Unsloth
 four_bit        a base model in 4 bits
 reference       the loss and the gradients of each batch in fp32
 limit           the least time that a step can take on a GPU
+timer           times steps, and their parts
 runs            runs the processes of all trainers in turn
 process         checks and times one trainer, in a process of its own
 """

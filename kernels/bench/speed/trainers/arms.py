@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from sebp_edge.models import fp8
-from sebp_edge.research.bench.variants import Variant
 from speed.trainers import four_bit, variants
 from speed.trainers.attention import VARLEN
+from speed.trainers.steps import Variant
 from speed.trainers.work import PROJECTIONS, RANK, Job, make_base, make_model, shape_config, with_adapters
 
 LORA, FULL, FOUR_BIT, FP8, LOSS_SHARE = "LoRA", "all weights", "4 bits", "FP8", "a share of the loss"
@@ -102,9 +102,9 @@ ARMS = {
     "liger packed varlen": Arm(variants.PACKED, {LORA, LOSS_SHARE}, with_liger, ("liger_kernel",)),
     "unsloth dynamic padding": Arm(variants.UNSLOTH_PADDED, {LORA, FOUR_BIT}, with_unsloth, UNSLOTH),
     "unsloth packed": Arm(variants.UNSLOTH_PACKED, {LORA, FOUR_BIT}, with_unsloth, UNSLOTH),
-    "drop-in padded to 4096": Arm(variants.OUR_DROP_IN, {LORA}, max_texts=4),
-    "sebp-edge all rows": Arm(variants.OUR_EAGER_WITH_ALL_ROWS, {LOSS_SHARE}),
-    "sebp-edge hoisted": Arm(variants.OUR_EAGER, {LORA, FULL}),
+    "drop-in padded to 4096": Arm(variants.DROP_IN, {LORA}, max_texts=4),
+    "sebp-edge all rows": Arm(variants.HOISTED_WITH_ALL_ROWS, {LOSS_SHARE}),
+    "sebp-edge hoisted": Arm(variants.HOISTED, {LORA, FULL}),
     "sebp-edge step": Arm(variants.OUR_STEP, {LORA, FULL, FOUR_BIT, FP8, LOSS_SHARE}),
     # Ten times the error of bf16, of which others may have two.
     "sebp-edge step in FP8": Arm(variants.OUR_STEP, {FP8}, with_fp8, leeway=5.0),

@@ -23,15 +23,13 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from sebp_edge.research.bench.correctness import Reference, loss_and_gradients
-from sebp_edge.research.bench.timer import medians, running, time_steps
-from sebp_edge.research.bench.variants import trained
 from sebp_edge.texts.batches import Batch
 from speed.trainers import four_bit
 from speed.trainers.arms import ARMS, Arm
-from speed.trainers.reference import read_references, references, save_references
+from speed.trainers.reference import Reference, loss_and_gradients, read_references, references, save_references
 from speed.trainers.runs import IMPORTED
-from speed.trainers.steps import described
+from speed.trainers.steps import described, trained
+from speed.trainers.timer import medians, running, time_steps
 from speed.trainers.work import Job, fill, make_base, make_batch, save_base, with_adapters
 
 WARM_UPS, REPEATS = 2, 7

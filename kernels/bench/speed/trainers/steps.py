@@ -1,4 +1,4 @@
-"""The training steps that peers.py compares: plain loops with an optimizer of choice, and steps in CUDA graphs.
+"""The training steps that are compared: plain loops with an optimizer of choice, and steps in CUDA graphs.
 
 Every step names its moments, all that its optimizer keeps of each weight. None of them keeps more, such as Kahan
 compensation: our own AdamW rounds bf16 weights stochastically with random bits that it computes, torch's and
@@ -7,21 +7,51 @@ bitsandbytes' round to the nearest.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sebp_edge.events import silent
-from sebp_edge.research.bench.variants import LEARNING_RATE, Captured, CapturedStep, EagerStep, Mark, Variant, trained
+from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
-from sebp_edge.training.graphs import GraphPool
+from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
+from sebp_edge.training.update import Update
+
+LEARNING_RATE = 1e-5
+MOMENTS = {torch.uint8: "8 bits", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-MOMENTS = {torch.uint8: "8 bits", torch.bfloat16: "bf16", torch.float32: "fp32"}
+Mark = Callable[[str], None]
+
+
+class Step(Protocol):
+    """A training step of one batch that can be run repeatedly, until `release`."""
+
+    def gradients(self) -> Tensor:
+        """Computes the gradients of the mean loss as the parameters' `grad`; returns that loss."""
+
+    def zero_grad(self) -> None:
+        """Drops the gradients, unless the next ones overwrite them."""
+
+    def __call__(self, mark: Mark) -> None:
+        """Runs forward, backward and the update; calls `mark` with the name of each part when it is done."""
+
+    def moments(self) -> list[Tensor]:
+        """What the optimizer keeps of each weight."""
+
+    def release(self) -> None:
+        """Frees the memory that steps use."""
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a step trains."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def fused_adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -37,74 +67,136 @@ def adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @dataclass(frozen=True)
-class Eager(Variant):
-    """A plain training loop."""
+class Variant:
+    """A way to run the training step of a padded batch; this one is a plain training loop.
 
+    Attributes:
+        attach: prepares a model; leaving the context manager restores it.
+        loss: the mean loss, from what `attach` yields and the laid-out batch.
+        lay_out: converts a batch on the model's device to this variant's layout, before the clock starts.
+        is_ours: whether it uses SEBP.
+    """
+
+    name: str
+    attach: Callable[[nn.Module], AbstractContextManager]
+    loss: Callable[[object, object], Tensor]
+    lay_out: Callable[[Batch], object] = lambda batch: batch
+    is_ours: bool = False
     make_optimizer: MakeOptimizer = fused_adamw
 
-    @classmethod
-    def of(cls, variant: Variant, **changes) -> "Eager":
-        """Returns the same variant, with steps of this kind."""
-        return cls(**vars(variant) | changes)
+    def unsupported_reason(self, device: torch.device) -> str | None:
+        """What this variant needs and `device` lacks, in words; None if nothing."""
+        return None
 
-    def step(self, handle, model: nn.Module, batch: Batch) -> "LoopStep":
+    def step(self, handle, model: nn.Module, batch: Batch) -> Step:
+        """The training step of a batch; `handle` is what `attach` yields."""
         inputs = self.lay_out(batch)
         return LoopStep(trained(model), lambda: self.loss(handle, inputs), self.make_optimizer)
 
 
-class Packed(Eager):
+class Packed(Variant):
     """A plain training loop with torch's variable-length attention."""
 
     def unsupported_reason(self, device: torch.device) -> str | None:
         return None if device.type == "cuda" else "variable-length attention needs an NVIDIA GPU"
 
 
-class Compiled(Eager):
+class Compiled(Variant):
     """A plain training loop over a model whose parts torch.compile has put into CUDA graphs."""
 
-    unsupported_reason = Captured.unsupported_reason
+    def unsupported_reason(self, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "CUDA graphs need an NVIDIA GPU"
 
 
-class Graphed(Eager):
+class Graphed(Compiled):
     """Forward and backward in one captured graph, and the update in another."""
-
-    unsupported_reason = Captured.unsupported_reason
 
     def step(self, handle, model: nn.Module, batch: Batch) -> "GraphedStep":
         inputs = self.lay_out(batch)
         return GraphedStep(trained(model), lambda: self.loss(handle, inputs))
 
 
-class Ours(Captured):
+class Ours(Compiled):
     """The captured step of this project, with its own AdamW."""
 
     def step(self, handle: Hoisted, model: nn.Module, batch: Batch) -> "OurStep":
         return OurStep(trained(model), handle, self.lay_out(batch))
 
 
-class OursWithTorchsAdamW(Captured):
+class OursWithTorchsAdamW(Compiled):
     """The captured gradients of this project, with torch's fused AdamW in a graph."""
 
     def step(self, handle: Hoisted, model: nn.Module, batch: Batch) -> "CapturedGradientsStep":
         return CapturedGradientsStep(trained(model), handle, self.lay_out(batch))
 
 
-class LoopStep(EagerStep):
+class LoopStep:
     """The step of a plain training loop with an optimizer of choice."""
 
     def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor], make_optimizer: MakeOptimizer):
-        super().__init__(parameters, loss)
+        self._parameters, self._compute = parameters, loss
         self._optimizer = make_optimizer(parameters)
+
+    def gradients(self) -> Tensor:
+        loss = self._compute()
+        loss.backward()
+        return loss.detach()
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def __call__(self, mark: Mark) -> None:
+        loss = self._compute()
+        mark("forward")
+        loss.backward()
+        mark("backward")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        mark("update")
 
     def moments(self) -> list[Tensor]:
         return _moments_of(self._optimizer)
 
+    def release(self) -> None:
+        self.zero_grad()
 
-class OurStep(CapturedStep):
-    """The step that `Personalizer` makes on a GPU, and its moments."""
+
+class OurStep:
+    """The step that `Personalizer` makes on a GPU: one graph for forward and backward, and one for the update."""
+
+    def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
+        self._tokens = tokens
+        self._loss = torch.zeros((), device=parameters[0].device)
+        graphs = GraphPool(parameters[0].device, silent)
+        self._update = Update(parameters, Recipe(name="bench", description=""))
+        try:
+            self._update.capture(graphs)
+        except BaseException:
+            self._update.release()
+            raise
+        self._micro_batches = MicroBatchGraphs(graphs, handle, {GRADIENTS: self._update}, self._loss)
+
+    def gradients(self) -> Tensor:
+        self._loss.zero_()
+        self._micro_batches.accumulate(self._tokens, len(self._tokens.targets))
+        return self._loss
+
+    def zero_grad(self) -> None:
+        self._update.zero_gradients()
+
+    def __call__(self, mark: Mark) -> None:
+        self._update.begin(LEARNING_RATE)
+        self.gradients()
+        mark("forward and backward")
+        self._update.finish()
+        mark("update")
 
     def moments(self) -> list[Tensor]:
         return [values for moments in self._update._moments for values in moments if values is not None]
+
+    def release(self) -> None:
+        self._update.release()
 
 
 class _TwoGraphs(ABC):
@@ -124,12 +216,10 @@ class _TwoGraphs(ABC):
         learning_rate.fill_(LEARNING_RATE)
 
     @abstractmethod
-    def gradients(self) -> Tensor:
-        """Computes the gradients; returns the loss."""
+    def gradients(self) -> Tensor: ...
 
     @abstractmethod
-    def zero_grad(self) -> None:
-        """Drops the gradients, unless the next ones overwrite them."""
+    def zero_grad(self) -> None: ...
 
     def __call__(self, mark: Mark) -> None:
         self.gradients()

@@ -1,10 +1,11 @@
-"""How the trainers of peers.py lay out a batch, prepare the model and compute the loss.
+"""The variants of a training step: how each lays out a batch, prepares the model and computes the loss.
 
-Shapes: N tokens of all texts, C loss rows.
+Shapes: B texts, T positions, N tokens of all texts, C loss rows.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,15 +13,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.research.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch
-from speed.trainers.steps import Compiled, Eager, Graphed, Ours, OursWithTorchsAdamW, Packed, adamw_8bit
+from speed.trainers.steps import Compiled, Graphed, Ours, OursWithTorchsAdamW, Packed, Variant, adamw_8bit
 
 # Captured and compiled steps have token counts that are multiples of this.
 GRID_STEP = 32
+
+
+def packed(batch: Batch) -> dict:
+    """Packs all texts into one row [1, N]; positions restart in each, and none predicts the next one's start."""
+    real_BT = batch.attention_mask.bool()
+    labels_BT = batch.labels.clone()
+    labels_BT[:, 0] = IGNORE
+    lengths_B = real_BT.sum(dim=1)
+    cu_seqlens, longest = F.pad(lengths_B.cumsum(0), (1, 0)).int(), int(lengths_B.max())
+    return {
+        "input_ids": batch.input_ids[real_BT][None],
+        "labels": labels_BT[real_BT][None],
+        "position_ids": (real_BT.cumsum(dim=1) - 1)[real_BT][None],
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def packed_in_bucket(batch: Batch) -> dict:
@@ -53,7 +72,17 @@ def padded(batch: Batch) -> dict:
 
 
 def padded_to_longest(batch: Batch) -> dict:
-    return padded(trim_to_longest(batch))
+    longest = int(batch.attention_mask.sum(dim=1).max())
+    return {name: each[:, :longest] for name, each in padded(batch).items()}
+
+
+def active(batch: Batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch.input_ids, batch.plan)
+
+
+def active_on_host(batch: Batch) -> ActiveTokens:
+    """A batch's active tokens on the host, where captured steps take them from."""
+    return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
 
 
 def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
@@ -61,6 +90,12 @@ def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
     labels = batch.input_ids.masked_fill(batch.attention_mask == 0, IGNORE)
     plan = RowPlan.from_labels(labels).to(batch.input_ids.device)
     return ActiveTokens.gather(batch.input_ids, plan), torch.isin(plan.loss_rows, batch.plan.loss_rows)
+
+
+@contextmanager
+def sparsified(model: nn.Module) -> Iterator[nn.Module]:
+    with Sparsified(model):
+        yield model
 
 
 @contextmanager
@@ -87,6 +122,11 @@ def _called(model: nn.Module, inputs: dict) -> Tensor:
         return model(**inputs, use_cache=False).loss
 
 
+def _called_plainly(model: nn.Module, inputs: dict) -> Tensor:
+    """Calls the model without autocast, under which the drop-in leaves LoRA to PEFT."""
+    return model(**inputs, use_cache=False).loss
+
+
 def _called_compiled(model: nn.Module, inputs: dict) -> Tensor:
     # Tells the compiled graphs that the memory of the last step is free.
     torch.compiler.cudagraph_mark_step_begin()
@@ -98,27 +138,31 @@ def _unsloths_loss(model: nn.Module, inputs: dict) -> Tensor:
     return model(**inputs).loss
 
 
+def _hoisted_loss(handle: Hoisted, tokens: ActiveTokens) -> Tensor:
+    return handle.row_losses(tokens).mean()
+
+
 def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) -> Tensor:
     """The loss with all rows computed in the head and the last layer: padding-free, but not completion-only."""
     tokens, asked_C = everywhere
     return handle.row_losses(tokens)[asked_C].mean()
 
 
-PADDED = Eager("padded", nullcontext, _called, padded)
-DYNAMICALLY_PADDED = Eager("dynamic padding", nullcontext, _called, padded_to_longest)
+PADDED = Variant("dense padded", nullcontext, _called, padded)
+DROP_IN = Variant("drop-in", sparsified, _called_plainly, padded, is_ours=True)
+DYNAMICALLY_PADDED = Variant("dynamic padding", nullcontext, _called, padded_to_longest)
 # The attention function receives the boundaries of the texts as keywords.
 PACKED = Packed("packed", nullcontext, _called, packed)
-PACKED_8_BIT = Packed.of(PACKED, make_optimizer=adamw_8bit)
+PACKED_8_BIT = replace(PACKED, make_optimizer=adamw_8bit)
 PACKED_GRAPH = Graphed("graph", nullcontext, _called, packed_in_bucket)
 PACKED_COMPILED = Compiled("compiled", layers_compiled, _called_compiled, packed_in_bucket)
-UNSLOTH_PADDED = Eager("unsloth", nullcontext, _unsloths_loss, padded_to_longest)
-UNSLOTH_PACKED = Eager("unsloth packed", nullcontext, _unsloths_loss, packed_with_lengths)
-OUR_DROP_IN = Eager.of(DROP_IN)
-OUR_EAGER = Eager.of(HOISTED)
-OUR_EAGER_WITH_ALL_ROWS = Eager("all rows", Hoisted, _loss_of_all_rows, all_rows, is_ours=True)
-OUR_STEP = Ours(**vars(GRAPH))
+UNSLOTH_PADDED = Variant("unsloth", nullcontext, _unsloths_loss, padded_to_longest)
+UNSLOTH_PACKED = Variant("unsloth packed", nullcontext, _unsloths_loss, packed_with_lengths)
+HOISTED = Variant("hoisted", Hoisted, _hoisted_loss, active, is_ours=True)
+HOISTED_WITH_ALL_ROWS = Variant("all rows", Hoisted, _loss_of_all_rows, all_rows, is_ours=True)
+OUR_STEP = Ours("graph", Hoisted, _hoisted_loss, active_on_host, is_ours=True)
 # A 3B model has 28 blocks.
 OUR_STEP_KEEPING_14, OUR_STEP_KEEPING_28 = (
-    Ours(**vars(GRAPH) | {"attach": partial(Hoisted, dequantised_blocks=blocks)}) for blocks in (14, 28)
+    replace(OUR_STEP, attach=partial(Hoisted, dequantised_blocks=blocks)) for blocks in (14, 28)
 )
-OUR_STEP_WITH_TORCHS_ADAMW = OursWithTorchsAdamW(**vars(GRAPH))
+OUR_STEP_WITH_TORCHS_ADAMW = OursWithTorchsAdamW(**vars(OUR_STEP))

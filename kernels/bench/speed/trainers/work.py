@@ -121,9 +121,14 @@ def make_texts(count: int, job: Job) -> list[Example]:
 def make_batch(count: int, job: Job) -> Batch:
     """The first `count` texts, padded to the context length that the model can take, on the job's device."""
     context_length = min(CONTEXT_LENGTH, shape_config(job.shape).max_position_embeddings)
-    batch = Collator(context_length, PADDING_ID)(make_texts(count, job))
-    tensors = (each.to(job.device) for each in (batch.input_ids, batch.attention_mask, batch.labels))
-    return Batch(*tensors, batch.plan.to(job.device))
+    return padded_batch(make_texts(count, job), context_length, PADDING_ID, job.device)
+
+
+def padded_batch(texts: list[Example], context_length: int, padding_id: int, device: torch.device | str) -> Batch:
+    """All texts, padded on the right."""
+    batch = Collator(context_length, padding_id)(texts)
+    tensors = (each.to(device) for each in (batch.input_ids, batch.attention_mask, batch.labels))
+    return Batch(*tensors, batch.plan.to(device))
 
 
 def make_model(job: Job, attention: str = "sdpa") -> nn.Module:

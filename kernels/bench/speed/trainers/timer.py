@@ -1,4 +1,4 @@
-"""Times the training steps of one variant, and their parts.
+"""Times training steps, and their parts.
 
 On a GPU, events mark the parts of a step, so the host does not wait for the GPU within the step.
 """
@@ -15,11 +15,8 @@ import torch
 from torch import nn
 
 from sebp_edge.machine.devices import release_memory, synchronize
-from sebp_edge.research.bench.variants import Step, Variant
 from sebp_edge.texts.batches import Batch
-
-ROUNDS = 3
-STEPS_PER_ROUND = 2
+from speed.trainers.steps import Step, Variant
 
 
 @dataclass(frozen=True)
@@ -36,12 +33,6 @@ class Times:
     backward: float | None
     step: float
     peak_bytes: int | None
-
-
-def time_variant(model: nn.Module, batch: Batch, variant: Variant) -> list[Times]:
-    """Times a few steps after one untimed step, which has the costs that a training has only once."""
-    with running(model, batch, variant) as step:
-        return time_steps(step, batch.input_ids.device, warm_ups=1, repeats=STEPS_PER_ROUND)
 
 
 def time_steps(step: Step, device: torch.device, *, warm_ups: int, repeats: int) -> list[Times]:
