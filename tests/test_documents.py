@@ -133,7 +133,7 @@ def test_a_figure_from_a_table_is_searched_for_there():
 
 
 def test_the_pages_for_apps_name_every_event_error_and_public_name():
-    pages = [ROOT / "sebp_edge" / "run" / name for name in ("README.md", "MESSAGES.md")]
+    pages = [ROOT / "sebp_edge" / "guide" / name for name in ("for-apps.md", "messages.md")]
     page = "".join(each.read_text(encoding="utf-8") for each in pages)
     named = set(re.findall(r"`([\w.]+)`", page))
     for event in events.Event.__subclasses__():
