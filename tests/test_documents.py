@@ -46,7 +46,7 @@ def test_no_document_is_missed():
 @pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_has_at_most_300_lines(document):
     lines = len(document.read_text(encoding="utf-8").splitlines())
-    assert lines <= (500 if document == ROOT / "kernels" / "bench" / "README.md" else 300)
+    assert lines <= 300
 
 
 def test_the_first_page_links_every_page_of_the_guide():
